@@ -1,0 +1,40 @@
+"""Tune the model inside a working LLM agent by reinforcement learning.
+
+The names users import, each loaded when first touched, so that `import ajet` costs nothing (the `ajet` command
+depends on it) and a workflow module pulls in neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Task": "ajet.schema.task",
+    "WorkflowTask": "ajet.schema.task",
+    "WorkflowOutput": "ajet.schema.task",
+    "Workflow": "ajet.workflow.workflow",
+    "ModelTuner": "ajet.workflow.tuner",
+    "AjetTuner": "ajet.workflow.tuner",
+    "bp": "ajet.workflow.breakpoint",
+    "AgentJetJob": "ajet.run.job",
+}
+__all__ = ["__version__", *_HOME]
+
+if TYPE_CHECKING:
+    from ajet.run.job import AgentJetJob as AgentJetJob
+    from ajet.schema.task import Task as Task
+    from ajet.schema.task import WorkflowOutput as WorkflowOutput
+    from ajet.schema.task import WorkflowTask as WorkflowTask
+    from ajet.workflow.breakpoint import bp as bp
+    from ajet.workflow.tuner import AjetTuner as AjetTuner
+    from ajet.workflow.tuner import ModelTuner as ModelTuner
+    from ajet.workflow.workflow import Workflow as Workflow
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ajet' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

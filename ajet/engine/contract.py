@@ -1,0 +1,102 @@
+"""The two engine contracts (DESIGN decision 3).
+
+`TokenEngine`: ids in; ids, logprobs and versions out. What training samples from.
+`ChatEngine`: messages in, message out. For debug, evaluation and debug models; its replies are never trained on.
+
+Invariants a TokenEngine keeps: chunks concatenated are exactly the sampled ids, the end token included when it was
+sampled; closing the iterator early frees the slot; a chunk's version is the policy step whose weights sampled it;
+`logprobs` are of the distribution sampled from and `logprobs_unit` at temperature 1 without truncation. One suite in
+tests/contract runs against every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from ajet.schema.call import Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to draw tokens. `temperature` 0 is greedy; `top_k` -1 and `top_p` 1 do not truncate."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_ids: tuple[int, ...] = ()
+    """Generation ends after any of these; the stop id is part of the reply."""
+    top_logprobs: int = 0
+    """How many alternatives a token to report, for clients that ask."""
+
+
+class DrawKey(NamedTuple):
+    """Names the random numbers of one call: the token at position p of the reply is drawn with a counter-based
+    generator keyed (seed, task, repeat, call, p), whatever else runs beside it."""
+
+    seed: int
+    task: int
+    repeat: int
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One reply to sample after `prompt_ids` [P]."""
+
+    prompt_ids: Ids
+    sampling: Sampling
+    key: DrawKey
+
+
+@dataclass(slots=True)
+class TokenChunk:
+    """Some more tokens of a reply; the last chunk, and only it, has `finish` set."""
+
+    ids: list[int]
+    logprobs: list[float]
+    logprobs_unit: list[float]
+    version: int
+    finish: Literal["stop", "length"] | None = None
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Per token, (id, logprob at temperature 1) of the most likely ones, if asked for."""
+
+
+@runtime_checkable
+class TokenEngine(Protocol):
+    """Samples tokens. `generate` may be called from any event loop, thousands at a time."""
+
+    version: int
+    max_model_len: int
+
+    def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Stream one reply. Raises EngineFailure when the engine dies or refuses."""
+        ...
+
+    def weights_changed(self, version: int) -> None:
+        """Blocks until no forward pass runs on the old weights; then drops caches made with them and answers with
+        `version` from the next token on. Raises ValueError when `version` is older than the present one."""
+        ...
+
+    def close(self) -> None:
+        """End it; running calls fail with EngineFailure. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class ChatEngine(Protocol):
+    """Answers an OpenAI Chat Completions request with such a reply (dicts, as on the wire)."""
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One reply. Raises EngineFailure."""
+        ...
+
+    def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The same as chunks (`chat.completion.chunk`)."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...

@@ -1,0 +1,47 @@
+"""TrainingBatch: timelines with credit, ready for a backbone.
+
+Invariant (DESIGN decision 8): the loss is the sum over all trained tokens of `weight * loss_t`; weights are set per
+episode, so row borders never enter and splitting a timeline leaves loss and gradient unchanged. Numpy until it
+reaches a backbone. The algorithm room writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ajet.schema.call import Floats
+from ajet.schema.timeline import Timeline
+
+
+@dataclass(slots=True)
+class Sample:
+    """One timeline to train on."""
+
+    timeline: Timeline
+    episode: str
+    group: int
+    """Samples of one group usually share their prompt: packing keeps them together."""
+    advantages: Floats
+    """[T] per token; only entries with mask 1 are read."""
+    weight: float
+    """Weight of each trained token's loss (1 / (E * T_e) for `sequence`, and so on)."""
+    reference: Floats | None = None
+    """[T] the reference model's logprobs, when a KL term asks for them."""
+
+
+@dataclass(slots=True)
+class TrainingBatch:
+    """The samples of one optimizer step or, split by `mini_batches`, of several."""
+
+    step: int
+    samples: list[Sample]
+    temperature: float = 1.0
+    """The rollout's sampling temperature; the trainer's logits are divided by it."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens with mask 1 over all samples."""
+        return int(np.sum([sample.timeline.sampled for sample in self.samples])) if self.samples else 0

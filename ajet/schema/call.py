@@ -1,0 +1,94 @@
+"""Call: one model request and reply as exact tokens.
+
+Invariant: the engine's ids are the truth and are never re-encoded. A call stores only what is new against its
+parent (`prefix` tokens shared, then its own `suffix_ids`, then `response_ids`), and refers to messages and tools by
+index into its episode's tables, so an episode grows with its distinct tokens, not with the square of its calls.
+The gateway writes calls; everyone else reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+FinishReason = Literal["stop", "length", "tool_calls", "aborted", "error"]
+ForkReason = Literal["template", "client_edit", "tools", "compaction", "unknown"]
+"""Why a request could not extend an earlier call verbatim although one of the same agent preceded it:
+template: the chat template renders history differently from what was sampled (e.g. thinking stripped);
+client_edit: the client changed or dropped messages; tools: the tool list changed; compaction: a long history was
+replaced by a shorter one; unknown: none of these."""
+
+
+class VersionRun(NamedTuple):
+    """From response token `first` on, tokens were sampled by policy steps `low`..`high` (equal but where an
+    engine resumed a call across an update)."""
+
+    first: int
+    low: int
+    high: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One request and its reply. Shapes: P prompt tokens, of which `prefix` are the parent's; R reply tokens."""
+
+    index: int
+    """Position within the episode, in order of arrival."""
+    agent: str
+    target: str
+    trained: bool
+    """False where the target tag is not in the workflow's `trainable_targets`, or the reply came from a chat engine."""
+    parent: int | None
+    """The call whose prompt + response this one's prompt shares its first `prefix` tokens with; None shares none."""
+    prefix: int
+    suffix_ids: Ids
+    response_ids: Ids
+    logprobs: Floats
+    """[R] log-probability under the distribution that was sampled from (temperature, top-p, top-k applied)."""
+    logprobs_unit: Floats
+    """[R] log-probability at temperature 1 without truncation: what the trainer's forward pass recomputes."""
+    versions: tuple[VersionRun, ...]
+    finish: FinishReason
+    messages: tuple[int, ...]
+    """The request's messages, as indices into `Episode.messages`."""
+    tools: int | None
+    """Index into `Episode.tools`; None without tools."""
+    reply: int | None
+    """The parsed reply, index into `Episode.messages`; None when the call failed."""
+    fork: ForkReason | None = None
+    """None: extends `parent` verbatim, or opens a conversation."""
+    temperature: float = 1.0
+    started: float = 0.0
+    """Seconds since the epoch."""
+    ended: float = 0.0
+    error: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    """For people: served model name, checks that fired."""
+
+
+def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
+    """[P] the whole prompt of call `index`, rebuilt from its ancestors."""
+    parts: list[Ids] = []
+    call = calls[index]
+    need = call.prefix
+    parts.append(call.suffix_ids)
+    while need > 0:
+        assert call.parent is not None, f"call {call.index} shares {need} tokens with nobody"
+        call = calls[call.parent]
+        own = np.concatenate([call.suffix_ids, call.response_ids])
+        if need > call.prefix:
+            parts.append(own[: need - call.prefix])
+            need = call.prefix
+    return np.concatenate(parts[::-1]).astype(np.int32, copy=False)
+
+
+def full_ids(calls: Sequence[Call], index: int) -> Ids:
+    """[P + R] prompt and response of call `index`."""
+    return np.concatenate([prompt_ids(calls, index), calls[index].response_ids])

@@ -1,0 +1,32 @@
+"""Endpoint: how a client reaches the gateway for one (episode, agent, target).
+
+Invariant: the key is a random token looked up on the server side; it encodes nothing, dies with the episode and
+never prints. Rollout hands endpoints to the tuner, which thus imports neither gateway nor engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import httpx
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where to send requests."""
+
+    base_url: str
+    """Ends in /v1."""
+    api_key: str = field(repr=False)
+    model: str = "ajet"
+    transport: Callable[[], httpx.AsyncBaseTransport] | None = field(default=None, repr=False, compare=False)
+    """Makes an in-process transport for httpx, usable from any event loop; None: use the network."""
+
+
+class Endpoints(Protocol):
+    """Gives the endpoint of one agent of the running episode; repeated calls give the same one. Thread-safe."""
+
+    def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint: ...

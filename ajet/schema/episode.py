@@ -1,0 +1,115 @@
+"""Episode: one attempt at one task, as a value. Group: the episodes of one task.
+
+Invariant: ONE schema, in memory, in the run directory, in a store, in the viewer, in the trainer; `SCHEMA` grows by
+one when it changes, and readers accept older numbers. A failure is data: `status` says what happened, `failure`
+names the boundary, and only a `completed` episode with a reward may be trained on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ajet.schema.call import Call
+from ajet.schema.errors import Boundary
+from ajet.schema.task import Task
+from ajet.schema.timeline import Timeline
+
+SCHEMA = 1
+
+Status = Literal["completed", "failed", "aborted"]
+"""completed: the workflow returned; failed: `failure` says at which boundary it ended; aborted: ajet stopped it
+(deadline of its group, interruption)."""
+Split = Literal["train", "validation", "debug"]
+UntrainedReason = Literal[
+    "failed", "no_score", "aborted_call", "over_length", "max_sample_per_task", "zero_variance", "stale", "not_trainable"
+]
+"""Why sampled tokens are not trained: sampled = trained + the sum over these, asserted at every step."""
+
+
+@dataclass(slots=True)
+class Failure:
+    """Where and how an episode ended early."""
+
+    boundary: Boundary
+    kind: str
+    """Exception class or short code: "timeout", "abandoned", "ValueError"."""
+    message: str
+    retryable: bool = False
+    traceback: str = ""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a judge decided. `reward` None means *no score*: recorded, never trained on."""
+
+    reward: float | None
+    success: bool | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One attempt at one task."""
+
+    uuid: str
+    task: Task
+    repeat: int
+    """Index within the group."""
+    step: int
+    """Training step it was played for (validation: the step after which)."""
+    split: Split
+    run: str = ""
+    """Identity of the run whose policy versions the calls carry."""
+    status: Status = "completed"
+    failure: Failure | None = None
+    verdict: Verdict | None = None
+    advantage: float | None = None
+    """Written by the algorithm; None when the episode was not trained on."""
+    calls: list[Call] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """Distinct messages of all calls, in order of first use; calls refer to them by index."""
+    tools: list[list[dict[str, Any]]] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
+    untrained: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens not trained, by `UntrainedReason`."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The workflow's own output metadata."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The workflow's `log_metrics`."""
+    checks: list[str] = field(default_factory=list)
+    """Abnormal-output checks that fired ("nonsense", "wrong_toolcall")."""
+    attempts: int = 1
+    started: float = 0.0
+    ended: float = 0.0
+    schema: int = SCHEMA
+
+    @property
+    def reward(self) -> float | None:
+        """The verdict's reward; None without a verdict or a score."""
+        return self.verdict.reward if self.verdict else None
+
+    @property
+    def scored(self) -> bool:
+        """True when it may be trained on: it ran to its end and has a reward."""
+        return self.status == "completed" and self.reward is not None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy (or a debug model's token engine) sampled in all calls."""
+        return sum(len(call.response_ids) for call in self.calls)
+
+
+@dataclass(slots=True)
+class Group:
+    """The episodes of one task, played for one step. `order` is the task's position in the training order."""
+
+    task: Task
+    order: int
+    episodes: list[Episode]
+
+    @property
+    def scored(self) -> list[Episode]:
+        """The episodes that may enter a baseline."""
+        return [episode for episode in self.episodes if episode.scored]

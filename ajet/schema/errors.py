@@ -1,0 +1,102 @@
+"""Errors, classified once, at the boundary where they enter.
+
+Two families. `UserError`: the person can mend it; the CLI shows one screen (what, where, expected, do) and exits 2.
+`BoundaryError`: something outside failed during an episode; the rollout turns it into a `Failure` (data) and the
+episode is never trained on. Anything else is a bug in ajet: exit 1 with the traceback in the log.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Boundary = Literal["engine", "agent", "tool", "environment", "judge", "ajet"]
+
+
+class AjetError(Exception):
+    """Root of every error that ajet raises on purpose."""
+
+
+class UserError(AjetError):
+    """Something the person wrote or chose; shown as one screen without a traceback, exit code 2.
+
+    `what` is one sentence; `where` is file:line:column, a key, a task id or a reference; `expected` says what would
+    have been right; `do` is the next step to take.
+    """
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", do: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.expected, self.do = what, where, expected, do
+
+    def __str__(self) -> str:
+        rows = [self.what]
+        rows += [f"  {label}: {text}" for label, text in self.rows()]
+        return "\n".join(rows)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The labelled lines under the first one, those that are set, in the order they are shown."""
+        pairs = [("where", self.where), ("expected", self.expected), ("do", self.do)]
+        return [(label, text) for label, text in pairs if text]
+
+
+class ConfigError(UserError):
+    """A YAML file, key, value or override that cannot be used."""
+
+
+class UnresolvedReference(UserError):
+    """A `file.py->Class` that does not resolve."""
+
+
+class TaskError(UserError):
+    """A task file, row or data set that cannot be used."""
+
+
+class MissingExtra(UserError):
+    """An optional package is not installed; names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package}, which is not installed.",
+            do=f'pip install "ajet[{extra}]"',
+        )
+
+
+class BoundaryError(AjetError):
+    """A failure at one of the borders of an episode; becomes a `Failure` in its record."""
+
+    boundary: Boundary = "ajet"
+    retryable: bool = False
+
+    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class EngineFailure(BoundaryError):
+    """The engine died, refused or timed out."""
+
+    boundary, retryable = "engine", True
+
+
+class AgentFailure(BoundaryError):
+    """The user's workflow raised, hung, or returned something that is no WorkflowOutput."""
+
+    boundary = "agent"
+
+
+class ToolFailure(BoundaryError):
+    """A tool outside the agent's own code failed."""
+
+    boundary, retryable = "tool", True
+
+
+class EnvironmentFailure(BoundaryError):
+    """An environment could not be created, stepped or evaluated."""
+
+    boundary, retryable = "environment", True
+
+
+class JudgeFailure(BoundaryError):
+    """The judge raised or returned something that is no verdict."""
+
+    boundary = "judge"

@@ -1,0 +1,52 @@
+"""What to solve, and what an attempt hands back: the three models that users' workflows see.
+
+Invariant: a `Task` is a value. The reader makes it, nobody changes it, and `task_id` names it in every record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Task(BaseModel):
+    """One thing to solve."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    main_query: str = Field(default="", description="The question or instruction, as text.")
+    init_messages: list[dict[str, Any]] = Field(default_factory=list, description="Messages that open the dialogue.")
+    task_id: str = Field(default="", description="Stable name; readers make one from the content when it is missing.")
+    env_type: str = Field(default="no_env", description="Kind of environment, for env_service tasks.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="Everything else of the row, e.g. `answer`.")
+
+
+class WorkflowTask(BaseModel):
+    """One attempt's view of a task: what `Workflow.execute` receives."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    task: Task
+    episode_uuid: str = ""
+    task_id: str = ""
+    env_type: str = "no_env"
+    task_batch_index: int = Field(default=0, description="Index of the task within its batch.")
+    task_thread_index: int = Field(default=0, description="Index of the attempt within its group (the repeat).")
+    task_tag: str = Field(default="", description='Short name for logs: "T{task_id}#R{repeat}".')
+    gym_env: Any = Field(default=None, description="Client of the environment service; None without one.")
+
+
+class WorkflowOutput(BaseModel):
+    """What `Workflow.execute` returns.
+
+    A `reward` that is set wins; None asks the judge. A list is one reward per turn: the episode's reward is
+    their sum, discounted by `rollout.gamma`.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: float | list[float] | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
+    log_metrics: dict[str, float] = Field(default_factory=dict, description="Averaged into the step's metrics.")

@@ -1,0 +1,7 @@
+"""Shared by all tests: one torch thread (two busy processes on two cores are many times slower with more), no network."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
