@@ -1,0 +1,36 @@
+"""Who owns the engine and the optimizer: debug, local, and later verl and trinity, behind one small contract.
+
+In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` chooses by
+`ajet.backbone`; everything above it is the same on all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.backbone.contract import Backbone
+    from ajet.config import Experiment
+
+__all__ = ["open_backbone"]
+
+
+def open_backbone(experiment: Experiment) -> Backbone:
+    """The backbone that `ajet.backbone` names. Raises ConfigError for one that is not here yet."""
+    name = experiment.ajet.backbone
+    if name == "debug":
+        from ajet.backbone.debug import DebugBackbone
+
+        return DebugBackbone(experiment)
+    if name == "local":
+        from ajet.backbone.local import LocalBackbone
+
+        return LocalBackbone(experiment)
+    raise ConfigError(
+        f"The {name} backbone is not part of this version of ajet.",
+        where="ajet.backbone",
+        expected="debug or local",
+        do="run the same YAML with --backbone local",
+    )

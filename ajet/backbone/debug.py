@@ -1,0 +1,63 @@
+"""The debug backbone: the same engine and the same path as training, without an optimizer.
+
+Invariant: it never changes a weight and never claims to. It takes `rollout.engine: endpoint` too, since nothing it
+samples is trained on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.contract import Update
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.engine.contract import ChatEngine, TokenEngine
+
+
+class DebugBackbone:
+    """Owns an engine, trains nothing."""
+
+    trains = False
+    version = 0
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.engine: TokenEngine | ChatEngine
+        self.tokenizer: Any = None
+        rollout = experiment.ajet.rollout
+        if rollout.engine == "endpoint":
+            from ajet.engine.endpoint import EndpointEngine
+
+            self.engine = EndpointEngine.from_config(experiment.ajet)
+            return
+        from ajet.engine.sampler import open_sampler
+
+        self.engine, self.tokenizer = open_sampler(experiment.ajet)
+
+    def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
+        """Raises ConfigError: nothing is trained here, so nothing asks for it."""
+        raise self._refusal()
+
+    def update(self, batch: TrainingBatch) -> Update:
+        """Raises ConfigError: the debug backbone does not train."""
+        raise self._refusal()
+
+    def save(self, folder: Path) -> None:
+        """Raises ConfigError: there is nothing of its own to save."""
+        raise self._refusal()
+
+    def load(self, folder: Path) -> None:
+        """Raises ConfigError: debug runs are never resumed."""
+        raise self._refusal()
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+    @staticmethod
+    def _refusal() -> ConfigError:
+        return ConfigError("The debug backbone does not train.", where="ajet.backbone", do="use --backbone local")

@@ -1,0 +1,129 @@
+"""The parts of a run, wired once: reader, judge, workflow, gateway and rollout around a backbone.
+
+Invariant (DESIGN decision 4): this wiring is the same on every backbone; what differs hides behind the backbone's
+contract. Whoever assembles closes; closing is idempotent and in reverse order of opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ajet.backbone.contract import Backbone
+from ajet.config import Experiment, resolve_reference
+from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
+from ajet.schema.episode import Episode
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import Task
+
+if TYPE_CHECKING:
+    from ajet.gateway import Gateway
+    from ajet.rollout import Rollout
+    from ajet.task_judge import Judge
+    from ajet.task_reader import TaskReader
+    from ajet.workflow import Workflow
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a verb works with."""
+
+    experiment: Experiment
+    reader: TaskReader
+    judge: Judge
+    workflow: type[Workflow]
+    backbone: Backbone
+    gateway: Gateway
+    rollout: Rollout
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The split's tasks, without those whose prompt is too long (or an error that names the first)."""
+        from ajet.run.overlong import within_prompt_length
+
+        return within_prompt_length(self.reader.tasks(split), self.experiment.ajet.data, self.backbone.tokenizer)
+
+
+def workflow_of(experiment: Experiment) -> type[Workflow]:
+    """The class that `rollout.user_workflow` names. Raises ConfigError without one."""
+    from ajet.workflow import Workflow
+
+    reference = experiment.ajet.rollout.user_workflow
+    if not reference:
+        raise ConfigError(
+            "No workflow is named: ajet does not know which agent to run.",
+            where="ajet.rollout.user_workflow",
+            expected="a reference such as workflow.py->MyWorkflow",
+            do="write a class with `async def execute(self, workflow_task, tuner)` and name it there",
+        )
+    if isinstance(reference, type):
+        return reference
+    found = resolve_reference(reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow")
+    return found
+
+
+def run_sampling(experiment: Experiment) -> Sampling:
+    """The training rollout's sampling: with it the policy is defined."""
+    rollout = experiment.ajet.rollout
+    return Sampling(
+        max_tokens=rollout.max_response_length_in_one_turn,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+    )
+
+
+def validation_sampling(experiment: Experiment) -> Sampling:
+    """Validation's sampling: greedy unless `val_kwargs.do_sample`."""
+    val = experiment.ajet.rollout.val_kwargs
+    return Sampling(
+        max_tokens=experiment.ajet.rollout.max_response_length_in_one_turn,
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_p=val.top_p,
+        top_k=val.top_k,
+    )
+
+
+@contextmanager
+def assemble(
+    experiment: Experiment,
+    backbone: Backbone,
+    *,
+    run_id: str,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> Iterator[Parts]:
+    """Open all parts around `backbone`, and close them (the backbone too) whatever happens."""
+    from ajet.engine.endpoint import EndpointEngine
+    from ajet.gateway import Gateway
+    from ajet.rollout import Rollout, RoundEngine
+    from ajet.task_judge import open_judge
+    from ajet.task_reader import open_reader
+    from ajet.tokens import Renderer
+
+    settings = experiment.ajet
+    gateway = rollout = None
+    try:
+        reader = open_reader(experiment)
+        judge = open_judge(experiment, reader_judge=reader.judge)
+        workflow = workflow_of(experiment)
+        engine: TokenEngine | ChatEngine = backbone.engine
+        if settings.rollout.deterministic and isinstance(engine, TokenEngine):
+            engine = RoundEngine(engine)
+        gateway = Gateway(
+            engine,
+            Renderer(backbone.tokenizer) if backbone.tokenizer is not None else None,
+            host=settings.gateway.host,
+            port=settings.gateway.port,
+            advertise=settings.gateway.advertise,
+            max_model_len=settings.rollout.max_model_len,
+            max_response_tokens=settings.rollout.max_response_length_in_one_turn,
+            force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
+            chat_engine_for=EndpointEngine.for_model,
+        ).start()
+        rollout = Rollout(experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode)
+        yield Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
+    finally:
+        for part in (rollout, gateway, backbone):
+            if part is not None:
+                part.close()

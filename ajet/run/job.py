@@ -1,0 +1,120 @@
+"""AgentJetJob: the same launch from Python.
+
+Invariant: a job is a YAML under construction; `tune()` runs exactly what `ajet --conf` would run on the file that
+`dump_job_as_yaml` writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.workflow import Workflow
+
+_READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy": "random_dummy"}
+
+
+class AgentJetJob:
+    """Build an experiment step by step: `AgentJetJob(model=…).set_workflow(…).set_data(…).tune()`.
+
+    `n_gpu` is GPUs per node (0: CPU); `algorithm` is `trainer_common.algorithm.adv_estimator`; `n_gpu_for_infer`
+    is the number of inference engines where the backbone separates them. Anything else goes through `set(key=…)`.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "local",
+        model: str = "embedded:smollm2-135m",
+        n_gpu: int = 0,
+        algorithm: str = "grpo",
+        n_gpu_for_infer: int | None = None,
+        *,
+        name: str = "ajet_job",
+    ) -> None:
+        self._base = Path.cwd()
+        self._tree: dict[str, Any] = {
+            "experiment_name": name,
+            "backbone": backbone,
+            "model": {"path": model},
+            "trainer_common": {"n_gpus_per_node": n_gpu, "algorithm": {"adv_estimator": algorithm}},
+        }
+        if n_gpu_for_infer is not None:
+            self._tree["rollout"] = {"n_vllm_engine": n_gpu_for_infer}
+        self._workflow: type[Workflow] | None = None
+
+    def set_workflow(self, workflow: type[Workflow] | str) -> AgentJetJob:
+        """A Workflow class or a reference to one."""
+        if isinstance(workflow, str):
+            self._tree.setdefault("rollout", {})["user_workflow"] = workflow
+        else:
+            self._tree.setdefault("rollout", {})["user_workflow"] = _reference_to(workflow)
+        return self
+
+    def set_judge(self, reference: str) -> AgentJetJob:
+        """A reference to a BaseJudge."""
+        self._tree.setdefault("task_judge", {})["judge_protocol"] = reference
+        return self
+
+    def set_data(
+        self, type: str, dataset_path: str, training_split: str = "train", validation_split: str = "test"
+    ) -> AgentJetJob:
+        """Tasks: `type` is a reader's name ("hf", "jsonl" for short). For JSONL the splits are file paths:
+        `dataset_path` the training file, `validation_split` the validation file if it names one."""
+        kind = _READERS.get(type, type)
+        reader: dict[str, Any] = {"type": kind}
+        if kind == "jsonl_dataset_file":
+            validation = validation_split if validation_split.endswith((".jsonl", ".json")) else dataset_path
+            reader[kind] = {"training": {"file_path": dataset_path}, "validation": {"file_path": validation}}
+        elif kind == "huggingface_dat_repo":
+            reader[kind] = {
+                "dataset_path": dataset_path,
+                "training_split": training_split,
+                "validation_split": validation_split,
+            }
+        self._tree["task_reader"] = reader
+        return self
+
+    def set(self, **values: Any) -> AgentJetJob:
+        """Any other `ajet.*` key, dots as double underscores: `set(rollout__num_repeat=8)`."""
+        for path, value in values.items():
+            node = self._tree
+            *parents, leaf = path.split("__")
+            for part in parents:
+                node = node.setdefault(part, {})
+            node[leaf] = value
+        return self
+
+    def dump_job_as_yaml(self, path: str | Path) -> Path:
+        """Write the YAML that `ajet --conf` runs."""
+        path = Path(path)
+        path.write_text(yaml.safe_dump({"ajet": self._tree}, sort_keys=False, allow_unicode=True))
+        return path
+
+    def tune(self, *, fresh: bool = False) -> Path:
+        """Run it in this process; answers the run directory. Raises UserError for what the person can mend."""
+        from ajet.config import Experiment
+        from ajet.run.launch import launch
+        from ajet.run.options import LaunchOptions
+
+        experiment = Experiment.from_dict({"ajet": self._tree}, base=self._base)
+        launch(experiment, LaunchOptions(fresh=fresh))
+        return experiment.root / experiment.name
+
+
+def _reference_to(workflow: type[Workflow]) -> str:
+    import sys
+
+    module = sys.modules[workflow.__module__]
+    file = getattr(module, "__file__", None)
+    if file is None or "." in workflow.__qualname__:
+        raise UserError(
+            f"{workflow.__qualname__} can't be named by a reference.",
+            expected="a class at the top level of a file",
+            do="move it there, or pass a reference such as workflow.py->MyWorkflow",
+        )
+    return f"{Path(file).resolve()}->{workflow.__name__}"

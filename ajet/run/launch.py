@@ -1,0 +1,92 @@
+"""`ajet --conf x.yaml`: open the run directory, open the backbone, run the verb, close everything.
+
+Invariant: the run directory is locked before anything costly starts, and its status says how the run ended, whatever
+ended it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.run.options import LaunchOptions
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def launch(experiment: Experiment, options: LaunchOptions) -> int:
+    """Run `experiment` on its backbone. Answers the exit code 0; raises UserError, KeyboardInterrupt or a bug."""
+    if options.dry_run:
+        from ajet.run.plan import dry_run
+
+        dry_run(experiment)
+        return 0
+    if options.with_logview:
+        logger.warning("--with-logview: the viewer is not part of this version; the episodes are in the run directory")
+    if options.debug_tags:
+        from ajet.workflow.breakpoint import activate
+
+        activate(options.debug_tags)
+
+    from ajet.record import RunDirectory
+
+    debug = experiment.ajet.backbone == "debug"
+    if experiment.ajet.rollout.engine == "endpoint" and not debug:
+        raise UserError(
+            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers for training",
+            do="use --backbone debug with this engine",
+        )
+    run = RunDirectory.open(
+        experiment,
+        root=experiment.root,
+        kind="debug" if debug else "train",
+        resume=options.resume or experiment.ajet.trainer_common.resume,
+        fresh=options.fresh,
+    )
+    outcome = "failed"
+    try:
+        outcome = _run(experiment, run, debug=debug)
+    except KeyboardInterrupt:
+        outcome = "interrupted"
+        raise
+    finally:
+        run.close(outcome)
+    return 0
+
+
+def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:  # noqa: F821
+    from ajet.backbone import open_backbone
+    from ajet.run.assembly import assemble, workflow_of
+    from ajet.run.interrupt import Interrupts
+
+    workflow_of(experiment)  # a mistake there costs a second now instead of a model load
+    run.status.set(phase="loading", step=0, pid=os.getpid())
+    interrupts = Interrupts()
+    with interrupts.installed():
+        if debug:
+            from ajet.run.debug import debug_run
+
+            with assemble(experiment, open_backbone(experiment), run_id=run.run_id) as parts:
+                debug_run(parts, run)
+            return "finished"
+
+        from ajet.run.progress import TrainingProgress
+        from ajet.run.summary import finish
+        from ajet.run.train import train
+
+        progress = TrainingProgress(experiment, run)
+        try:
+            with assemble(
+                experiment, open_backbone(experiment), run_id=run.run_id, on_episode=progress.on_episode
+            ) as parts:
+                train(parts, run, interrupts, progress.on_step)
+        finally:
+            progress.close()
+        finish(run)
+        return "finished"

@@ -1,0 +1,45 @@
+"""Tasks whose prompt alone exceeds `data.max_prompt_length`: left out and counted, or an error that names one.
+
+Invariant: no prompt is ever cut. A task is judged by its own text (init_messages, or main_query as one user
+message); what a workflow adds on top is bounded later, call by call, by the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+
+
+def within_prompt_length(tasks: Sequence[Task], data: AjetConfig.Data | Any, tokenizer: Any) -> Sequence[Task]:
+    """The tasks that fit. Raises TaskError when `data.on_overlong` is error and one does not, or none is left."""
+    limit: int = data.max_prompt_length
+    kept = [task for task in tasks if _fits(task, tokenizer, limit)]
+    dropped = len(tasks) - len(kept)
+    if not dropped:
+        return tasks
+    first = next(task for task in tasks if not _fits(task, tokenizer, limit))
+    problem = f"{dropped} of {len(tasks)} tasks have a prompt longer than {limit} tokens (the first: {first.task_id})"
+    if data.on_overlong == "error" or not kept:
+        raise TaskError(
+            f"{problem}.",
+            where=f"task {first.task_id}",
+            expected=f"at most ajet.data.max_prompt_length = {limit} tokens",
+            do="raise ajet.data.max_prompt_length, or set ajet.data.on_overlong: filter",
+        )
+    logger.warning("{}; they are left out", problem)
+    return kept
+
+
+def _fits(task: Task, tokenizer: Any, limit: int) -> bool:
+    text = "\n".join(str(message.get("content", "")) for message in task.init_messages) + task.main_query
+    if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
+        return True
+    return len(tokenizer.encode(text, add_special_tokens=False)) <= limit

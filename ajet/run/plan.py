@@ -1,0 +1,53 @@
+"""`--dry-run`: everything that can be checked without starting anything.
+
+Invariant: no run directory, no model weights, no process, no port. It reads one task and renders one prompt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from ajet.record.console import console
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def dry_run(experiment: Experiment) -> None:
+    """Resolve references, read one task, render one prompt, print the plan. Raises UserError for what is wrong."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_tokenizer
+    from ajet.run.assembly import workflow_of
+    from ajet.task_judge import open_judge
+    from ajet.task_reader import open_reader
+    from ajet.tokens import Renderer
+
+    settings = experiment.ajet
+    workflow = workflow_of(experiment)
+    reader = open_reader(experiment)
+    judge = open_judge(experiment, reader_judge=reader.judge)
+    tasks = {split: reader.tasks(split) for split in ("train", "validation")}
+    task = tasks["train"][0]
+    messages = task.init_messages or [{"role": "user", "content": task.main_query}]
+
+    plan = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    plan.add_row("experiment", experiment.name)
+    plan.add_row("backbone", settings.backbone)
+    plan.add_row("workflow", f"{workflow.__module__}.{workflow.__qualname__}")
+    plan.add_row("judge", str(judge))
+    plan.add_row("tasks", f"{len(tasks['train'])} train, {len(tasks['validation'])} validation")
+    plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
+    if settings.rollout.engine == "endpoint":
+        plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
+    else:
+        rendered = Renderer(load_tokenizer(locate(settings.model.path))).render(messages)
+        plan.add_row("model", settings.model.path)
+        plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text}")
+    data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
+    a_step = f"{data.train_batch_size} tasks × {rollout.num_repeat} episodes, {trainer.mini_batch_num} update(s)"
+    plan.add_row("a step", a_step)
+    plan.add_row("record", str(experiment.root / experiment.name))
+    console.print(plan)
+    console.print("Nothing was started (--dry-run).")

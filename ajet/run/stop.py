@@ -1,0 +1,82 @@
+"""`ajet stop RUN` and `--kill`: end what earlier runs started, by recorded process id and start time.
+
+Invariant (DESIGN decision 15): a process is touched only when its id AND its start time are those that a run recorded
+in `status.json`; nothing is ever ended by matching a name.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ajet.record.console import console
+from ajet.schema.errors import UserError
+
+PATIENCE_S = 60.0
+"""How long a run may take to save its checkpoint after the interrupt, before it is ended hard."""
+
+
+def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
+    """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it."""
+    folder = Path(run) if Path(run, "status.json").exists() else root / run
+    processes = recorded_processes(folder)
+    if not processes:
+        console.print(f"{folder.name} is not running.")
+        return 0
+    children = [child for process in processes for child in _children(process)]
+    for process in processes:
+        process.send_signal(2)
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    _end(alive + [child for child in children if child.is_running()])
+    console.print(f"{folder.name} was stopped" + (" hard: it did not answer." if alive else "."))
+    return 0
+
+
+def kill(names: str | None, root: Path) -> int:
+    """End every recorded run below `root` whose name is in `names` ("a|b"), or all of them for None."""
+    wanted = {name for name in (names or "").split("|") if name}
+    folders = [path.parent for path in root.glob("*/status.json")]
+    for folder in folders:
+        if (not wanted or folder.name in wanted) and recorded_processes(folder):
+            stop(str(folder), root, patience_s=5.0)
+    return 0
+
+
+def recorded_processes(folder: Path) -> list[psutil.Process]:
+    """The still living processes of the run in `folder`. Raises UserError when it holds no run."""
+    path = folder / "status.json"
+    if not path.exists():
+        raise UserError(
+            f"There is no run named {folder.name}.",
+            where=str(folder),
+            expected="a folder with a status.json",
+            do=f"look into {folder.parent} for the names of the runs",
+        )
+    status: dict[str, Any] = json.loads(path.read_text())
+    found = []
+    for entry in status.get("processes", []):
+        try:
+            process = psutil.Process(entry["pid"])
+            if abs(process.create_time() - entry["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=5.0)
+    for process in alive:
+        process.kill()

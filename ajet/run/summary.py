@@ -1,0 +1,72 @@
+"""What a finished run says of itself: the curve, and one line that was counted, not assumed.
+
+Invariant: skipped and doubled tasks are read back from `metrics.jsonl`, the record of what was trained, not from the
+loop's own variables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.record.console import console
+from ajet.record.curve import draw_curve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ajet.record import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs."""
+
+    trained: int
+    skipped: int
+    doubled: int
+    failed: int
+    forked: int
+
+    @classmethod
+    def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
+        """From the rows of `metrics.jsonl`."""
+        seen = Counter[int]()
+        failed = forked = 0
+        for row in rows:
+            seen.update(row.get("tasks", ()))
+            failed += int(row.get("train/failed", 0))
+            forked += int(row.get("train/forks", 0))
+        expected = max(seen, default=-1) + 1
+        return cls(
+            trained=len(seen),
+            skipped=expected - len(seen),
+            doubled=sum(count - 1 for count in seen.values()),
+            failed=failed,
+            forked=forked,
+        )
+
+    def line(self) -> str:
+        """One line for the person."""
+        return (
+            f"{self.trained} tasks trained, {self.skipped} skipped, {self.doubled} doubled; "
+            f"{self.failed} episodes failed, {self.forked} calls forked"
+        )
+
+
+def finish(run: RunDirectory) -> None:
+    """Draw the curve, print accuracy before and after, the tally, and what to try next."""
+    rows = run.metrics.rows()
+    draw_curve(rows, run.path / "metrics.png")
+    validations = [row for row in rows if "validation/reward" in row]
+    if len(validations) > 1:
+        first, last = validations[0], validations[-1]
+        console.print(
+            f"Held out ({int(last['validation/tasks'])} tasks): reward {first['validation/reward']:.2f} after step "
+            f"{first['step']} → [bold]{last['validation/reward']:.2f}[/] after step {last['step']}"
+        )
+    console.print(Tally.of(rows).line())
+    checkpoint = run.checkpoints.best() or run.checkpoints.latest()
+    console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
+    console.print(f"Try the tuned model: [bold]ajet chat {run.name}[/]")

@@ -1,0 +1,186 @@
+"""The loop: take tasks, play them, give credit, update, record. This is the recipe and the real thing at once.
+
+Invariants: a task counts as trained in the same commit as the checkpoint that contains it (DESIGN decision 9), so a
+killed run continues from its last checkpoint with the same tasks in the same order; the first Ctrl-C ends the run
+between two steps and leaves a checkpoint of all that was learned.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.algorithm import credit
+from ajet.run.accounting import check_tokens, episode_metrics
+from ajet.run.assembly import Parts
+from ajet.run.evaluate import evaluate
+from ajet.run.interrupt import Interrupts
+from ajet.schema.errors import UserError
+from ajet.task_reader import TaskOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ajet.record import RunDirectory
+    from ajet.schema.batch import Sample, TrainingBatch
+    from ajet.schema.episode import Group
+
+
+@dataclass(slots=True)
+class Training:
+    """The loop's own state: everything a checkpoint must hold besides the backbone's."""
+
+    parts: Parts
+    run: RunDirectory
+    order: TaskOrder
+    step: int = 0
+    saved_step: int = -1
+    last_validation: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, parts: Parts, run: RunDirectory) -> Training:
+        """From the checkpoint that the run resumes, or from nothing."""
+        settings = parts.experiment.ajet
+        order = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
+        training = cls(parts, run, order)
+        if run.resumed is not None:
+            parts.backbone.load(run.resumed.path)
+            order.restore(run.resumed.state["frontier"])
+            training.step = training.saved_step = run.resumed.step
+            training.last_validation = dict(run.resumed.state.get("validation", {}))
+            run.episodes.truncate(training.step)
+            logger.info("resumed after step {} from {}", training.step, run.resumed.path)
+        return training
+
+    @property
+    def total_steps(self) -> int:
+        """`total_training_steps`, or `total_epochs` over the tasks."""
+        trainer, data = self.parts.experiment.ajet.trainer_common, self.parts.experiment.ajet.data
+        return trainer.total_training_steps or trainer.total_epochs * math.ceil(len(self.order) / data.train_batch_size)
+
+    def save(self) -> None:
+        """A checkpoint of the present step, atomically; a no-op if it exists."""
+        if self.saved_step == self.step:
+            return
+        state: dict[str, Any] = {"frontier": self.order.state(), "validation": self.last_validation}
+        self.run.status.set(phase="checkpoint", step=self.step)
+        self.run.checkpoints.save(
+            self.step, self.parts.backbone.save, state, score=self.last_validation.get("validation/reward")
+        )
+        self.saved_step = self.step
+
+
+def train(
+    parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: Callable[[int, int, dict[str, float]], None]
+) -> Training:
+    """Train until the last step; `on_step(step, total, metrics)` shows each to the person.
+
+    Raises KeyboardInterrupt after saving, when interrupted; UserError when a whole step had nothing to learn from
+    because every episode failed.
+    """
+    trainer = parts.experiment.ajet.trainer_common
+    training = Training.begin(parts, run)
+    total = training.total_steps
+    try:
+        if training.step == 0 and trainer.val_before_train:
+            _validate(training, on_step)
+        while training.step < total:
+            metrics = train_step(training, interrupts)
+            on_step(training.step, total, metrics)
+            last = training.step == total
+            if _due(training.step, trainer.test_freq) or (last and training.last_validation):
+                _validate(training, on_step)
+            if _due(training.step, trainer.save_freq) or last:
+                with interrupts.held():
+                    training.save()
+    except KeyboardInterrupt:
+        _save_interrupted(training)
+        raise
+    training.save()
+    return training
+
+
+def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
+    """One step: tasks -> episodes -> credit -> update -> record. Answers its metrics."""
+    parts, run, order = training.parts, training.run, training.order
+    settings = parts.experiment.ajet
+    step = training.step + 1
+    began = time.monotonic()
+    run.status.set(phase="rollout", step=step)
+    taken = order.take(settings.data.train_batch_size)
+    groups = list(parts.rollout.play(taken, step=step, split="train"))
+    played = time.monotonic()
+    _refuse_if_all_failed(groups, step)
+
+    run.status.set(phase="update", step=step)
+    with interrupts.held():
+        batch = credit(groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None)
+        check_tokens(groups, batch)
+        metrics = episode_metrics((e for group in groups for e in group.episodes), "train")
+        metrics["train/trained_tokens"] = batch.trained_tokens
+        metrics |= batch.metrics
+        if batch.samples:
+            metrics |= parts.backbone.update(batch).metrics
+        metrics["version"] = parts.backbone.version
+        order.done([group.order for group in groups])
+        metrics |= _seconds(began, played)
+        episodes = [episode for group in groups for episode in group.episodes]
+        run.episodes.write(step, "train", episodes)
+        run.metrics.log(step, metrics, tasks=[group.order for group in groups])
+        training.step = step
+    return metrics
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _validate(training: Training, on_step: Callable[[int, int, dict[str, float]], None]) -> None:
+    training.run.status.set(phase="validation", step=training.step)
+    began = time.monotonic()
+    metrics = evaluate(training.parts, training.run, step=training.step)
+    metrics["seconds/validation"] = time.monotonic() - began
+    training.last_validation = metrics
+    training.run.metrics.log(training.step, metrics)
+    on_step(training.step, training.total_steps, metrics)
+
+
+def _save_interrupted(training: Training) -> None:
+    if training.step == 0:
+        logger.warning("interrupted before the first step ended: nothing to save")
+        return
+    logger.warning("interrupted: saving a checkpoint after step {}", training.step)
+    training.save()
+
+
+def _needs_reference(settings: Any) -> bool:
+    return bool(settings.trainer_common.algorithm.use_kl_in_reward)
+
+
+def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], list[Any]]]:
+    backbone = training.parts.backbone
+    return lambda samples: (backbone.logprobs(samples), backbone.logprobs(samples, reference=True))
+
+
+def _refuse_if_all_failed(groups: list[Group], step: int) -> None:
+    episodes = [episode for group in groups for episode in group.episodes]
+    failures = [episode.failure for episode in episodes if episode.failure]
+    if not episodes or len(failures) < len(episodes):
+        return
+    first = failures[0]
+    raise UserError(
+        f"All {len(episodes)} episodes of step {step} failed; the first at the {first.boundary}: "
+        f"{first.kind}: {first.message}",
+        where=f"task {episodes[0].task.task_id}",
+        expected="at least one episode that ends with a reward",
+        do="run the same YAML with --backbone debug: it shows each episode and its traceback",
+    )
+
+
+def _seconds(began: float, played: float) -> dict[str, float]:
+    now = time.monotonic()
+    return {"seconds/rollout": played - began, "seconds/update": now - played, "seconds/step": now - began}

@@ -1,0 +1,92 @@
+"""kill -9 and Ctrl-C at random moments, then the same command again: nothing lost, nothing trained twice."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from ajet.run.summary import Tally
+from tests.ajet_command import ajet, metric_rows, start
+
+pytestmark = pytest.mark.slow
+STEPS = 8
+SETTINGS = [
+    "rollout.deterministic=true", f"trainer_common.total_training_steps={STEPS}", "trainer_common.save_freq=1",
+    "trainer_common.test_freq=-1", "trainer_common.val_before_train=false", "data.train_batch_size=4",
+    "rollout.num_repeat=4", "trainer_common.threads=1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("project")
+    made = ajet("init", "tool", "--template", "tool", cwd=folder)
+    assert made.returncode == 0, made.stdout
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(project):
+    done = ajet(*launch(project), "experiment_name=whole", cwd=project)
+    assert done.returncode == 0, done.stdout
+    return project / "launcher_record" / "whole"
+
+
+def launch(project: Path) -> list[str]:
+    yaml = next((project / "tool").glob("*.yaml"))
+    return ["--conf", str(yaml), "--backbone", "local", *SETTINGS]
+
+
+def weights(run: Path) -> dict:
+    (file,) = run.glob(f"checkpoints/step-{STEPS}/*.safetensors")
+    return load_file(file)
+
+
+def same(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def check_whole(run: Path, reference: Path) -> None:
+    """The interrupted run equals the whole one: tasks, rewards, weights, to the bit."""
+    rows, expected = metric_rows(run), metric_rows(reference)
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled) == (0, 0)
+    assert [row["step"] for row in rows] == [row["step"] for row in expected] == list(range(1, STEPS + 1))
+    for name in ("tasks", "train/reward", "train/sampled_tokens", "loss", "grad_norm"):
+        assert [row.get(name) for row in rows] == [row.get(name) for row in expected], name
+    assert same(weights(run), weights(reference))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kill_9_at_random_moments(project, uninterrupted, seed, tmp_path):
+    moments, name = random.Random(seed), f"killed{seed}"
+    run = project / "launcher_record" / name
+    for _ in range(3):
+        process = start(*launch(project), f"experiment_name={name}", cwd=project, log=tmp_path / "log")
+        target = len(metric_rows(run)) + 1
+        while process.poll() is None and len(metric_rows(run)) < target:
+            time.sleep(0.02)  # polls the record; the moment itself is drawn below
+        time.sleep(moments.uniform(0, 0.6))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = ajet(*launch(project), f"experiment_name={name}", cwd=project)
+    assert done.returncode == 0, done.stdout
+    check_whole(run, uninterrupted)
+
+
+def test_ctrl_c_keeps_what_is_done(project, uninterrupted, tmp_path):
+    name, log = "interrupted", tmp_path / "log"
+    run = project / "launcher_record" / name
+    process = start(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project, log=log)
+    while process.poll() is None and len(metric_rows(run)) < 2:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130, log.read_text()
+    assert list(run.glob("checkpoints/step-*")), "an interrupted run leaves a checkpoint whatever save_freq says"
+    done = ajet(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project)
+    assert done.returncode == 0, done.stdout
+    check_whole(run, uninterrupted)

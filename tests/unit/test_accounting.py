@@ -1,0 +1,108 @@
+"""The token ledger, the tally over metric rows, and interrupts that wait for the end of a step."""
+
+import os
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
+from ajet.run.interrupt import Interrupts
+from ajet.run.summary import Tally
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
+from ajet.schema.episode import Episode, Failure, Group, Verdict
+from ajet.schema.task import Task
+from ajet.schema.timeline import SampledSpan, Timeline
+
+
+def a_call(index=0, parent=None, prefix=0, suffix=(1, 2), reply=(3, 4, 5), **more):
+    reply_ids = np.array(reply, np.int32)
+    zeros = np.zeros(len(reply), np.float32)
+    return Call(
+        index=index, agent="agent", target="agent", trained=True, parent=parent, prefix=prefix,
+        suffix_ids=np.array(suffix, np.int32), response_ids=reply_ids, logprobs=zeros, logprobs_unit=zeros,
+        versions=(VersionRun(0, 0, 0),), finish="stop", messages=(0,), tools=None, reply=1, **more,
+    )  # fmt: skip
+
+
+def an_episode(reward=1.0, success=None, calls=(), **more):
+    verdict = None if reward is None else Verdict(reward, success)
+    task = Task(task_id="t")
+    return Episode(uuid="e", task=task, repeat=0, step=1, split="train", verdict=verdict, calls=list(calls), **more)
+
+
+def a_timeline():
+    ids = np.array([1, 2, 3, 4, 5], np.int32)
+    mask = np.array([False, False, True, True, True])
+    zeros = np.zeros(5, np.float32)
+    return Timeline(0, "agent", "agent", ids, mask, zeros, zeros, np.zeros(5, np.int32), (SampledSpan(0, 2, 5),))
+
+
+def test_prompts_are_rebuilt_through_partial_prefixes():
+    calls = [
+        a_call(0, suffix=(1, 2), reply=(3, 4)),
+        a_call(1, parent=0, prefix=4, suffix=(5,), reply=(6,)),
+        a_call(2, parent=1, prefix=3, suffix=(9,), reply=(7,)),  # forks inside call 0's reply
+    ]
+    assert prompt_ids(calls, 1).tolist() == [1, 2, 3, 4, 5]
+    assert full_ids(calls, 1).tolist() == [1, 2, 3, 4, 5, 6]
+    assert prompt_ids(calls, 2).tolist() == [1, 2, 3, 9]
+
+
+def test_every_sampled_token_is_trained_or_counted():
+    episode = an_episode(calls=[a_call()])
+    sample = Sample(a_timeline(), "e", 0, np.ones(5, np.float32), 1.0)
+    group = Group(episode.task, 0, [episode])
+    check_tokens([group], TrainingBatch(1, [sample]))
+    with pytest.raises(AssertionError, match="episode e: sampled 3 tokens, trained 0"):
+        check_tokens([group], TrainingBatch(1, []))
+    episode.untrained = Counter(zero_variance=3)
+    check_tokens([group], TrainingBatch(1, []))
+    with pytest.raises(AssertionError):
+        check_tokens([group], TrainingBatch(1, [sample]))
+
+
+def test_metrics_average_scored_episodes_only():
+    failed = an_episode(None, status="failed", failure=Failure("agent", "ValueError", "boom"), calls=[a_call()])
+    forked = an_episode(0.0, False, calls=[a_call(), a_call(1, fork="tools")], metrics={"depth": 2.0})
+    metrics = episode_metrics([failed, an_episode(1.0, True, calls=[a_call()]), forked], "train")
+    assert metrics["train/reward"] == 0.5 and metrics["train/success_rate"] == 0.5
+    assert metrics["train/failed"] == 1 and metrics["train/failed/agent"] == 1
+    assert metrics["train/fork_rate/tools"] == 0.25
+    assert metrics["train/workflow/depth"] == 2.0
+
+
+def test_pass_at_n():
+    task = Task(task_id="t")
+    groups = [
+        Group(task, 0, [an_episode(1.0, True), an_episode(0.0, False)]),
+        Group(task, 1, [an_episode(1.0, True), an_episode(1.0, True)]),
+        Group(task, 2, [an_episode(0.0, False), an_episode(0.0, False)]),
+    ]
+    assert pass_metrics(groups, "validation") == {"validation/pass@2": 2 / 3, "validation/all@2": 1 / 3}
+
+
+def test_tally_counts_gaps_and_repeats_from_the_record():
+    rows = [{"tasks": [0, 1], "train/failed": 1}, {"tasks": [3, 1], "train/forks": 2}, {"validation/reward": 1.0}]
+    tally = Tally.of(rows)
+    assert (tally.trained, tally.skipped, tally.doubled, tally.failed, tally.forked) == (3, 1, 1, 1, 2)
+    assert "1 skipped, 1 doubled" in tally.line()
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step():
+    interrupts, reached = Interrupts(), []
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("end of step")
+    assert reached == ["end of step"]
+
+
+def test_a_second_interrupt_does_not_wait():
+    interrupts, reached = Interrupts(), []
+    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append("end of step")
+    assert reached == []
