@@ -1,0 +1,13 @@
+"""What a run leaves behind: its folder in `launcher_record`, logs, numbers, episodes, checkpoints, curves.
+
+In: episodes, numbers, a function that writes a checkpoint. Out: files that people, the viewer and a resumed run read.
+Invariant: a process may be killed at any byte; a reader then still sees only whole things, and what is whole
+is enough to continue. Secrets never enter.
+"""
+
+from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.episodes import EpisodeFiles, read_episodes
+from ajet.record.run_directory import RunDirectory
+from ajet.record.status import read_status
+
+__all__ = ["Checkpoint", "Checkpoints", "EpisodeFiles", "RunDirectory", "read_episodes", "read_status"]

@@ -1,0 +1,138 @@
+"""checkpoints/step-N/: what a run continues from.
+
+Invariant: a folder named `step-N` is complete. It is written aside, every file is put on the disk, `state.json` with
+the size of each file goes last, and only then does the folder get its name; an interruption at any byte leaves a
+hidden folder that the next run removes. Older ones go only after the new one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.record import full_disk
+from ajet.record.files import sync_folder, sync_tree, write_atomically
+from ajet.schema.errors import UserError
+
+NAME = re.compile(r"step-(\d+)")
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint. `path` is a model folder in Hugging Face layout (plus optimizer and RNG)."""
+
+    path: Path
+    step: int
+    score: float | None
+    """What `best` compares, higher is better; None when nothing was measured at this step."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The loop's own: task frontier, last validation."""
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in `path`; None when it is not there or not whole."""
+    try:
+        content = json.loads((path / STATE).read_text())
+        whole = all((path / name).stat().st_size == size for name, size in content["files"].items())
+        return Checkpoint(path, content["step"], content["score"], content["state"]) if whole else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+
+
+class Checkpoints:
+    """The checkpoints of one run; only the holder of its lock may call `save` and `clean`."""
+
+    def __init__(self, folder: Path, *, keep: int = 2, keep_best: bool = True) -> None:
+        self.folder = folder
+        self._keep, self._keep_best = max(1, keep), keep_best
+
+    def all(self) -> list[Checkpoint]:
+        """Complete checkpoints, by step."""
+        found = [read_checkpoint(path) for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
+        return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
+
+    def latest(self) -> Checkpoint | None:
+        """The one of the highest step."""
+        return next(reversed(self.all()), None)
+
+    def best(self) -> Checkpoint | None:
+        """The one with the highest score, the later of equals; None when none has a score."""
+        scored = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
+        return max(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
+
+    def at(self, path: Path) -> Checkpoint:
+        """The checkpoint in `path`, or the latest of the run folder `path`. Raises UserError when there is none."""
+        found = read_checkpoint(path) or Checkpoints(path / "checkpoints").latest() or Checkpoints(path).latest()
+        if found is None:
+            raise UserError(
+                "There is no complete checkpoint to resume from.",
+                where=str(path),
+                expected="a folder such as launcher_record/NAME/checkpoints/step-20, or a run's folder",
+                do="give --resume the folder of a checkpoint, or leave it out to resume the run of this YAML",
+            )
+        return found
+
+    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any], score: float | None = None) -> Path:
+        """Let `write` fill an empty folder and make it the checkpoint of `step`; then prune.
+
+        Raises UserError when the disk is full, whatever `write` raised for it; earlier checkpoints are untouched.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        aside = self.folder / f".step-{step}.partial"
+        shutil.rmtree(aside, ignore_errors=True)
+        latest = self.latest()
+        kept = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
+        try:
+            with full_disk.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
+                aside.mkdir()
+                write(aside)
+                self._complete(aside, {"step": step, "score": score, "state": state})
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        path = self._publish(aside, step)
+        self._prune()
+        return path
+
+    def clean(self) -> None:
+        """Undo what an interrupted `save` left: a replaced checkpoint gets its name back, partial ones go."""
+        for path in self.folder.glob(".step-*.replaced"):
+            named = self.folder / path.name[1:].removesuffix(".replaced")
+            if named.exists():
+                shutil.rmtree(path)
+            else:
+                os.replace(path, named)
+        for path in [*self.folder.glob(".step-*.partial"), *self.folder.glob(".step-*.pruned")]:
+            shutil.rmtree(path)
+
+    def _complete(self, aside: Path, content: dict[str, Any]) -> None:
+        files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
+        text = json.dumps({**content, "saved": time.time(), "files": files}, indent=1)
+        write_atomically(aside / STATE, text + "\n")
+        sync_tree(aside)
+
+    def _publish(self, aside: Path, step: int) -> Path:
+        path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
+        if path.exists():
+            os.replace(path, replaced)
+        os.replace(aside, path)
+        sync_folder(self.folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return path
+
+    def _prune(self) -> None:
+        """Keep the newest few and the best."""
+        known, best = self.all(), self.best() if self._keep_best else None
+        for checkpoint in known[: -self._keep]:
+            if best is None or checkpoint.step != best.step:
+                going = self.folder / f".{checkpoint.path.name}.pruned"
+                os.replace(checkpoint.path, going)
+                shutil.rmtree(going)

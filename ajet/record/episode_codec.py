@@ -1,0 +1,176 @@
+"""Episode <-> one JSON line and one blob of arrays.
+
+Invariant: `decode(*encode(episode))` is the episode, bit for bit, but that what a workflow put into metadata comes
+back as plain JSON. Token arrays are stored once, in the calls; a timeline is stored as its leaf and spans and built
+again from the calls, and only where that would not give the same bits are its own arrays stored.
+
+The blob is all int32 values, then all float32 values, in order of the calls; a field is a [start, stop] in its part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ajet.schema.call import Call, Floats, Ids, VersionRun, full_ids
+from ajet.schema.episode import SCHEMA, Episode, Failure, Verdict
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task
+from ajet.schema.timeline import SampledSpan, Timeline
+
+CALL_IDS = ("suffix_ids", "response_ids")
+CALL_FLOATS = ("logprobs", "logprobs_unit")
+CALL_PLAIN = (
+    *("index", "agent", "target", "trained", "parent", "prefix", "finish", "tools", "reply", "fork"),
+    *("temperature", "started", "ended", "error", "extra"),
+)
+EPISODE_PLAIN = (
+    *("uuid", "repeat", "step", "split", "run", "status", "advantage", "messages", "tools"),
+    *("metadata", "metrics", "checks", "attempts", "started", "ended"),
+)
+
+
+class _Arrays:
+    """Collects arrays of the two kinds; `ints` and `floats` answer where each went."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[np.ndarray[Any, Any]]] = {"ints": [], "floats": []}
+        self.sizes = {"ints": 0, "floats": 0}
+
+    def ints(self, array: np.ndarray[Any, Any]) -> list[int]:
+        return self._add("ints", np.asarray(array, dtype="<i4"))
+
+    def floats(self, array: np.ndarray[Any, Any]) -> list[int]:
+        return self._add("floats", np.asarray(array, dtype="<f4"))
+
+    def _add(self, kind: str, array: np.ndarray[Any, Any]) -> list[int]:
+        start = self.sizes[kind]
+        self._parts[kind].append(array)
+        self.sizes[kind] = start + len(array)
+        return [start, self.sizes[kind]]
+
+    def blob(self) -> bytes:
+        return b"".join(array.tobytes() for kind in ("ints", "floats") for array in self._parts[kind])
+
+
+def encode(episode: Episode) -> tuple[dict[str, Any], bytes]:
+    """The line's content (without where the blob lies) and the blob."""
+    arrays = _Arrays()
+    row: dict[str, Any] = {"schema": episode.schema}
+    row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
+    row["task"] = episode.task.model_dump()
+    row["failure"] = asdict(episode.failure) if episode.failure else None
+    row["verdict"] = asdict(episode.verdict) if episode.verdict else None
+    row["untrained"] = dict(episode.untrained)
+    row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
+    row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
+    row["arrays"] = dict(arrays.sizes)
+    return row, arrays.blob()
+
+
+def decode(row: dict[str, Any], blob: bytes) -> Episode:
+    """The episode of a line and its blob. Raises UserError for a schema newer than this ajet knows."""
+    if row["schema"] > SCHEMA:
+        raise UserError(
+            f"This episode was recorded with schema {row['schema']}; this ajet reads up to {SCHEMA}.",
+            where=f"episode {row.get('uuid', '?')}",
+            do="update ajet",
+        )
+    counts = row["arrays"]
+    ints = np.frombuffer(blob, dtype="<i4", count=counts["ints"]).astype(np.int32)
+    floats = np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]).astype(np.float32)
+    calls = [_decode_call(call, ints, floats) for call in row["calls"]]
+    return Episode(
+        **{name: row[name] for name in EPISODE_PLAIN},
+        schema=row["schema"],
+        task=Task(**row["task"]),
+        failure=Failure(**row["failure"]) if row["failure"] else None,
+        verdict=Verdict(**row["verdict"]) if row["verdict"] else None,
+        untrained=Counter(row["untrained"]),
+        calls=calls,
+        timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
+    )
+
+
+def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
+    row = {name: getattr(call, name) for name in CALL_PLAIN}
+    row["messages"] = list(call.messages)
+    row["versions"] = [list(run) for run in call.versions]
+    row |= {name: arrays.ints(getattr(call, name)) for name in CALL_IDS}
+    row |= {name: arrays.floats(getattr(call, name)) for name in CALL_FLOATS}
+    return row
+
+
+def _decode_call(row: dict[str, Any], ints: Ids, floats: Floats) -> Call:
+    fields: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
+    fields["messages"] = tuple(row["messages"])
+    fields["versions"] = tuple(VersionRun(*run) for run in row["versions"])
+    fields |= {name: ints[slice(*row[name])].copy() for name in CALL_IDS}
+    fields |= {name: floats[slice(*row[name])].copy() for name in CALL_FLOATS}
+    return Call(**fields)
+
+
+def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _Arrays) -> dict[str, Any]:
+    row: dict[str, Any] = {"leaf": timeline.leaf, "agent": timeline.agent, "target": timeline.target}
+    row["spans"] = [list(span) for span in timeline.spans]
+    if _same(timeline, rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)):
+        return row
+    row |= {name: arrays.ints(getattr(timeline, name)) for name in ("ids", "mask", "versions")}
+    row |= {name: arrays.floats(getattr(timeline, name)) for name in CALL_FLOATS}
+    return row
+
+
+def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: Ids, floats: Floats) -> Timeline:
+    spans = tuple(SampledSpan(*span) for span in row["spans"])
+    if "ids" not in row:
+        return rebuild(calls, row["leaf"], row["agent"], row["target"], spans)
+    return Timeline(
+        row["leaf"],
+        row["agent"],
+        row["target"],
+        ids=ints[slice(*row["ids"])].copy(),
+        mask=ints[slice(*row["mask"])].astype(np.bool_),
+        logprobs=floats[slice(*row["logprobs"])].copy(),
+        logprobs_unit=floats[slice(*row["logprobs_unit"])].copy(),
+        versions=ints[slice(*row["versions"])].copy(),
+        spans=spans,
+    )
+
+
+def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Sequence[SampledSpan]) -> Timeline:
+    """The timeline that ends in call `leaf`: its ids from the calls, the rest from the calls that its spans name."""
+    ids = full_ids(calls, leaf)
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    logprobs = np.zeros(len(ids), dtype=np.float32)
+    unit = np.zeros(len(ids), dtype=np.float32)
+    versions = np.full(len(ids), -1, dtype=np.int32)
+    for span in spans:
+        call = calls[span.call]
+        begin = span.start - call.prefix - len(call.suffix_ids)
+        here, there = slice(span.start, span.stop), slice(begin, begin + span.stop - span.start)
+        if begin < 0 or there.stop > len(call.response_ids) or span.stop > len(ids):
+            continue  # not where the call's own reply lies; the encoder sees the difference and stores the arrays
+        mask[here] = True
+        logprobs[here], unit[here] = call.logprobs[there], call.logprobs_unit[there]
+        versions[here] = _lowest_versions(call)[there]
+    return Timeline(leaf, agent, target, ids, mask, logprobs, unit, versions, tuple(spans))
+
+
+def _lowest_versions(call: Call) -> Ids:
+    versions = np.full(len(call.response_ids), -1, dtype=np.int32)
+    for run in call.versions:
+        versions[run.first :] = run.low
+    return versions
+
+
+def _same(one: Timeline, other: Timeline) -> bool:
+    names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
+    return all(
+        len(getattr(one, name)) == len(getattr(other, name))
+        and getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in names
+    )

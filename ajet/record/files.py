@@ -1,0 +1,107 @@
+"""Files that survive a crash: replaced whole, appended by lines, flushed to the disk.
+
+Invariant: a reader sees either the old or the new content of an atomic file, and of a line file every complete line;
+a last line without its newline was being written when its process died and is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import UserError
+
+
+def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
+    """Replace `path` by `data` in one step. With `sync` the content is on the disk before it has the name."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    with aside.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(aside, path)
+    if sync:
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the folder's own entries (names, renames) on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Put every file and folder below `folder`, and itself, on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(Path(parent, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        sync_folder(Path(parent))
+
+
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append whole lines and put them on the disk. A half-written last line is cut off first."""
+    heal(path)
+    with path.open("ab") as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def heal(path: Path) -> int:
+    """Cut off a last line that has no newline; answers how many bytes went."""
+    if not path.exists():
+        return 0
+    with path.open("rb+") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+        return size - end
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSON-lines file, an unfinished last line left out. Raises UserError at a damaged one."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(
+                    f"A line of the record is damaged: {error}.",
+                    where=f"{path}:{number}",
+                    expected="one JSON object a line, as ajet writes it",
+                    do="restore the file from a copy, or start anew with --fresh",
+                ) from error
+            yield row
+
+
+def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrite a JSON-lines file with the rows that `keep` wants; answers how many went."""
+    heal(path)
+    rows = list(read_rows(path))
+    kept = [row for row in rows if keep(row)]
+    if len(kept) < len(rows):
+        write_atomically(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in kept), sync=True)
+    return len(rows) - len(kept)

@@ -1,0 +1,38 @@
+"""logs/ajet.log: everything that was logged, with secrets blotted out.
+
+Invariant: no sink of ours writes a line that the redactor has not seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from ajet.record.secrets import Redactor
+
+FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
+
+
+class LogFile:
+    """A loguru sink into one file, from `open` until `close`."""
+
+    def __init__(self, path: Path, redact: Redactor) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._redact = redact
+        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        # diagnose would write the values of local variables, keys among them, into tracebacks
+        self._sink: int | None = logger.add(self._write, level="DEBUG", format=FORMAT, diagnose=False, backtrace=False)
+
+    def _write(self, message: Any) -> None:
+        self._file.write(self._redact(str(message)))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Stop logging there. Idempotent."""
+        if self._sink is not None:
+            logger.remove(self._sink)
+            self._sink = None
+            self._file.close()

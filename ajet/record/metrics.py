@@ -1,0 +1,61 @@
+"""metrics.jsonl: one row of numbers for each event of a run, and the same to the trackers.
+
+Invariant: rows are appended in order and put on the disk; after a resume the file holds no row of a step that will be
+played again. A number that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.record import full_disk
+from ajet.record.files import append_lines, keep_rows, read_rows
+from ajet.record.plain import plain
+from ajet.record.trackers import Tracker
+
+
+class Metrics:
+    """The numbers of one run."""
+
+    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()) -> None:
+        self.path = path
+        self.trackers = list(trackers)
+        self._lock = threading.Lock()
+
+    def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
+        """Record one row. `more` (tasks=[…]) goes to the file only; trackers get the finite numbers."""
+        numbers = {name: _finite(value) for name, value in values.items()}
+        row = {"step": step, "time": time.time(), **numbers, **plain(more)}
+        with self._lock:
+            with full_disk.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
+                append_lines(self.path, [json.dumps(row, ensure_ascii=False)])
+            known = {name: value for name, value in numbers.items() if value is not None}
+            for tracker in self.trackers:
+                tracker.log(step, known)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows, in the order logged; each has `step` and `time`."""
+        return list(read_rows(self.path))
+
+    def truncate(self, after_step: int) -> int:
+        """Forget the rows of later steps; answers how many went."""
+        return keep_rows(self.path, lambda row: row["step"] <= after_step)
+
+    def close(self) -> None:
+        """Close the trackers. Idempotent."""
+        for tracker in self.trackers:
+            tracker.close()
+        self.trackers.clear()
+
+
+def _finite(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    number = float(value)
+    return number if math.isfinite(number) else None

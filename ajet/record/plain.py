@@ -1,0 +1,48 @@
+"""Plain JSON from whatever a workflow put into its metadata and metrics.
+
+Invariant: `dumps` never fails and always writes strict JSON: numbers that JSON has no word for become the strings
+"NaN", "Infinity" and "-Infinity", unknown objects their `repr`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+
+def dumps(value: Any) -> str:
+    """One line of strict JSON. Values that are plain already (the common case) are not copied."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """`value` as dicts with string keys, lists, strings, finite numbers, booleans and None."""
+    if value is None or isinstance(value, (bool, str, int)):
+        return value
+    if isinstance(value, (float, np.floating)):
+        number = float(value)
+        return number if math.isfinite(number) else json.dumps(number)
+    if depth > 50:
+        return f"<nested too deeply: {type(value).__name__}>"
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth + 1)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist(), depth + 1)
+    if isinstance(value, BaseModel):
+        return plain(dict(value), depth + 1)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, depth + 1) for item in value]
+    if isinstance(value, AbstractSet):
+        return sorted((plain(item, depth + 1) for item in value), key=repr)
+    return repr(value)

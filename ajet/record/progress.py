@@ -1,0 +1,106 @@
+"""How far it is: bars on a terminal, plain lines anywhere else.
+
+Invariant: what a log file or a pipe gets is whole lines, few of them, without control characters.
+"""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from ajet.record.console import console as shared_console
+
+LINE_EVERY_S = 15.0
+"""Plain lines come at most this often, besides the last one."""
+
+
+class Progress:
+    """A set of bars; use it as a context manager."""
+
+    def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
+        self.console = console or shared_console
+        self.line_every_s = line_every_s
+        self._bars: RichProgress | None = None
+        if self.console.is_terminal:
+            self._bars = RichProgress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=30),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[unit]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}", style="dim"),
+                console=self.console,
+                transient=True,
+            )
+
+    def bar(self, title: str, total: int, unit: str = "", *, done: int = 0) -> Bar:
+        """A new bar at `done` of `total`; it goes when it is closed."""
+        return Bar(self, title, total, unit, done)
+
+    def __enter__(self) -> Progress:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take all bars off the screen. Idempotent."""
+        if self._bars is not None:
+            self._bars.stop()
+
+
+class Bar:
+    """One count towards a total."""
+
+    def __init__(self, progress: Progress, title: str, total: int, unit: str, done: int) -> None:
+        self._progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
+        self._note = ""
+        self._began = self._shown = time.monotonic()
+        self._lines = 0
+        self._id: TaskID | None = None
+        if progress._bars is not None:
+            self._id = progress._bars.add_task(title, total=total, completed=done, unit=unit, note="")
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        """`count` more are done; `note` is shown beside the bar until the next one."""
+        self.done += count
+        self._note = self._note if note is None else note
+        bars = self._progress._bars
+        if bars is not None and self._id is not None:
+            bars.update(self._id, completed=self.done, note=self._note)
+        elif time.monotonic() - self._shown >= self._progress.line_every_s:
+            self._line()
+
+    def close(self) -> None:
+        """Take the bar away; in plain text its last count is printed if any line was."""
+        bars = self._progress._bars
+        if bars is not None and self._id is not None:
+            bars.remove_task(self._id)
+            self._id = None
+        elif self._lines:
+            self._line()
+            self._lines = 0
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _line(self) -> None:
+        self._shown = time.monotonic()
+        self._lines += 1
+        words = [f"{self.title}: {self.done}/{self.total}", self.unit, f"after {self._shown - self._began:.0f} s"]
+        text = " ".join(word for word in words if word) + (f", {self._note}" if self._note else "")
+        self._progress.console.print(text, markup=False, soft_wrap=True)

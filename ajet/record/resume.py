@@ -1,0 +1,80 @@
+"""Which checkpoint a new start continues from (DESIGN decision 11).
+
+Invariant: a run is continued only with the same backbone and the same training-relevant configuration, or because
+the person named the checkpoint; nothing that an earlier run wrote is removed or overwritten unasked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.record.files import write_atomically
+from ajet.record.plain import plain
+from ajet.schema.errors import UserError
+
+FILE = "run.json"
+SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RunIdentity:
+    """What makes two starts the same run."""
+
+    run_id: str
+    """With the step it names a policy version."""
+    backbone: str
+    training: dict[str, Any]
+    """`Experiment.training_relevant()`: flat, key -> value."""
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the run folder."""
+        write_atomically(folder / FILE, json.dumps(plain(asdict(self)), indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> RunIdentity | None:
+        """The identity of the run in `folder`; None where no run ever started."""
+        try:
+            content = json.loads((folder / FILE).read_text())
+        except FileNotFoundError:
+            return None
+        return cls(content["run_id"], content["backbone"], content["training"])
+
+    def differences(self, backbone: str, training: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(key, then, now) of everything that differs. Keys of `ajet` that only one side knows are skipped: they
+        come from another version of ajet."""
+        now = json.loads(json.dumps(plain(training)))
+        rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
+        for key in sorted({*self.training, *now}):
+            missing = key not in self.training or key not in now
+            if key == "ajet.backbone" or (missing and key.startswith("ajet.")):
+                continue
+            if missing or self.training[key] != now[key]:
+                rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
+        return rows
+
+
+def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
+    """The error for a folder whose run was another one."""
+    rows = [f"{key}: {_short(then)} then, {_short(now)} now" for key, then, now in differences[:SHOWN]]
+    if len(differences) > SHOWN:
+        rows.append(f"and {len(differences) - SHOWN} more")
+    return UserError(
+        f"The run in {folder} had another configuration; it is not continued with this one:\n"
+        + "\n".join(f"  {row}" for row in rows),
+        where=str(folder),
+        expected="the same values, to continue it",
+        do=(
+            "--fresh begins a new run (the old folder is kept as "
+            f"{folder.name}.old-N); --resume {folder} continues it with the new values; "
+            "another ajet.experiment_name keeps both"
+        ),
+    )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"

@@ -1,0 +1,240 @@
+"""launcher_record/EXPERIMENT/: everything one run leaves behind, and who may write it.
+
+Invariants: one live process writes a folder (the lock). A folder continues a run or starts one, as DESIGN decision 11
+says; after `open` nothing in it is later than the step that the run continues from. Nothing is written that the
+redactor has not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+import uuid
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+import yaml
+from loguru import logger
+
+from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.environment import environment
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.files import write_atomically
+from ajet.record.lock import FILE as LOCK_FILE
+from ajet.record.lock import RunLock
+from ajet.record.logs import LogFile
+from ajet.record.metrics import Metrics
+from ajet.record.resume import RunIdentity, refuse
+from ajet.record.secrets import Redactor, literal_secrets
+from ajet.record.status import Status
+from ajet.record.trackers import open_trackers
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+Kind = Literal["train", "debug", "eval"]
+
+
+class RunDirectory:
+    """An open run folder; made by `RunDirectory.open`, given back by `close`."""
+
+    path: Path
+    name: str
+    """The folder below the root: what `ajet stop` and `ajet chat` are given."""
+    run_id: str
+    resumed: Checkpoint | None
+    """What the run continues from; None: from nothing."""
+    notes: list[str]
+    """What the person should know about the choice of folder; logged already."""
+
+    def __init__(self, experiment: Experiment, place: _Place, kind: Kind) -> None:
+        self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
+        self._lock: RunLock | None = place.lock
+        self.run_id = place.run_id
+        trainer = experiment.ajet.trainer_common
+        redact = Redactor(literals=literal_secrets(yaml.safe_load(experiment.resolved_yaml())))
+        self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
+        self.status = Status(self.path / "status.json", run_id=self.run_id, name=self.name, kind=kind)
+        self.episodes = EpisodeFiles(self.path / "episodes", redact)
+        self.checkpoints = place.checkpoints
+        self.metrics = Metrics(self.path / "metrics.jsonl")
+        after_step = self.resumed.step if self.resumed else -1
+        self.episodes.truncate(after_step)
+        self.metrics.truncate(after_step)
+        if kind != "debug":
+            resumed_step = self.resumed.step if self.resumed else None
+            self.metrics.trackers += open_trackers(trainer.logger, self.path, resumed_step=resumed_step)
+        self._describe(experiment, redact)
+        for note in self.notes:
+            logger.warning(note)
+
+    @classmethod
+    def open(
+        cls, experiment: Experiment, *, root: Path, kind: Kind = "train", resume: str = "auto", fresh: bool = False
+    ) -> RunDirectory:
+        """Find, lock and prepare the folder.
+
+        `resume`: "auto" continues a run of the same configuration; "never", like `fresh`, starts anew; anything else
+        is the folder of a checkpoint or run to continue from. Raises UserError when the folder's run had another
+        configuration, or the named checkpoint does not exist.
+        """
+        root = Path(root).absolute()
+        if kind != "train":
+            return cls(experiment, _Place.new(root, experiment.name, kind), kind)
+        place = _Place.locked(root, experiment.name)
+        try:
+            place.decide(experiment, root, "never" if fresh else resume)
+            return cls(experiment, place, kind)
+        except BaseException:
+            place.give_back()
+            raise
+
+    def close(self, outcome: str) -> None:
+        """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self.metrics.close()
+        self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
+        self.log_file.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    _closed = False
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self.close("interrupted" if interrupted else "failed" if kind else "finished")
+
+    def _describe(self, experiment: Experiment, redact: Redactor) -> None:
+        """The files that say what this run is."""
+        write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
+        write_atomically(self.path / "resolved.yaml", redact.interpolated(experiment.resolved_yaml()))
+        started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        with (self.path / "command").open("a") as file:
+            file.write(redact(f"# {started} in {os.getcwd()}\n{shlex.join(sys.argv)}\n"))
+        folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
+        text = json.dumps(environment(*folders), indent=1, ensure_ascii=False)
+        write_atomically(self.path / "environment.json", redact(text) + "\n")
+
+
+class _Place:
+    """A folder being chosen: locked, and what the run in it continues from."""
+
+    def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
+        self.folder, self.name, self.lock = folder, name, lock
+        self.notes: list[str] = []
+        self.resumed: Checkpoint | None = None
+        self.run_id = uuid.uuid4().hex
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+
+    @classmethod
+    def new(cls, root: Path, name: str, kind: str) -> _Place:
+        """A folder of its own below EXPERIMENT/debug or EXPERIMENT/eval, named by the time."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        number = 1
+        while True:
+            folder = root / name / kind / (stamp if number == 1 else f"{stamp}-{number}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+                continue
+            return cls(folder, str(folder.relative_to(root)), None)
+
+    @classmethod
+    def locked(cls, root: Path, name: str) -> _Place:
+        """EXPERIMENT, or EXPERIMENT-2 and so on while a live run holds the one before."""
+        number = 1
+        holders: list[str] = []
+        while True:
+            tried = name if number == 1 else f"{name}-{number}"
+            lock = RunLock(root / tried)
+            holder = lock.take()
+            if holder is None:
+                place = cls(root / tried, tried, lock)
+                if holders:
+                    place.notes.append(
+                        f"{', '.join(holders)}; this run writes to {tried} "
+                        f"(if that run is over, delete its {LOCK_FILE})"
+                    )
+                return place
+            holders.append(f"{tried} is being written by {holder}")
+            number += 1
+
+    def decide(self, experiment: Experiment, root: Path, resume: str) -> None:
+        """Continue the folder's run, or set it aside and begin one, as `resume` says."""
+        backbone, training = experiment.ajet.backbone, experiment.training_relevant()
+        trainer = experiment.ajet.trainer_common
+        self._open_checkpoints(trainer.max_checkpoints_to_keep, trainer.keep_best)
+        earlier = RunIdentity.read(self.folder)
+        differences = earlier.differences(backbone, training) if earlier else []
+        if resume == "auto":
+            if differences:
+                raise refuse(self.folder, differences)
+            self.resumed = self.checkpoints.latest()
+        elif resume == "never":
+            if earlier:
+                self._set_aside()
+                earlier = None
+        else:
+            chosen = self._named(resume, root)
+            latest = self.checkpoints.latest()
+            if latest is not None and chosen.path.resolve() == latest.path.resolve():
+                self.resumed = latest
+                if differences:
+                    changed = ", ".join(key for key, _, _ in differences)
+                    self.notes.append(f"continuing {self.name} after step {latest.step} with changed {changed}")
+            else:
+                inside = chosen.path.resolve().is_relative_to(self.folder.resolve())
+                if earlier:
+                    old = self._set_aside()
+                    earlier = None
+                    if inside:
+                        relative = chosen.path.resolve().relative_to(self.folder.resolve())
+                        chosen = self.checkpoints.at(old / relative)
+                self.resumed = chosen
+                self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
+        self.run_id = earlier.run_id if earlier else self.run_id
+        RunIdentity(self.run_id, backbone, training).write(self.folder)
+
+    def give_back(self) -> None:
+        """Release the lock; a folder that was made only for it goes."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def _open_checkpoints(self, keep: int, keep_best: bool) -> None:
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=keep, keep_best=keep_best)
+        self.checkpoints.clean()
+
+    def _named(self, resume: str, root: Path) -> Checkpoint:
+        path = Path(resume)
+        return self.checkpoints.at(path if path.exists() or not (root / path).exists() else root / path)
+
+    def _set_aside(self) -> Path:
+        """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
+        number = 1
+        while (old := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
+            number += 1
+        os.replace(self.folder, old)
+        (old / LOCK_FILE).unlink(missing_ok=True)
+        self.lock = RunLock(self.folder)
+        holder = self.lock.take()
+        if holder is not None:
+            raise UserError(
+                f"{holder} began to write to {self.folder} at the same moment.",
+                where=str(self.folder),
+                do="start again: the new run will get a folder of its own",
+            )
+        self.notes.append(f"the earlier run of {self.name} was kept as {old.name}")
+        return old

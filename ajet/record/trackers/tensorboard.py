@@ -1,0 +1,35 @@
+"""TensorBoard event files, by tensorboard's own writer, so that torch is not needed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ajet.schema.errors import MissingExtra
+
+
+class TensorboardTracker:
+    """Writes scalars below `folder`; after a resume, viewers drop what was written for later steps."""
+
+    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise MissingExtra("tensorboard", "tensorboard", needed_for="The tracker tensorboard") from error
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(folder))
+        if resumed_step is not None:
+            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._writer.add_event(self._event(wall_time=time.time(), step=resumed_step + 1, session_log=session))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """One event with a scalar for each number, on the disk when this returns."""
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the writer's thread and close the file."""
+        self._writer.close()
