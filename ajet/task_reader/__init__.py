@@ -1,0 +1,12 @@
+"""Where tasks come from: JSON lines, data sets, reasoning-gym, numbers, or a reader of the user's.
+
+In: the experiment. Out: `Task`s by split, in a repeatable order, and, for sources that bring one, a judge. `TaskOrder`
+then decides which tasks a training step takes. Invariant: every row becomes exactly one task with an id of its own,
+or an error that names the row, or is left out, counted and said; nothing collapses and nothing is lost silently.
+"""
+
+from ajet.task_reader.contract import TaskReader, TaskSplit
+from ajet.task_reader.order import TaskOrder
+from ajet.task_reader.registry import OpenedReader, open_reader
+
+__all__ = ["OpenedReader", "TaskOrder", "TaskReader", "TaskSplit", "open_reader"]

@@ -1,0 +1,49 @@
+"""What a task reader is.
+
+Invariant: reading is repeatable: the same configuration gives the same tasks in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+
+TaskSplit = Literal["train", "validation"]
+
+
+@runtime_checkable
+class TaskReader(Protocol):
+    """Gives the tasks of a split. Users write their own with these two members; it is made with the composed
+    configuration as its only argument and chosen by `task_reader.type: file.py->Class`."""
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """All tasks of the split. Raises TaskError."""
+        ...
+
+    @property
+    def judge(self) -> Any:
+        """An object with `compute_reward(workflow_task, workflow_output)` that suits these tasks; None without one."""
+        ...
+
+
+def find(path: str, base: Path) -> Path | None:
+    """The file or folder that a path in the YAML means: beside the YAML, then in the working directory."""
+    wanted = Path(path).expanduser()
+    places = [wanted] if wanted.is_absolute() else [base / wanted, Path.cwd() / wanted]
+    return next((place for place in places if place.exists()), None)
+
+
+def find_file(path: str, base: Path, *, key: str) -> Path:
+    """Like `find`, for something that must be a file. Raises TaskError, naming the key that holds the path."""
+    found = find(path, base)
+    if found is None or not found.is_file():
+        raise TaskError(
+            f"The task file {path} {'does not exist' if found is None else 'is a folder'}.",
+            where=key,
+            expected=f"a file, looked for in {base} and {Path.cwd()}",
+        )
+    return found

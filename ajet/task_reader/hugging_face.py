@@ -1,0 +1,339 @@
+"""Data sets as the `datasets` library reads them: the hub's, folders laid out like the hub's, plain files.
+
+Invariant: what a path means never depends on the network: a local file or folder of that name wins, then a
+`name/config` below a local folder, then the hub. A hub that does not answer is an error within about a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loguru import logger
+
+from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit, find
+from ajet.task_reader.rows import BadRow, Columns, task_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+KEY = "ajet.task_reader.huggingface_dat_repo"
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}
+HOMES = {
+    "gsm8k": "openai/gsm8k",
+    "squad": "rajpurkar/squad",
+    "ai2_arc": "allenai/ai2_arc",
+    "boolq": "google/boolq",
+    "hotpot_qa": "hotpotqa/hotpot_qa",
+    "commonsense_qa": "tau/commonsense_qa",
+}
+"""Where data sets that are known by one word live on the hub."""
+FIRST_CONFIG = {"openai/gsm8k": "main"}
+"""The configuration that people mean when they name none."""
+SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
+ANSWER_TIME = 20.0
+"""Seconds within which the hub must answer a first request."""
+CACHE_TIME = 60.0
+"""Seconds to look for a cached copy when it did not."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the rows are: exactly one of a data file, and a folder or repository with a configuration."""
+
+    path: str
+    config: str | None = None
+    file: Path | None = None
+    local: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.path}, configuration {self.config}" if self.config else self.path
+
+
+class HuggingFaceReader:
+    """`huggingface_dat_repo`: rows become tasks with the whole row as metadata."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        reader = experiment.ajet.task_reader
+        section = reader.huggingface_dat_repo
+        self._base = experiment.yaml_path.parent
+        self._path, self._config = section.dataset_path, section.dataset_name
+        self._splits = {"train": section.training_split, "validation": section.validation_split}
+        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._skip = reader.on_bad_row == "skip"
+
+    def has(self, split: TaskSplit) -> bool:
+        """Whether a split is named."""
+        return bool(self._splits[split])
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Every row of the split. Raises TaskError, MissingExtra."""
+        if not self._path:
+            raise TaskError("No data set is named.", where=f"{KEY}.dataset_path", do=f"set {KEY}.dataset_path")
+        name = self._splits[split]
+        if not name:
+            key = f"{KEY}.{'training' if split == 'train' else split}_split"
+            raise TaskError(f"No split is named for the {split} tasks.", where=key, do=f"set {key}")
+        place = locate(self._path, self._config, self._base)
+        return self._made(load_rows(place, name), f"{place}, split {name}")
+
+    def _made(self, rows: Iterable[Mapping[str, Any]], where: str) -> list[Task]:
+        tasks: list[Task] = []
+        bad: list[tuple[int, str]] = []
+        for index, row in enumerate(rows):
+            try:
+                tasks.append(task_of(row, self._columns))
+            except BadRow as problem:
+                if not self._skip:
+                    raise TaskError(
+                        f"A row cannot be used as a task: {problem}.",
+                        where=f"{where}, row {index}",
+                        do="name the columns in ajet.task_reader.columns, or set ajet.task_reader.on_bad_row=skip",
+                    ) from None
+                bad.append((index, str(problem)))
+        if bad:
+            total = len(bad) + len(tasks)
+            logger.warning("{}: {} of {} rows left out; the first, {}: {}", where, len(bad), total, *bad[0])
+        return tasks
+
+
+def locate(path: str, config: str | None, base: Path) -> Place:
+    """What `dataset_path` (with `dataset_name` as its configuration, if set) means. Raises TaskError."""
+    found = find(path, base)
+    if found is not None and found.is_file():
+        if found.suffix not in FORMATS:
+            raise TaskError(
+                f"{found.name} is no data file that can be read.",
+                where=f"{KEY}.dataset_path",
+                expected=f"a folder, a hub name, or a file ending in {', '.join(FORMATS)}",
+            )
+        return Place(str(found), file=found)
+    if found is not None:
+        parent = found.parent
+        if config is None and found.name in _named_configs(parent):
+            return Place(str(parent), found.name)
+        return _in_folder(found, config)
+    head, _, tail = path.rstrip("/").rpartition("/")
+    above = find(head, base) if head else None
+    if above is not None and above.is_dir() and config is None and _is_data_set(above):
+        return _in_folder(above, tail)
+    if Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
+        raise TaskError(f"The data set {path} does not exist.", where=f"{KEY}.dataset_path")
+    return _on_hub(path, config)
+
+
+def load_rows(place: Place, split: str) -> Iterable[Mapping[str, Any]]:
+    """The rows of one split (`datasets` slices such as `train[:100]` are understood). Raises TaskError."""
+    datasets = _library()
+    if place.file is not None:
+        return _of_file(datasets, place, split)
+    if not place.local and not _answers(place.path):
+        logger.warning("the hub does not answer; looking for a copy of {} in the cache", place.path)
+        unreachable = TaskError(
+            f"The Hugging Face hub does not answer, and there is no copy of {place} in its cache.",
+            where=f"{KEY}.dataset_path",
+            expected="a network, or a local folder or file with the data",
+            do=f"set {KEY}.dataset_path to a local copy (a folder laid out like the hub's, parquet, csv or jsonl)",
+        )
+        try:
+            return _within(CACHE_TIME, lambda: _load(datasets, place, split), unreachable)
+        except TaskError as problem:
+            raise unreachable from problem
+    return _load(datasets, place, split)
+
+
+def _load(datasets: Any, place: Place, split: str) -> Any:
+    try:
+        return datasets.load_dataset(place.path, place.config, split=split)
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
+        raise _explained(datasets, place, split, problem) from problem
+
+
+def _explained(datasets: Any, place: Place, split: str, problem: Exception) -> TaskError:
+    """The answer to a failed load: the configurations or splits that there are, if that is what was wrong."""
+    text = str(problem)
+    if "BuilderConfig" in text or "Config name is missing" in text:
+        names = datasets.get_dataset_config_names(place.path)
+        return _no_config(place.path, place.config, names)
+    if "Unknown split" in text or "Bad split" in text:
+        names = datasets.get_dataset_split_names(place.path, place.config)
+        return _no_split(str(place), split, names)
+    return TaskError(f"The data set {place} cannot be read: {text.splitlines()[0]}", where=f"{KEY}.dataset_path")
+
+
+def _no_config(path: str, config: str | None, names: Iterable[str]) -> TaskError:
+    what = f"has no configuration {config}" if config else "has several configurations"
+    return TaskError(
+        f"The data set {path} {what}.",
+        where=f"{KEY}.dataset_path",
+        expected=f"one of: {', '.join(sorted(names))}",
+        do=f"write it after the path, as in {path}/{min(names, default='NAME')}",
+    )
+
+
+def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
+    return TaskError(
+        f"The data set {where} has no split {split}.",
+        where=f"{KEY}.training_split, validation_split",
+        expected=f"one of: {', '.join(names)}",
+    )
+
+
+def _of_file(datasets: Any, place: Place, split: str) -> Any:
+    assert place.file is not None
+    name = split.partition("[")[0]
+    options = {"delimiter": "\t"} if place.file.suffix == ".tsv" else {}
+    try:
+        return datasets.load_dataset(
+            FORMATS[place.file.suffix], data_files={name: str(place.file)}, split=split, **options
+        )
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
+        cause = problem.__cause__ or problem
+        raise TaskError(
+            f"The data file cannot be read: {(str(cause).splitlines() or [repr(cause)])[0]}", where=str(place.file)
+        ) from problem
+
+
+def _in_folder(folder: Path, config: str | None) -> Place:
+    named = _named_configs(folder)
+    folders = [] if named else _config_folders(folder)
+    if named:
+        if config is None and len(named) > 1:
+            usual = next((name for name, first in named.items() if first or name == "default"), None)
+            config = usual or _meant(folder, named)
+        elif config is None:
+            config = next(iter(named))
+        if config not in named:
+            raise _no_config(str(folder), config, named)
+        return Place(str(folder), config)
+    if folders:
+        config = config or (folders[0] if len(folders) == 1 else _meant(folder, folders))
+        if config not in folders:
+            raise _no_config(str(folder), config, folders)
+        return Place(str(folder / config))
+    if config is not None and config != "default":
+        raise _no_config(str(folder), config, ["default"])
+    if not _data_files(folder, deep=True):
+        raise TaskError(
+            f"There is no data file in {folder}.",
+            where=f"{KEY}.dataset_path",
+            expected=f"files ending in {', '.join(FORMATS)}",
+        )
+    return Place(str(folder))
+
+
+def _meant(folder: Path, names: Collection[str]) -> str | None:
+    """The configuration that a bare name stands for, where the hub's data set of that name has one."""
+    usual = FIRST_CONFIG.get(HOMES.get(folder.name, folder.name))
+    return usual if usual in names else None
+
+
+def _named_configs(folder: Path) -> dict[str, bool]:
+    """The configurations that a data card names, and whether each is its default one."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return {}
+    text = card.read_text(encoding="utf-8", errors="replace")
+    if not text.startswith("---"):
+        return {}
+    import yaml
+
+    try:
+        head = yaml.safe_load(text[3:].partition("\n---")[0])
+    except yaml.YAMLError:
+        return {}
+    configs = head.get("configs") if isinstance(head, dict) else None
+    return {str(item["config_name"]): bool(item.get("default")) for item in configs or [] if "config_name" in item}
+
+
+def _config_folders(folder: Path) -> list[str]:
+    if _data_files(folder):
+        return []
+    return sorted(
+        item.name
+        for item in folder.iterdir()
+        if item.is_dir() and item.name.lower() not in SPLIT_FOLDERS and _data_files(item, deep=True)
+    )
+
+
+def _data_files(folder: Path, *, deep: bool = False) -> bool:
+    return any(item.suffix in FORMATS for item in (folder.rglob("*") if deep else folder.iterdir()) if item.is_file())
+
+
+def _is_data_set(folder: Path) -> bool:
+    return bool(_named_configs(folder) or _config_folders(folder))
+
+
+def _on_hub(path: str, config: str | None) -> Place:
+    parts = [part for part in path.split("/") if part]
+    if parts and parts[0] in HOMES and len(parts) <= 2:
+        repository, rest = HOMES[parts[0]], parts[1:]
+    elif len(parts) > 3 or not parts:
+        raise TaskError(
+            f"{path} is neither a local data set nor a hub name.",
+            where=f"{KEY}.dataset_path",
+            expected="a path that exists, or name, name/config, org/name or org/name/config",
+        )
+    else:
+        repository, rest = "/".join(parts[:2]), parts[2:]
+    return Place(repository, config or (rest[0] if rest else FIRST_CONFIG.get(repository)), local=False)
+
+
+def _answers(repository: str) -> bool:
+    """Whether the hub says anything at all about the repository (that it is not there is an answer too)."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    def ask() -> bool:
+        try:
+            HfApi().dataset_info(repository, timeout=ANSWER_TIME / 2)
+        except HfHubHTTPError as problem:
+            return problem.response is not None and problem.response.status_code < 500
+        except (OfflineModeIsEnabled, OSError):
+            return False
+        return True
+
+    import httpx
+
+    try:
+        return _within(ANSWER_TIME, ask, TimeoutError())
+    except (TimeoutError, httpx.HTTPError):
+        return False
+
+
+def _within(seconds: float, call: Callable[[], T], late: Exception) -> T:
+    """`call()`, or `late` raised when it takes longer; the call then goes on in its daemon thread, unheard."""
+    outcome: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, call()))
+        except Exception as problem:  # noqa: BLE001 - handed to the waiting thread, whatever it is
+            outcome.append((False, problem))
+
+    thread = threading.Thread(target=run, name="ajet-hub", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise late
+    good, value = outcome[0]
+    if not good:
+        raise value
+    return value
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtra("datasets", "local", needed_for="huggingface_dat_repo") from None
+    datasets.disable_progress_bars()
+    return datasets

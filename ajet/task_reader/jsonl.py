@@ -1,0 +1,113 @@
+"""JSON lines: one task an object.
+
+Invariant: no line is lost silently. A bad one stops the reading and is named by file and line, or, with
+`task_reader.on_bad_row: skip`, is left out, counted and said.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from loguru import logger
+
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit, find_file
+from ajet.task_reader.rows import BadRow, Columns, task_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class JsonlReader:
+    """`jsonl_dataset_file`: fields of `Task` by name, or a question/answer style row (then the row is metadata)."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        reader = experiment.ajet.task_reader
+        self._base = experiment.yaml_path.parent
+        self._files = {
+            "train": reader.jsonl_dataset_file.training.file_path,
+            "validation": reader.jsonl_dataset_file.validation.file_path,
+        }
+        self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
+        self._skip = reader.on_bad_row == "skip"
+        self.skipped = 0
+        """Bad rows left out so far."""
+
+    def has(self, split: TaskSplit) -> bool:
+        """Whether a file is named for the split."""
+        return bool(self._files[split])
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Every row of the split's file. Raises TaskError."""
+        key = f"ajet.task_reader.jsonl_dataset_file.{'training' if split == 'train' else split}.file_path"
+        path = self._files[split]
+        if not path:
+            raise TaskError(f"No file is named for the {split} tasks.", where=key, do=f"set {key}")
+        return read_tasks(find_file(path, self._base, key=key), self._columns, skip=self._skip, counter=self)
+
+
+def read_tasks(
+    file: Path, columns: Columns | None = None, *, skip: bool = False, counter: JsonlReader | None = None
+) -> list[Task]:
+    """The tasks of one file. Raises TaskError at the first bad line, unless told to skip."""
+    tasks: list[Task] = []
+    bad: list[tuple[int, str]] = []
+    for number, line in _lines(file):
+        try:
+            tasks.append(task_of(_row(line), columns or Columns()))
+        except BadRow as problem:
+            if not skip:
+                raise TaskError(
+                    f"A task row cannot be used: {problem}.",
+                    where=f"{file}:{number}",
+                    expected="one JSON object a line, with a question",
+                    do="mend the line, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                ) from None
+            bad.append((number, str(problem)))
+    if bad:
+        number, problem = bad[0]
+        logger.warning(
+            "{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), len(bad) + len(tasks), number, problem
+        )
+        if counter is not None:
+            counter.skipped += len(bad)
+    return tasks
+
+
+def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, line
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        if b"\\ud" in line.lower():
+            json.dumps(row, ensure_ascii=False).encode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise BadRow(f"not UTF-8 at byte {problem.start + 1}") from None
+    except UnicodeEncodeError:
+        raise BadRow("half of a surrogate pair, which is no text") from None
+    except json.JSONDecodeError as problem:
+        if line.lstrip().startswith(b"[") and line.strip() in (b"[", b"[{"):
+            raise BadRow("this looks like one JSON array, not JSON lines") from None
+        raise BadRow(f"no JSON ({problem.msg} at column {problem.colno})") from None
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    if not isinstance(row, dict):
+        raise BadRow(f"a JSON {type(row).__name__}, not an object")
+    return row
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise BadRow(f"{name} is no JSON")

@@ -1,0 +1,40 @@
+"""Tasks that are nothing but a number, for worlds that are made from a seed (a frozen lake, a game).
+
+Invariant: the numbers of both splits are distinct and are functions of the seed alone; a larger size only appends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+HALF = 2**30
+
+
+class RandomDummyReader:
+    """`random_dummy`: `metadata["random_number"]` in [0, 2**30) for training, [2**30, 2**31) for validation."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        section = experiment.ajet.task_reader.random_dummy
+        self._sizes = {"train": section.size, "validation": section.validation_size}
+        self._seed = experiment.ajet.seed
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """As many as the section says."""
+        draw = random.Random(f"{self._seed}/{split}")
+        numbers: dict[int, None] = {}
+        while len(numbers) < self._sizes[split]:
+            numbers[draw.randrange(HALF) + (HALF if split == "validation" else 0)] = None
+        return [
+            Task(main_query=f"Random task {number}", task_id=f"random-{number}", metadata={"random_number": number})
+            for number in numbers
+        ]

@@ -1,0 +1,109 @@
+"""The task families of the PyPI package reasoning-gym, with their own scorers as the judge.
+
+Invariant: a task names its family, seed and index, from which the family makes the same entry again; so a recorded
+episode can be judged anew without anything but its task. The two splits never share an entry's seed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import JudgeFailure, MissingExtra, TaskError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_reader.contract import TaskSplit
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+KEY = "ajet.task_reader.reasoning_gym"
+APART = 1_000_003
+"""Families draw entry i with seed + i: the validation seed lies this far off, further than any size."""
+
+
+class ReasoningGymReader:
+    """`reasoning_gym`: `metadata["answer"]` is one right answer (there may be others; the judge knows)."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        section = experiment.ajet.task_reader.reasoning_gym
+        if section.size > APART:
+            raise TaskError(f"At most {APART} tasks can be drawn.", where=f"{KEY}.size")
+        self._family = section.dataset
+        self._params = dict(section.params or {})
+        self._seeds = {"train": section.seed, "validation": section.seed + APART}
+        self._sizes = {"train": section.size, "validation": section.validation_size}
+
+        self._opened: dict[int, Any] = {}
+
+    @cached_property
+    def judge(self) -> ReasoningGymJudge:
+        """Scores by the family's own rule."""
+        return ReasoningGymJudge(self)
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Draws the split. Raises TaskError for a family or parameter that does not exist."""
+        entries = self.entries(self._seeds[split])
+        tasks = []
+        for index in range(self._sizes[split]):
+            entry = entries[index]
+            origin = {"dataset": self._family, "seed": self._seeds[split], "index": index}
+            tasks.append(
+                Task(
+                    main_query=entry["question"],
+                    task_id=f"{self._family}-{self._seeds[split]}-{index}",
+                    metadata={"answer": entry["answer"], "reasoning_gym": origin},
+                )
+            )
+        return tasks
+
+    def entries(self, seed: int) -> Any:
+        """The family opened with one of the two seeds: `entries[index]`, `entries.score_answer(answer, entry)`."""
+        if seed not in self._opened:
+            self._opened[seed] = self._open(seed)
+        return self._opened[seed]
+
+    def _open(self, seed: int) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)
+                from reasoning_gym.factory import DATASETS, create_dataset
+        except ImportError:
+            raise MissingExtra("reasoning-gym", "reasoning-gym", needed_for="task_reader.type: reasoning_gym") from None
+        if self._family not in DATASETS:
+            near = difflib.get_close_matches(str(self._family), DATASETS, n=3) or sorted(DATASETS)[:8]
+            raise TaskError(
+                f"reasoning-gym has no task family {self._family}.",
+                where=f"{KEY}.dataset",
+                expected=f"one of its {len(DATASETS)} families, such as {', '.join(near)}",
+            )
+        size = max((self._sizes[split] for split, own in self._seeds.items() if own == seed), default=1)
+        try:
+            return create_dataset(self._family, seed=seed, size=max(1, size), **self._params)
+        except (TypeError, ValueError, AssertionError) as problem:
+            raise TaskError(
+                f"The task family {self._family} refuses its parameters: {problem}", where=f"{KEY}.params"
+            ) from problem
+
+
+class ReasoningGymJudge:
+    """A BaseJudge in all but inheritance; `metadata["final_answer"]` is the answer, bare or in <answer> tags."""
+
+    def __init__(self, reader: ReasoningGymReader) -> None:
+        self._reader = reader
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        """The family's score in 0..1, and whether it is full marks. Raises JudgeFailure when there is no answer."""
+        from reasoning_gym.utils import extract_answer
+
+        origin = workflow_task.task.metadata["reasoning_gym"]
+        if "final_answer" not in workflow_output.metadata:
+            raise JudgeFailure('the workflow gave no metadata["final_answer"], which reasoning-gym\'s scorer needs')
+        answer = workflow_output.metadata["final_answer"]
+        answer = "" if answer is None else str(answer)
+        tagged = extract_answer(answer)
+        entries = self._reader.entries(origin["seed"])
+        score = float(entries.score_answer(answer if tagged is None else tagged, entries[origin["index"]]))
+        return score, score >= 1.0

@@ -1,0 +1,112 @@
+"""Which reader `task_reader.type` names, and what every reader's tasks go through.
+
+Invariant: whoever asks `open_reader` gets tasks that are `Task`s, at least one of them, with unique ids; a split is
+read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskReader, TaskSplit
+from ajet.task_reader.hugging_face import HuggingFaceReader
+from ajet.task_reader.jsonl import JsonlReader
+from ajet.task_reader.random_dummy import RandomDummyReader
+from ajet.task_reader.reasoning_gym import ReasoningGymReader
+from ajet.task_reader.rows import with_ids
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+READERS: dict[str, Callable[[Experiment], TaskReader]] = {
+    "jsonl_dataset_file": JsonlReader,
+    "huggingface_dat_repo": HuggingFaceReader,
+    "random_dummy": RandomDummyReader,
+    "reasoning_gym": ReasoningGymReader,
+}
+ELSEWHERE = {
+    "env_service": "Tasks from an environment service cannot be read by this version of ajet.",
+    "data_generation": "Tasks cannot be generated from documents by this version of ajet.",
+}
+
+
+class OpenedReader:
+    """A reader with its promises kept: see the module's invariant."""
+
+    def __init__(self, reader: TaskReader, name: str) -> None:
+        self._reader, self._name = reader, name
+        self._read: dict[TaskSplit, list[Task]] = {}
+
+    @property
+    def judge(self) -> Any:
+        """The reader's own judge, or None."""
+        return getattr(self._reader, "judge", None)
+
+    def has(self, split: TaskSplit) -> bool:
+        """Whether the split is configured at all (asking for its tasks may still find fault with it)."""
+        ask = getattr(self._reader, "has", None)
+        return True if ask is None else bool(ask(split))
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """The split's tasks. Raises TaskError."""
+        if split not in self._read:
+            self._read[split] = self._checked(split)
+        return self._read[split]
+
+    def _checked(self, split: TaskSplit) -> list[Task]:
+        tasks = list(self._reader.tasks(split))
+        if not tasks:
+            raise TaskError(
+                f"The data set has no {split} tasks.",
+                where=f"ajet.task_reader ({self._name})",
+                expected="at least one",
+            )
+        for index, task in enumerate(tasks):
+            if not isinstance(task, Task):
+                raise TaskError(
+                    f"The task reader gave a {type(task).__name__} instead of a Task.",
+                    where=f"{self._name}, {split} task {index}",
+                    expected="ajet.Task objects",
+                )
+        tasks, made = with_ids(tasks)
+        if made:
+            logger.info(
+                "{} of {} {} tasks had no id of their own: they got one from their content", made, len(tasks), split
+            )
+        return tasks
+
+
+def open_reader(experiment: Experiment) -> OpenedReader:
+    """The reader that the experiment names. Raises ConfigError, UnresolvedReference, MissingExtra, TaskError."""
+    name = experiment.ajet.task_reader.type
+    if name in READERS:
+        return OpenedReader(READERS[name](experiment), name)
+    if name in ELSEWHERE:
+        raise ConfigError(ELSEWHERE[name], where="ajet.task_reader.type", expected=_choices())
+    if isinstance(name, type):
+        return _users(name, name.__name__, experiment)
+    if "->" in name or ":" in name:
+        from ajet.config import resolve_reference
+
+        found = resolve_reference(name, base=experiment.yaml_path.parent, expect=type, what="ajet.task_reader.type")
+        return _users(found, name, experiment)
+    raise ConfigError(f"There is no task reader {name}.", where="ajet.task_reader.type", expected=_choices())
+
+
+def _users(found: type, name: str, experiment: Experiment) -> OpenedReader:
+    if not callable(getattr(found, "tasks", None)):
+        raise ConfigError(
+            f"{name} is no task reader.",
+            where="ajet.task_reader.type",
+            expected="a class made with the configuration, whose tasks(split) gives a list of ajet.Task",
+        )
+    return OpenedReader(found(experiment.config), name)
+
+
+def _choices() -> str:
+    return f"one of {', '.join(READERS)}, or a reference such as my_reader.py->MyReader"

@@ -1,0 +1,124 @@
+"""Rows of any source -> tasks with unique, stable ids.
+
+Invariant: two tasks of a split never share a `task_id`, whatever the source says; an id we make is a function of the
+row's content, so that it survives reordering, filtering and a second reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.schema.task import Task
+
+_QUERY = ("main_query", "question", "query", "prompt", "problem")
+_ID = ("task_id", "id")
+_ANSWER = ("answer", "ground_truth", "final_answer", "solution", "target")
+
+
+class BadRow(ValueError):
+    """A row that makes no task; the message says why."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column holds what; None: the first usual name that is there. A dotted name looks into nested objects."""
+
+    main_query: str | None = None
+    task_id: str | None = None
+    answer: str | None = None
+
+
+def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
+    """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
+
+    Raises BadRow when there is nothing to ask or a field has the wrong type.
+    """
+    query = _pick(row, columns.main_query, _QUERY)
+    messages = row.get("init_messages") or []
+    if isinstance(query, list):
+        messages, query = query, ""
+    query = "" if query is None else query
+    env_type = row.get("env_type") or "no_env"
+    own = row.get("metadata")
+    metadata = dict(row)
+    if isinstance(own, Mapping):
+        metadata = {key: value for key, value in row.items() if key not in Task.model_fields}
+        metadata.update(own)
+    answer = _pick(row, columns.answer, _ANSWER)
+    if answer is not None:
+        metadata.setdefault("answer", answer)
+        if columns.answer:
+            metadata["answer"] = answer
+    task_id = _pick(row, columns.task_id, _ID)
+    for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
+        if not isinstance(value, kind):
+            raise BadRow(f"{name} is {type(value).__name__}, expected text")
+    if not (isinstance(messages, list) and all(isinstance(item, Mapping) and "role" in item for item in messages)):
+        raise BadRow("the messages are no list of objects with a role")
+    if isinstance(task_id, (dict, list, bool)):
+        raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
+    if not query.strip() and not messages and env_type == "no_env":
+        raise BadRow(
+            f"no question: none of the columns {', '.join(map(str, row)) or '(none)'} is one of {', '.join(_QUERY)} "
+            "(task_reader.columns.main_query names another)"
+        )
+    return Task(
+        main_query=query,
+        init_messages=[dict(item) for item in messages],
+        task_id="" if task_id is None else str(task_id),
+        env_type=env_type,
+        metadata=metadata,
+    )
+
+
+def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
+    """Give every task an id of its own; also, how many were missing or doubled.
+
+    A missing id becomes the hash of the content; an id that several tasks bear gets that hash appended on all of
+    them; identical rows are told apart by a counter.
+    """
+    tasks = list(tasks)
+    seen = Counter(task.task_id for task in tasks)
+    result: list[Task] = []
+    used = {task_id for task_id, count in seen.items() if count == 1 and task_id}
+    made = 0
+    for task in tasks:
+        if task.task_id and seen[task.task_id] == 1:
+            result.append(task)
+            continue
+        made += 1
+        base = f"{task.task_id}-{_content(task)}" if task.task_id else _content(task)
+        name, number = base, 1
+        while name in used:
+            number += 1
+            name = f"{base}-{number}"
+        used.add(name)
+        result.append(task.model_copy(update={"task_id": name}))
+    return result, made
+
+
+def _content(task: Task) -> str:
+    text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _pick(row: Mapping[str, Any], chosen: str | None, usual: Sequence[str]) -> Any:
+    if chosen:
+        return _look(row, chosen)
+    return next((row[name] for name in usual if row.get(name) is not None), None)
+
+
+def _look(row: Mapping[str, Any], name: str) -> Any:
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise BadRow(f"no column {name}; there are {', '.join(map(str, row)) or 'none'}")
+        value = value[part]
+    return value
