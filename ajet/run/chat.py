@@ -20,7 +20,7 @@ def chat(run: str, root: Path, prompt: str | None = None, *, system: str | None 
     """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0."""
     from ajet.config import load_experiment
     from ajet.engine.sampler import open_sampler
-    from ajet.record import CheckpointStore
+    from ajet.record import Checkpoints
 
     folder = Path(run) if Path(run, "resolved.yaml").exists() else root / run
     if not (folder / "resolved.yaml").exists():
@@ -30,7 +30,7 @@ def chat(run: str, root: Path, prompt: str | None = None, *, system: str | None 
             expected="a run directory with a resolved.yaml and checkpoints/",
             do=f"look into {root} for the names of the runs",
         )
-    checkpoints = CheckpointStore(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / "checkpoints")
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))

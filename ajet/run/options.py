@@ -1,0 +1,24 @@
+"""What the command line says about a launch beyond the experiment itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Flags of `ajet --conf …`."""
+
+    fresh: bool = False
+    """Start anew in the experiment's folder, whatever it holds."""
+    resume: str | None = None
+    """auto, never or a checkpoint's path; None leaves it to `trainer_common.resume`."""
+    with_ray: bool = False
+    with_ray_cluster: bool = False
+    with_logview: bool = False
+    debug_tags: str = ""
+    """Breakpoints to stop at, "TAG1|TAG2"."""
+    dry_run: bool = False
+    skip_check_avail_gpu: bool = False
+    traceback: bool = False
+    """Show the traceback of a user's error too."""

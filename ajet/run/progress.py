@@ -1,0 +1,98 @@
+"""What a person sees while a run trains: a bar of episodes, one line a step, and now and then an answer.
+
+Invariant: it only shows. It gets episodes and numbers that are recorded anyway, and changes none.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ajet.record.console import console
+from ajet.record.progress import Bar, Progress
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.schema.episode import Episode
+
+SAMPLE_EVERY = 5
+"""Training steps between two sample answers."""
+
+
+class TrainingProgress:
+    """Called by rollout for each episode (from its threads) and by the loop for each step."""
+
+    def __init__(self, experiment: Experiment, run: RunDirectory) -> None:
+        trainer, rollout = experiment.ajet.trainer_common, experiment.ajet.rollout
+        self._run = run
+        self._episodes_a_step = experiment.ajet.data.train_batch_size * rollout.num_repeat
+        self._val_every = trainer.test_freq
+        self._bars = Progress()
+        self._bars.__enter__()
+        self._bar: Bar | None = None
+        self._lock = threading.Lock()
+        self._sample: Episode | None = None
+
+    def on_episode(self, episode: Episode) -> None:
+        """An episode ended. Thread-safe."""
+        with self._lock:
+            validation = episode.split == "validation"
+            if not validation and (self._sample is None or (episode.reward or 0) > (self._sample.reward or 0)):
+                self._sample = episode
+            if self._bar is None:
+                title = "validation" if validation else f"step {episode.step}"
+                self._bar = self._bars.bar(title, 0 if validation else self._episodes_a_step, "episodes")
+            self._bar.advance()
+
+    def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
+        """A step or a validation ended: one line of its numbers."""
+        with self._lock:
+            if self._bar is not None:
+                self._bar.close()
+                self._bar = None
+        if "validation/reward" in metrics:
+            console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
+            return
+        console.print(_training(step, total, metrics), markup=False, soft_wrap=True)
+        if step == 1 or step % SAMPLE_EVERY == 0:
+            self._show_sample()
+        self._sample = None
+
+    def close(self) -> None:
+        """Take the bars away. Idempotent."""
+        self._bars.close()
+
+    def _show_sample(self) -> None:
+        if self._sample is None or not self._sample.calls:
+            return
+        last = self._sample.calls[-1]
+        reply = self._sample.messages[last.reply] if last.reply is not None else {}
+        said = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
+        line = Text.assemble(
+            ("            ", ""), (f"{self._sample.task.main_query[:80]} ", "dim"), ("→ ", "dim"), (said[:160], "italic")
+        )
+        console.print(line, soft_wrap=True)
+
+
+def _validation(metrics: dict[str, float]) -> str:
+    reward = f"reward {metrics['validation/reward']:.3f}"
+    if "validation/success_rate" in metrics:
+        reward += f", success {metrics['validation/success_rate']:.0%}"
+    return f"{reward} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
+
+
+def _training(step: int, total: int, metrics: dict[str, float]) -> str:
+    words = [f"step {step:>4}/{total}"]
+    words.append(f"reward {metrics['train/reward']:.3f}" if "train/reward" in metrics else "no episode was scored")
+    if metrics.get("train/failed"):
+        words.append(f"{int(metrics['train/failed'])} failed")
+    if "loss" in metrics:
+        words.append(f"grad {metrics.get('grad_norm', 0):.2f}")
+    else:
+        words.append("nothing to learn from (equal rewards)")
+    seconds = f"{metrics['seconds/step']:.1f} s (rollout {metrics['seconds/rollout']:.1f}"
+    words.append(f"{seconds}, update {metrics['seconds/update']:.1f})")
+    return "  ".join(words)
