@@ -13,7 +13,7 @@ from ajet.record.console import console
 
 TRAINING = "train/reward"
 VALIDATION = "validation/reward"
-HALF_LIFE_STEPS = 3.0
+HALF_LIFE_STEPS = 2.0
 """Of the exponential mean that smooths the training reward."""
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dot bits of a braille cell, by row and column."""

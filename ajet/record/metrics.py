@@ -14,18 +14,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.record import full_disk
 from ajet.record.files import append_lines, keep_rows, read_rows
 from ajet.record.plain import plain
+from ajet.record.secrets import Redactor
 from ajet.record.trackers import Tracker
 
 
 class Metrics:
     """The numbers of one run."""
 
-    def __init__(self, path: Path, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = ()) -> None:
         self.path = path
         self.trackers = list(trackers)
+        self._redact = redact or Redactor({})
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
@@ -34,10 +38,8 @@ class Metrics:
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
             with full_disk.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
-                append_lines(self.path, [json.dumps(row, ensure_ascii=False)])
-            known = {name: value for name, value in numbers.items() if value is not None}
-            for tracker in self.trackers:
-                tracker.log(step, known)
+                append_lines(self.path, [self._redact(json.dumps(row, ensure_ascii=False))])
+            self._track(step, {name: value for name, value in numbers.items() if value is not None})
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows, in the order logged; each has `step` and `time`."""
@@ -52,6 +54,14 @@ class Metrics:
         for tracker in self.trackers:
             tracker.close()
         self.trackers.clear()
+
+    def _track(self, step: int, numbers: dict[str, float]) -> None:
+        for tracker in list(self.trackers):
+            try:
+                tracker.log(step, numbers)
+            except OSError as error:
+                logger.warning("{} failed ({}) and is left out from now on", type(tracker).__name__, error)
+                self.trackers.remove(tracker)
 
 
 def _finite(value: float) -> float | int | None:

@@ -1,8 +1,8 @@
 """launcher_record/EXPERIMENT/: everything one run leaves behind, and who may write it.
 
 Invariants: one live process writes a folder (the lock). A folder continues a run or starts one, as DESIGN decision 11
-says; after `open` nothing in it is later than the step that the run continues from. Nothing is written that the
-redactor has not seen.
+says; after `open` nothing in it is later than the step that the run continues from. What it writes of the person's
+text and of the environment has passed the redactor.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class RunDirectory:
         trainer = experiment.ajet.trainer_common
         redact = Redactor(literals=literal_secrets(yaml.safe_load(experiment.resolved_yaml())))
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
-        self.status = Status(self.path / "status.json", run_id=self.run_id, name=self.name, kind=kind)
+        self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
-        self.metrics = Metrics(self.path / "metrics.jsonl")
+        self.metrics = Metrics(self.path / "metrics.jsonl", redact)
         after_step = self.resumed.step if self.resumed else -1
         self.episodes.truncate(after_step)
         self.metrics.truncate(after_step)

@@ -17,13 +17,14 @@ import psutil
 from ajet.record.files import write_atomically
 from ajet.record.lock import Holder
 from ajet.record.plain import plain
+from ajet.record.secrets import Redactor
 
 
 class Status:
     """The content of `status.json`. Thread-safe."""
 
-    def __init__(self, path: Path, *, run_id: str, name: str, kind: str) -> None:
-        self._path = path
+    def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
+        self._path, self._redact = path, redact
         self._lock = threading.RLock()
         holder = Holder.this()
         self._content: dict[str, Any] = {
@@ -43,7 +44,8 @@ class Status:
         with self._lock:
             self._content.update(plain(values))
             self._content["updated"] = time.time()
-            write_atomically(self._path, json.dumps(self._content, indent=1, ensure_ascii=False) + "\n")
+            text = json.dumps(self._content, indent=1, ensure_ascii=False)
+            write_atomically(self._path, self._redact(text) + "\n")
 
     def add_process(self, pid: int, role: str) -> None:
         """Record a process that this run started, while it lives."""

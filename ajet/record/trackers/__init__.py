@@ -53,7 +53,7 @@ def open_trackers(names: str | Iterable[str], folder: Path, *, resumed_step: int
             if known is not None:
                 opened[name] = known(folder, resumed_step)
                 continue
-            reason = f"ajet has no tracker of this name yet (known: {', '.join(TRACKERS)})"
+            reason = f"ajet has no tracker of this name yet (known: {', '.join(TRACKERS)})."
         except MissingExtra as error:
             reason = f"{error.what} {error.do}"
         logger.warning("logger {}: {} The numbers go to the console and to metrics.jsonl.", name, reason)
