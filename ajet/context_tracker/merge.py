@@ -1,0 +1,164 @@
+"""Which call continues which, by exact tokens, in time linear in the tokens.
+
+Invariant: a call continues the longest other call whose whole prompt + response is, token for token, the beginning of
+its prompt; what is not an exact prefix is never joined. Answers depend on the tokens alone, not
+on the order of the calls. `PrefixTree` keeps it.
+
+How: all sequences enter a compressed prefix tree, longest first. A path of the tree holds a run of tokens, so a
+sequence is compared with whole runs, and every one of its tokens is looked at once. What a call is known to share
+with its parent (`Call.prefix`) is not even looked at: of linked calls only the distinct tokens are touched. A
+sequence changes its run at most O(sqrt(distinct tokens)) times, because runs entered before are longer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ajet.schema.call import Call, Ids
+
+
+class Spot(NamedTuple):
+    """A place in the tree: after `stop` tokens from the root, on path `path`."""
+
+    path: int
+    stop: int
+
+
+ROOT = Spot(0, 0)
+
+
+class PrefixTree:
+    """Token sequences with their common beginnings stored once."""
+
+    def __init__(self) -> None:
+        self._ids: list[Ids] = [np.empty(0, np.int32)]
+        self._starts = [-1]
+        self._parents = [-1]
+        self._branches: dict[tuple[int, int, int], int] = {}
+
+    def at(self, spot: Spot, stop: int) -> Spot:
+        """The place of the first `stop` tokens of the sequence that ends at `spot`."""
+        path, starts = spot.path, self._starts
+        while stop <= starts[path]:
+            path = self._parents[path]
+        return Spot(path, stop)
+
+    def insert(self, rest: Ids, after: Spot = ROOT) -> Spot:
+        """Enter the sequence that continues `after` by `rest`; answers where it ends. `rest` is kept, not copied."""
+        path, stop = after
+        while rest.size:
+            if path:
+                same = _common(self._ids[path], stop - self._starts[path], rest)
+                stop += same
+                rest = rest[same:]
+                if not rest.size:
+                    break
+            branch = (path, stop, int(rest[0]))
+            following = self._branches.get(branch)
+            if following is None:
+                following = self._branches[branch] = len(self._ids)
+                self._ids.append(rest)
+                self._starts.append(stop)
+                self._parents.append(path)
+                return Spot(following, stop + rest.size)
+            path = following
+        return Spot(path, stop)
+
+    def ids(self, spot: Spot, start: int = 0) -> Ids:
+        """[stop - start] the tokens from `start` to `spot`; shares memory with the tree where they lie in one run."""
+        path, stop = spot
+        parts: list[Ids] = []
+        while path > 0 and stop > start:
+            first = self._starts[path]
+            parts.append(self._ids[path][max(start - first, 0) : stop - first])
+            path, stop = self._parents[path], first
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
+
+    def parent(self, path: int) -> tuple[int, int]:
+        """The path that `path` departs from, and after how many tokens; (-1, -1) of the root."""
+        return self._parents[path], self._starts[path]
+
+
+def _common(run: Ids, offset: int, rest: Ids) -> int:
+    """How many leading tokens of `rest` are those of `run` from `offset` on."""
+    size = min(run.size - offset, rest.size)
+    if not size:
+        return 0
+    differ = run[offset : offset + size] != rest[:size]
+    first = int(differ.argmax())
+    return first if differ[first] else size
+
+
+def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
+    """The tree of all calls' prompt + response, and where each call ends in it."""
+    sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
+    sharing: list[list[tuple[int, int]]] = [[] for _ in calls]
+    for position, call in enumerate(calls):
+        if call.parent is not None and call.prefix:
+            sharing[position].append((call.prefix, call.parent))
+            sharing[call.parent].append((call.prefix, position))
+    tree = PrefixTree()
+    spots: list[Spot | None] = [None] * len(calls)
+    for position in sorted(range(len(calls)), key=sizes.__getitem__, reverse=True):
+        after = ROOT
+        for shared, other in sharing[position]:
+            known = spots[other]
+            if known is not None and shared > after.stop:
+                after = tree.at(known, shared)
+        spots[position] = tree.insert(_tokens_from(calls, position, after.stop), after)
+    return tree, [spot for spot in spots if spot is not None]
+
+
+def _tokens_from(calls: Sequence[Call], position: int, start: int) -> Ids:
+    """The tokens of one call's prompt + response from `start` on."""
+    call = calls[position]
+    begin = call.prefix + call.suffix_ids.size
+    if start >= begin:
+        return call.response_ids[start - begin :]
+    parts = [call.response_ids, call.suffix_ids]
+    begin = call.prefix
+    need = begin
+    while need > start:
+        assert call.parent is not None, f"call {call.index} shares {need} tokens with nobody"
+        call = calls[call.parent]
+        for part, first in (
+            (call.response_ids, call.prefix + call.suffix_ids.size),
+            (call.suffix_ids, call.prefix),
+        ):
+            if need > first:
+                parts.append(part[: need - first])
+                need = first
+        begin = need
+    joined = np.concatenate(parts[::-1], dtype=np.int32)
+    return joined[start - begin :]
+
+
+def continued(
+    calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
+) -> dict[int, Spot | None]:
+    """For each of `members`, where the longest other member that it continues ends: one whose prompt + response is
+    the beginning of its prompt. None: it continues nobody. Members that end at one spot have the same tokens."""
+    ends: dict[int, list[int]] = {}
+    for position in members:
+        ends.setdefault(spots[position].path, []).append(spots[position].stop)
+    for stops in ends.values():
+        stops.sort()
+    answer: dict[int, Spot | None] = {}
+    for position in members:
+        path, limit = spots[position].path, spots[position].stop - calls[position].response_ids.size
+        answer[position] = None
+        while path > 0:
+            stops = ends.get(path, [])
+            nearest = bisect_right(stops, limit)
+            if nearest:
+                answer[position] = Spot(path, stops[nearest - 1])
+                break
+            path, start = tree.parent(path)
+            limit = min(limit, start)
+    return answer

@@ -1,0 +1,190 @@
+"""Samples to rows of tokens: shared prefixes once, no padding.
+
+Invariant: along the path of every sample a row holds exactly that sample's tokens at positions 0, 1, 2 …; every
+mask-1 token of every sample is a target exactly once; within a tree no token is stored twice. Each `Sample` lies in
+one tree, so a forward pass under the tree's mask computes what a pass over the sample alone would.
+
+Samples of one group that begin alike form a tree. Rows are filled up to `budget` tokens. A group's tree that would
+outgrow the budget is built as several, each repeating what it shares; only a single sample that is longer than the
+budget makes a longer row, which it then has to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet.schema.batch import Sample
+from ajet.schema.call import Ids
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Rows [start, stop) of a packed row: sequences that share prefixes. Shapes: n = stop - start tokens, S segments.
+
+    A segment is a run of tokens without a branch. Parents come before children."""
+
+    start: int
+    stop: int
+    segment_of: Indices
+    """[n] the segment of each token."""
+    parents: Indices
+    """[S] the segment that each segment continues; -1 for the one at the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """[K] what the row is trained on, ordered by source."""
+
+    source: Indices
+    """Index into the row of the token whose logits predict the target."""
+    token: Indices
+    """The id to predict."""
+    sample: Indices
+    """Index into the samples given to `pack`."""
+    offset: Indices
+    """Index of the target within its sample's timeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One forward pass. Shapes: N tokens.
+
+    Token i attends to token j iff both are in the same tree, j <= i, and j's segment is i's or an ancestor of it."""
+
+    ids: Ids
+    """[N]"""
+    positions: Ids
+    """[N] the index of each token within its sample."""
+    trees: list[Tree]
+    targets: Targets
+
+
+def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
+    """Rows of at most `budget` tokens, but for samples that are longer themselves. Deterministic.
+
+    Raises ValueError for a timeline whose first token has mask 1: nothing predicts it."""
+    for index, sample in enumerate(samples):
+        if sample.timeline.mask.size and sample.timeline.mask[0]:
+            raise ValueError(f"sample {index} of episode {sample.episode}: its first token cannot be a target")
+    trees = [_grow(samples, members) for members in _families(samples, budget, share_prefixes)]
+    trees.sort(key=lambda tree: (-tree.ids.size, tree.members[0]))
+    rows: list[list[_Grown]] = []
+    room: list[int] = []
+    for tree in trees:
+        size = tree.ids.size
+        row = next((index for index, left in enumerate(room) if left >= size), None)
+        if row is None:
+            rows.append([])
+            room.append(budget)
+            row = len(rows) - 1
+        rows[row].append(tree)
+        room[row] -= size
+    return [_join(samples, row) for row in rows]
+
+
+def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
+    """[n, n] True where the token of the row index attends to the token of the column index."""
+    count = tree.parents.size
+    ancestor = np.eye(count, dtype=np.bool_)
+    for segment, parent in enumerate(tree.parents):
+        if parent >= 0:
+            ancestor[segment] |= ancestor[parent]
+    seen = ancestor[tree.segment_of[:, None], tree.segment_of[None, :]]
+    return np.tril(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grown:
+    """A tree before it has its place in a row."""
+
+    members: list[int]
+    paths: list[Indices]
+    """Per member [T]: the tree's index of each of its tokens."""
+    ids: Ids
+    positions: Ids
+    segment_of: Indices
+    parents: Indices
+
+
+def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
+    """Samples that become one tree: neighbours in the order of their tokens that share a prefix and fit the budget."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        if sample.timeline.ids.size:
+            groups.setdefault(sample.group, []).append(index)
+    for members in groups.values():
+        members.sort(key=lambda index: samples[index].timeline.ids.tobytes())
+        family: list[int] = []
+        size = 0
+        for index in members:
+            ids = samples[index].timeline.ids
+            shared = _shared(samples[family[-1]].timeline.ids, ids) if family else 0
+            if family and (not share or not shared or size + ids.size - shared > budget):
+                yield family
+                family, size, shared = [], 0, 0
+            family.append(index)
+            size += ids.size - shared
+        yield family
+
+
+def _shared(left: Ids, right: Ids) -> int:
+    size = min(left.size, right.size)
+    differ = left[:size] != right[:size]
+    first = int(differ.argmax()) if size else 0
+    return first if size and differ[first] else size
+
+
+def _grow(samples: Sequence[Sample], members: list[int]) -> _Grown:
+    paths: list[Indices] = []
+    pieces: list[Ids] = []
+    before: list[Indices] = []
+    size = 0
+    for number, index in enumerate(members):
+        ids = samples[index].timeline.ids
+        shared = _shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
+        fresh = np.arange(size, size + ids.size - shared, dtype=np.int64)
+        path = np.concatenate([paths[-1][:shared], fresh]) if number else fresh
+        paths.append(path)
+        pieces.append(ids[shared:])
+        before.append(np.concatenate([[-1], path])[shared : ids.size])
+        size += fresh.size
+    previous = np.concatenate(before).astype(np.int64)
+    followers = np.bincount(previous + 1, minlength=size + 1)
+    opens = (previous < 0) | (followers[previous + 1] > 1)
+    segment_of = np.cumsum(opens) - 1
+    first = previous[opens]
+    parents = np.where(first < 0, -1, segment_of[np.maximum(first, 0)])
+    positions = np.empty(size, np.int32)
+    for path in paths:
+        positions[path] = np.arange(path.size, dtype=np.int32)
+    ids = np.concatenate(pieces).astype(np.int32, copy=False)
+    return _Grown(members, paths, ids, positions, segment_of, parents)
+
+
+def _join(samples: Sequence[Sample], grown: Sequence[_Grown]) -> PackedRow:
+    trees: list[Tree] = []
+    targets: list[tuple[Indices, Indices, Indices, Indices]] = []
+    start = 0
+    for tree in grown:
+        stop = start + tree.ids.size
+        trees.append(Tree(start, stop, tree.segment_of, tree.parents))
+        for index, path in zip(tree.members, tree.paths, strict=True):
+            timeline = samples[index].timeline
+            offset = np.flatnonzero(timeline.mask)
+            token = timeline.ids[offset].astype(np.int64)
+            targets.append((path[offset - 1] + start, token, np.full(offset.size, index, np.int64), offset))
+        start = stop
+    columns = [np.concatenate([part[column] for part in targets]) for column in range(4)]
+    order = np.lexsort((columns[2], columns[0]))
+    return PackedRow(
+        np.concatenate([tree.ids for tree in grown]),
+        np.concatenate([tree.positions for tree in grown]),
+        trees,
+        Targets(*(column[order] for column in columns)),
+    )

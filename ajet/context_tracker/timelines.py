@@ -1,0 +1,165 @@
+"""Calls to timelines: every sampled token is trained at one place, in the context it was sampled in.
+
+Invariants (tests/unit/test_timelines.py holds them by properties):
+- each token that a trained call sampled to its end is in exactly one timeline with mask 1, and there its ids,
+  logprobs and versions are the engine's; wherever else it is replayed it is context with mask 0;
+- a timeline's ids are the prompt + response of one call, its leaf: tokens are never put into a context that the model
+  did not see, whatever `compare_level` says;
+- sampled tokens = tokens with mask 1 + the counted reasons;
+- the timelines do not depend on the order of the calls.
+
+A call whose prompt + response is the beginning of another's prompt is absorbed by that one. Where several continue
+it, the one that leads to the longest timeline does; equal ones are told apart by a digest of their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
+from ajet.schema.call import Call
+from ajet.schema.timeline import SampledSpan, Timeline
+
+
+def timelines(
+    calls: Sequence[Call],
+    *,
+    compare_level: Literal["token", "text"] = "token",
+    ignore_tools: bool = True,
+) -> tuple[list[Timeline], Counter[str]]:
+    """The timelines of one episode, by leaf, and its sampled tokens that are in none, by `UntrainedReason`.
+
+    `calls[i].parent` indexes `calls`. Calls without a parent are joined too where their tokens say so.
+    `compare_level` "text" asks to join calls whose texts agree. Equal text in other tokens is another context, in
+    which the reply was not sampled, so here it joins exactly what "token" joins: calls whose text is equal and whose
+    tokens are not stay apart. (That a client's text matches what was sampled is decided earlier, by the gateway,
+    which then extends the sampled tokens.)
+    `ignore_tools` False keeps calls with different tool lists apart even where the tokens agree.
+    """
+    untrained: Counter[str] = Counter()
+    for call in calls:
+        reason = _not_trained(call)
+        if reason and call.response_ids.size:
+            untrained[reason] += int(call.response_ids.size)
+    tree, spots = insert_calls(calls)
+    groups: dict[int | None, list[int]] = {}
+    for position, call in enumerate(calls):
+        if call.response_ids.size and not _not_trained(call):
+            groups.setdefault(None if ignore_tools else call.tools, []).append(position)
+    found: list[Timeline] = []
+    for members in groups.values():
+        found += [_timeline(calls, tree, spots, chain) for chain in _chains(calls, tree, spots, members)]
+    return sorted(found, key=lambda timeline: timeline.leaf), untrained
+
+
+def _not_trained(call: Call) -> str | None:
+    if not call.trained:
+        return "not_trainable"
+    return "aborted_call" if call.finish in ("aborted", "error") else None
+
+
+def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]) -> list[list[int]]:
+    """Cut the tree of continuations into chains: each member in exactly one, in order, the last one is the leaf."""
+    before = continued(calls, tree, spots, members)
+    ending: dict[Spot, list[int]] = {}
+    following: dict[Spot, list[int]] = {}
+    for position in members:
+        ending.setdefault(spots[position], []).append(position)
+        earlier = before[position]
+        if earlier is not None:
+            following.setdefault(earlier, []).append(position)
+
+    heir: dict[int, int] = {}
+    reach: dict[int, int] = {}
+    digests = _Digests(calls, tree, spots, before, heir)
+    for spot in sorted(ending, key=lambda spot: spot.stop, reverse=True):
+        owners, candidates = ending[spot], following.get(spot, [])
+        if len(owners) > 1:
+            owners.sort(key=digests.own)
+        if len(candidates) > 1:
+            longest = sorted((reach[candidate] for candidate in candidates), reverse=True)
+            if len(set(longest)) == len(longest):
+                candidates.sort(key=reach.__getitem__, reverse=True)
+            else:
+                candidates.sort(key=lambda candidate: (-reach[candidate], digests.chain(candidate)))
+        for owner, candidate in zip(owners, candidates, strict=False):
+            heir[owner] = candidate
+        for owner in owners:
+            reach[owner] = reach[heir[owner]] if owner in heir else spot.stop
+
+    inherited = set(heir.values())
+    chains = []
+    for position in members:
+        if position in inherited:
+            continue
+        chain = [position]
+        while chain[-1] in heir:
+            chain.append(heir[chain[-1]])
+        chains.append(chain)
+    return chains
+
+
+class _Digests:
+    """Content of calls and of what follows them, to tell equally long continuations apart whatever their order."""
+
+    def __init__(
+        self,
+        calls: Sequence[Call],
+        tree: PrefixTree,
+        spots: Sequence[Spot],
+        before: dict[int, Spot | None],
+        heir: dict[int, int],
+    ) -> None:
+        self._calls, self._tree, self._spots, self._before, self._heir = calls, tree, spots, before, heir
+        self._chain: dict[int, bytes] = {}
+
+    def own(self, position: int) -> bytes:
+        """Of everything but the prompt's tokens that ends up in a timeline."""
+        call = self._calls[position]
+        hashed = hashlib.blake2b(repr((call.agent, call.target, call.tools, call.versions)).encode(), digest_size=16)
+        for array in (call.response_ids, call.logprobs, call.logprobs_unit):
+            hashed.update(np.ascontiguousarray(array).data)
+        return hashed.digest()
+
+    def chain(self, position: int) -> bytes:
+        """Of the call, its tokens after the call that it continues, and the same of its heirs."""
+        chain = [position]
+        while chain[-1] not in self._chain and chain[-1] in self._heir:
+            chain.append(self._heir[chain[-1]])
+        rest = b""
+        for member in reversed(chain):
+            if member not in self._chain:
+                earlier = self._before[member]
+                ids = self._tree.ids(self._spots[member], 0 if earlier is None else earlier.stop)
+                hashed = hashlib.blake2b(self.own(member), digest_size=16)
+                hashed.update(ids.data)
+                hashed.update(rest)
+                self._chain[member] = hashed.digest()
+            rest = self._chain[member]
+        return rest
+
+
+def _timeline(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], chain: Sequence[int]) -> Timeline:
+    leaf = calls[chain[-1]]
+    ids = tree.ids(spots[chain[-1]])
+    size = ids.size
+    mask = np.zeros(size, np.bool_)
+    logprobs = np.zeros(size, np.float32)
+    logprobs_unit = np.zeros(size, np.float32)
+    versions = np.full(size, -1, np.int32)
+    spans = []
+    for position in chain:
+        call, stop = calls[position], spots[position].stop
+        start = stop - call.response_ids.size
+        mask[start:stop] = True
+        logprobs[start:stop] = call.logprobs
+        logprobs_unit[start:stop] = call.logprobs_unit
+        for run in call.versions:
+            versions[start + run.first : stop] = run.low
+        spans.append(SampledSpan(call.index, start, stop))
+    return Timeline(leaf.index, leaf.agent, leaf.target, ids, mask, logprobs, logprobs_unit, versions, tuple(spans))
