@@ -72,7 +72,10 @@ class TrainingProgress:
         reply = self._sample.messages[last.reply] if last.reply is not None else {}
         said = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
         line = Text.assemble(
-            ("            ", ""), (f"{self._sample.task.main_query[:80]} ", "dim"), ("→ ", "dim"), (said[:160], "italic")
+            ("            ", ""),
+            (f"{self._sample.task.main_query[:80]} ", "dim"),
+            ("→ ", "dim"),
+            (said[:160], "italic"),
         )
         console.print(line, soft_wrap=True)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ajet.record import RunDirectory
-    from ajet.schema.batch import Sample, TrainingBatch
+    from ajet.schema.batch import Sample
     from ajet.schema.episode import Group
 
 
@@ -118,7 +118,9 @@ def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
 
     run.status.set(phase="update", step=step)
     with interrupts.held():
-        batch = credit(groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None)
+        batch = credit(
+            groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
+        )
         check_tokens(groups, batch)
         metrics = episode_metrics((e for group in groups for e in group.episodes), "train")
         metrics["train/trained_tokens"] = batch.trained_tokens

@@ -1,0 +1,34 @@
+"""The whole way on a real tiny model: an agent with a tool, captured, judged, trained, saved, and better for it."""
+
+import pytest
+
+from ajet.run.summary import Tally
+from tests.ajet_command import ajet, metric_rows
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
+    made = ajet("init", "tool", "--template", "tool", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    (yaml,) = (tmp_path / "tool").glob("*.yaml")
+    done = ajet("--conf", str(yaml), "--backbone", "local", cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stdout
+
+    (run,) = (path for path in (tmp_path / "launcher_record").iterdir() if path.is_dir())
+    rows = metric_rows(run)
+    held_out = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert held_out[0] < 0.3 and held_out[-1] > 0.9, (held_out, done.stdout)
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
+    assert tally.line() in done.stdout
+    assert (run / "metrics.png").stat().st_size > 1000
+    assert {"resolved.yaml", "status.json", "metrics.jsonl", "episodes", "checkpoints", "logs"} <= {
+        path.name for path in run.iterdir()
+    }
+
+    answer = ajet("chat", run.name, "--prompt", "What does the eel cost?", cwd=tmp_path)
+    assert answer.returncode == 0 and "model:" in answer.stdout, answer.stdout
+
+    again = ajet("--conf", str(run / "resolved.yaml"), "experiment_name=again", "--dry-run", cwd=tmp_path)
+    assert again.returncode == 0, again.stdout
