@@ -1,0 +1,33 @@
+"""Config: from a YAML to a typed, checked `Experiment`.
+
+What enters: a YAML file (or a dict), `--backbone`, `key=value` overrides. What leaves: `Experiment`, whose `ajet` is
+typed, and `resolve_reference`, which finds the classes that a YAML names. Invariant: every value has an origin that an
+error can point to; nothing depends on the working directory or on a backbone's package; torch is never imported.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_HOME = {
+    "AjetConfig": "ajet.config.schema",
+    "Experiment": "ajet.config.experiment",
+    "load_experiment": "ajet.config.experiment",
+    "View": "ajet.config.view",
+    "resolve_reference": "ajet.config.references",
+}
+__all__ = ["AjetConfig", "Experiment", "View", "load_experiment", "resolve_reference"]
+
+if TYPE_CHECKING:
+    from ajet.config.experiment import Experiment as Experiment
+    from ajet.config.experiment import load_experiment as load_experiment
+    from ajet.config.references import resolve_reference as resolve_reference
+    from ajet.config.schema import AjetConfig as AjetConfig
+    from ajet.config.view import View as View
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'ajet.config' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

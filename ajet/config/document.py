@@ -1,0 +1,188 @@
+"""Document: a YAML file with the place of every key and value.
+
+Invariant: each path of the tree has a `Place`, so that every later complaint can say file:line:column. Scalars are read
+as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from ajet.schema.errors import ConfigError
+
+KeyPath = tuple[Any, ...]
+"""Keys and list indices from the root down."""
+
+
+class Place(NamedTuple):
+    """Lines and columns count from 1; start and end are offsets of the value in the text."""
+
+    line: int
+    column: int
+    value_line: int
+    value_column: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed YAML file."""
+
+    path: Path
+    text: str
+    tree: dict[Any, Any]
+    places: dict[KeyPath, Place] = field(repr=False)
+
+    def where(self, path: KeyPath, *, value: bool = False) -> str:
+        """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
+        while path and path not in self.places:
+            path = path[:-1]
+        place = self.places.get(path)
+        if place is None:
+            return str(self.path)
+        line, column = (place.value_line, place.value_column) if value else (place.line, place.column)
+        return f"{self.path}:{line}:{column}"
+
+
+def read_document(path: Path) -> Document:
+    """Read a YAML file. Raises ConfigError for a missing file, a syntax error, duplicate keys or a root that is no
+    mapping."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"There is no file {path}.", where=str(path.absolute()), do=_similar(path) or "mend the path after --conf"
+        ) from None
+    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} can't be read as text: {error}", where=str(path)) from error
+    return parse_document(text, path)
+
+
+def parse_document(text: str, path: Path) -> Document:
+    """Parse the text of a YAML file; `path` is what errors name."""
+    loader = _Loader(text)
+    places: dict[KeyPath, Place] = {}
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return Document(path, text, {}, places)
+        _mark(root, (), places, path, set())
+        tree = loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(
+            f"The YAML does not parse: {error.problem or error.context}.", where=where, do=_advice(error, text)
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"The YAML does not parse: {error}", where=str(path)) from error
+    finally:
+        loader.dispose()
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"The YAML is a {type(tree).__name__}, not a mapping.", where=f"{path}:1:1", expected="`ajet:` and its keys"
+        )
+    return Document(path, text, tree, places)
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars as OmegaConf reads them."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:timestamp",)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
+        |\.[0-9_]+(?:[eE][-+][0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+        re.X,
+    ),
+    list("-+0123456789."),
+)
+
+
+def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Place], path: Path, open_nodes: set[int]) -> None:
+    """Note the place of everything below `node`; refuse duplicate keys and anchors that contain themselves."""
+    if id(node) in open_nodes:
+        raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
+    open_nodes.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        seen: set[Any] = set()
+        for key, value in sorted(node.value, key=lambda pair: pair[0].tag != "tag:yaml.org,2002:merge"):
+            if key.tag == "tag:yaml.org,2002:merge":
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    _mark(source, at, places, path, open_nodes)
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
+            name = _scalar(key)
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
+            seen.add(name)
+            places[(*at, name)] = _place(key, value)
+            _mark(value, (*at, name), places, path, open_nodes)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            places[(*at, index)] = _place(item, item)
+            _mark(item, (*at, index), places, path, open_nodes)
+    open_nodes.discard(id(node))
+
+
+def _scalar(node: yaml.Node) -> Any:
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    finally:
+        loader.dispose()
+
+
+def _place(key: yaml.Node, value: yaml.Node) -> Place:
+    first, start = key.start_mark, value.start_mark
+    return Place(first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index)
+
+
+def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
+    if "\t" in text and "\\t" in str(error.problem):
+        return "indent with spaces; YAML takes no tabs"
+    if "occurs twice" in str(error.problem):
+        return "keep one of the two; a later one would silently replace the earlier"
+    if "mapping values are not allowed" in str(error.problem):
+        return "look for a missing indentation, or quote the value that contains a colon"
+    return "mend the syntax there (indentation, quotes, colons)"
+
+
+def _similar(path: Path) -> str:
+    from difflib import get_close_matches
+
+    names = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, names, 1)
+    return f"did you mean {path.parent / near[0]}?" if near else ""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what `_Loader` would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+_Dumper.add_multi_representer(Path, lambda dumper, path: dumper.represent_str(str(path)))
+_Dumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(items))
+
+
+def dump_yaml(tree: Any) -> str:
+    """YAML text that `parse_document` reads back to the same values."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,229 @@
+"""Experiment: one YAML with its overrides, composed, resolved and typed.
+
+Invariant: `ajet` is the only thing that our code reads; the user's own sections reach the workflow untouched;
+`resolved_yaml()` loads again to the same experiment wherever the file lies; no secret is in anything written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from ajet.config.compose import Layers, collect_layers, compose, leaves
+from ajet.config.document import Document, dump_yaml, parse_document, read_document
+from ajet.config.dotenv import load_dotenv_files
+from ajet.config.overrides import parse_overrides
+from ajet.config.readiness import ignored, require_ready, value_at
+from ajet.config.references import located_file, parse_reference
+from ajet.config.resolution import from_environment, is_secret, resolve, unresolved, without_secrets, writable
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.base import walk
+from ajet.config.schema.choices import is_reference
+from ajet.config.shapes import BACKBONE_ROOTS, take_apart
+from ajet.config.validate import validated
+from ajet.config.view import View
+from ajet.schema.errors import ConfigError
+
+DEFAULT_ROOT = "launcher_record"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a run is made from. `load_experiment` and `Experiment.from_dict` make them."""
+
+    ajet: AjetConfig
+    sections: dict[str, Any]
+    """The user's own root names."""
+    backbone_overrides: dict[str, Any]
+    """verl, trinity, actor_rollout_ref, critic, trainer, algorithm: as written, interpolations unresolved."""
+    name: str
+    yaml_path: Path
+    yaml_text: str = field(repr=False)
+    """As given, but for literal secrets."""
+    overrides: tuple[str, ...]
+    base: Path
+    """Folder in which relative references and paths are looked up first."""
+    root: Path
+    """Folder that holds the runs."""
+    layers: Layers = field(repr=False)
+    raw: dict[str, Any] = field(repr=False)
+    """The composed tree before interpolations were resolved."""
+
+    @classmethod
+    def from_dict(cls, tree: Mapping[str, Any], *, base: Path, exp_dir: Path | None = None) -> Experiment:
+        """The experiment that a YAML with this content, in the folder `base`, would give. Raises ConfigError."""
+        named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
+        path = Path(base).absolute() / f"{named}.yaml"
+        return _build(parse_document(dump_yaml(tree), path), exp_dir=exp_dir)
+
+    @property
+    def config(self) -> View:
+        """Everything, as `tuner.config` and a judge's `self.config` give it: read-only, with attribute access."""
+        return View({"ajet": self.ajet.model_dump(), **self.sections, **self.backbone_overrides})
+
+    def require_ready(self) -> None:
+        """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks."""
+        require_ready(self.ajet, self.layers, str(self.yaml_path))
+
+    @property
+    def ignored(self) -> list[tuple[str, str]]:
+        """Keys that were set and have no effect, each with the reason; a run says so once in its log."""
+        return ignored(self.layers)
+
+    def find(self, path: str | Path) -> Path | None:
+        """A local file or folder: beside the YAML, else in the working directory; None where neither has it."""
+        return _local(str(path), self.base)
+
+    def resolved_yaml(self) -> str:
+        """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder."""
+        tree = {"ajet": self._settled(), **self.sections, **self.backbone_overrides}
+        head = f"# The resolved config of {self.name}: `ajet --conf` on this file repeats the run.\n"
+        return head + dump_yaml(writable(tree, self.raw))
+
+    def training_relevant(self) -> dict[str, Any]:
+        """The flat settings in which two runs must agree for one to continue the other: without names, logging,
+        debugging, the gateway, places of runs, and how often things are saved or validated."""
+        settled = self._settled()
+        flat: dict[str, Any] = {}
+        for path, _, notes in walk(AjetConfig):
+            if notes.get("training", True) and self._bears(path):
+                flat[".".join(path)] = _at(settled, path)
+        if self.ajet.trainer_common.optim.lr_schedule != "constant":
+            for name in ("total_epochs", "total_training_steps"):
+                flat[f"trainer_common.{name}"] = settled["trainer_common"][name]
+        own = dict(self.sections)
+        if self.ajet.backbone in ("verl", "trinity"):
+            own.update(self.backbone_overrides)
+        hidden = from_environment(self.raw)
+        for path, value in leaves(own):
+            if path not in hidden and not is_secret(path):
+                flat[".".join(map(str, path))] = value
+        return flat
+
+    def _bears(self, path: tuple[str, ...]) -> bool:
+        """Whether a key's section is in use: a reader that was not chosen changes nothing."""
+        reader = self.ajet.task_reader.type
+        if path[0] == "task_reader" and len(path) > 2 and path[1] != "columns":
+            return path[1] == reader
+        if path[:2] == ("rollout", "endpoint"):
+            return self.ajet.rollout.engine == "endpoint"
+        if path[:2] == ("task_judge", "rubrics_auto_grader"):
+            return self.ajet.task_judge.judge_type == "rubrics_auto_grader"
+        return True
+
+    def _settled(self) -> dict[str, Any]:
+        """The typed config as plain values in which nothing depends on the YAML's name or place."""
+        tree = _plain(self.ajet.model_dump())
+        tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))
+        for path, _, notes in walk(AjetConfig):
+            value = value_at(self.ajet, path)
+            if notes.get("kind") == "path" and value:
+                found = [_settled_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
+                _set(tree, path, found[0] if isinstance(value, str) else found)
+            elif notes.get("kind") == "reference" and isinstance(value, str) and is_reference(value):
+                file = located_file(value, self.base)
+                if file is not None:
+                    _set(tree, path, f"{file}->{parse_reference(value).name}")
+        return tree
+
+
+def load_experiment(
+    conf: Path | str,
+    *,
+    backbone: str | None = None,
+    overrides: Sequence[str] = (),
+    exp_dir: Path | None = None,
+) -> Experiment:
+    """Read a YAML, lay it over the defaults and the overrides over it, resolve and check it.
+
+    Loads `.env` from the working directory and from beside the YAML first (existing variables win). Raises
+    ConfigError; what a run needs beyond that is `Experiment.require_ready`'s to say.
+    """
+    path = Path(conf).expanduser()
+    load_dotenv_files([Path.cwd(), path.absolute().parent])
+    return _build(read_document(path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
+
+
+def _build(
+    document: Document,
+    *,
+    backbone: str | None = None,
+    overrides: Sequence[str] = (),
+    exp_dir: Path | None = None,
+) -> Experiment:
+    parts = take_apart(document)
+    parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone})
+    chosen = backbone or next((each.value for each in reversed(parsed) if each.path == ("ajet", "backbone")), None)
+    chosen = chosen or parts.ajet.get("backbone") or AjetConfig.model_fields["backbone"].default
+    layers = collect_layers(document, parts, parsed, backbone=str(chosen), flag=backbone)
+    composed = compose(layers, parsed, backbone=str(chosen), flag=backbone)
+    tree = resolve(composed, layers)
+    if not isinstance(tree["ajet"], dict):
+        raise ConfigError(f"`ajet` is {tree['ajet']!r}, not a mapping.", where=layers.where(("ajet",), value=True))
+    config = validated(tree, layers)
+    del tree["ajet"]
+    folder = document.path.absolute().parent
+    base = (folder / config.base_dir).resolve() if config.base_dir else folder
+    given = config.experiment_dir if config.experiment_dir != "auto" else DEFAULT_ROOT
+    return Experiment(
+        ajet=config,
+        sections={name: value for name, value in tree.items() if name not in BACKBONE_ROOTS},
+        backbone_overrides={name: value for name, value in tree.items() if name in BACKBONE_ROOTS},
+        name=_run_name(config, document, layers),
+        yaml_path=document.path.absolute(),
+        yaml_text=without_secrets(document),
+        overrides=tuple(overrides),
+        base=base,
+        root=(Path(exp_dir) if exp_dir is not None else Path(given)).expanduser().absolute(),
+        layers=layers,
+        raw=unresolved(composed),
+    )
+
+
+def _run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
+    """`read_yaml_name` takes the file's base name. A name is one folder's name."""
+    name = config.experiment_name
+    name = document.path.stem if name == "read_yaml_name" else name
+    name = name.replace("|", "-")
+    if not name or name in (".", "..") or "/" in name or "\\" in name:
+        raise ConfigError(
+            f"ajet.experiment_name is {name!r}.",
+            where=layers.where(("ajet", "experiment_name"), value=True),
+            expected="the name of one folder",
+        )
+    return name
+
+
+def _local(text: str, base: Path) -> Path | None:
+    path = Path(text).expanduser()
+    for candidate in (base / path, Path.cwd() / path):
+        if candidate.exists():
+            return candidate.resolve()
+    return None
+
+
+def _settled_path(text: str, base: Path) -> str:
+    found = None if text.startswith("embedded:") else _local(text, base)
+    return str(found) if found is not None else text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return value
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _set(tree: Any, path: tuple[str, ...], value: Any) -> None:
+    _at(tree, path[:-1])[path[-1]] = value

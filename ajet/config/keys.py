@@ -1,0 +1,82 @@
+"""Keys by their dotted path: does one exist, and which is nearest.
+
+Invariant: the schema is the only list of keys; this module reads it and adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher, get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.base import Section, subsection, walk
+from ajet.schema.errors import ConfigError
+
+
+def first_names() -> Collection[str]:
+    """The keys directly under `ajet:`."""
+    return AjetConfig.model_fields.keys()
+
+
+def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
+    """The field (or section) at `path` below `ajet`; the field itself for a path into a free mapping or a list."""
+    model: type[Section] = AjetConfig
+    for index, name in enumerate(path):
+        field = model.model_fields.get(name) if isinstance(name, str) else None
+        if field is None:
+            return None
+        nested = subsection(field)
+        if nested is None:
+            rest = path[index + 1 :]
+            return field if not rest or "dict" in str(field.annotation) or isinstance(rest[0], int) else None
+        model = nested
+    return model
+
+
+@lru_cache(maxsize=1)
+def dotted_keys() -> tuple[str, ...]:
+    """Every plain key below `ajet`, e.g. "rollout.num_repeat", and every section."""
+    plain = [".".join(path) for path, _, _ in walk(AjetConfig)]
+    sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
+    return (*plain, *sorted(sections))
+
+
+def nearest_key(path: Sequence[Any]) -> str | None:
+    """The valid key that an unknown one most likely means: a sibling with a similar name, or the same name (or a
+    similar one) in another section."""
+    *parents, name = [str(part) for part in path]
+    home = ".".join(parents)
+    siblings = [key for key in dotted_keys() if key.rpartition(".")[0] == home]
+    near = get_close_matches(name, [key.rpartition(".")[2] for key in siblings], 1, cutoff=0.6)
+    if near:
+        return ".".join([*parents, near[0]])
+    wanted = ".".join([*parents, name])
+    names: dict[str, list[str]] = {}
+    for key in dotted_keys():
+        names.setdefault(key.rpartition(".")[2], []).append(key)
+    alike = get_close_matches(name, names, 1, cutoff=0.75)
+    if alike:
+        return max(names[alike[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
+    whole = get_close_matches(wanted, dotted_keys(), 1, cutoff=0.75)
+    return whole[0] if whole else None
+
+
+def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) -> ConfigError:
+    """The error for a key that is not in the schema; `also` are the user's own root names."""
+    shown = ".".join(str(part) for part in path)
+    near = nearest_key(path)
+    if near is None and also:
+        roots = get_close_matches(str(path[0]), list(also), 1)
+        near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
+        return ConfigError(
+            f"There is no key {shown}.", where=where, do=f"did you mean {near}?" if near else "see `ajet config show`"
+        )
+    return ConfigError(
+        f"There is no key ajet.{shown}.",
+        where=where,
+        do=f"did you mean ajet.{near}?" if near else "see docs/configuration.md, or `ajet config show`",
+    )

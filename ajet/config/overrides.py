@@ -1,0 +1,92 @@
+"""Overrides: `key=value` on the command line, in Hydra's grammar.
+
+Invariant: an override may leave out the leading `ajet.`; a key of ours that does not exist is an error with the nearest
+one, and an override never means two things (sweeps and Hydra's own settings are refused).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.config.keys import find_key, first_names, unknown_key
+from ajet.config.shapes import BACKBONE_ROOTS
+from ajet.schema.errors import ConfigError
+
+_SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One override: as written, as Hydra gets it, and what it says."""
+
+    written: str
+    composed: str
+    path: tuple[str, ...]
+    value: Any
+    deletes: bool = False
+
+
+def parse_overrides(written: Sequence[str], *, roots: Collection[str]) -> list[Override]:
+    """Parse what the command line holds; `roots` are the user's own root names. Raises ConfigError."""
+    return [_parse(text, roots) for text in written]
+
+
+def _parse(text: str, roots: Collection[str]) -> Override:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    shape = _SHAPE.fullmatch(text)
+    if shape is None or (shape["rest"] is None and shape["sign"] != "~"):
+        raise _bad(text, "an override has the form key=value")
+    sign, key, rest = shape["sign"] or "", shape["key"].strip(), shape["rest"] or ""
+    path = tuple(key.split("."))
+    if path[0] == "hydra" or "/" in key or "@" in key:
+        raise _bad(text, "Hydra's own settings and groups have no use here")
+    if path[0] != "ajet" and path[0] not in BACKBONE_ROOTS and (path[0] not in roots or find_key(path) is not None):
+        if path[0] in first_names():
+            path = ("ajet", *path)
+        elif not sign and path[0] not in roots:
+            raise unknown_key(path, where=f"override {text}", also=roots)
+    sign = _sign(sign, path, text)
+    composed = f"{sign}{'.'.join(path)}{rest}"
+    try:
+        parsed = OverridesParser.create().parse_override(composed)
+        if parsed.is_sweep_override():
+            raise _bad(text, "one value; a list is written key=[a,b]")
+        value = None if parsed.is_delete() else parsed.value()
+    except HydraException as error:
+        raise _bad(
+            text, f"Hydra's grammar ({str(error).splitlines()[0]}); quote what holds special characters"
+        ) from error
+    return Override(text, composed, path, _plain(value), deletes=parsed.is_delete())
+
+
+def _sign(sign: str, path: tuple[str, ...], text: str) -> str:
+    """`++` for what the composed tree need not hold yet: a backbone's own keys, and keys below a free mapping."""
+    if path[0] in BACKBONE_ROOTS and not sign:
+        return "++"
+    if path[0] != "ajet":
+        return sign
+    found = find_key(path[1:])
+    if found is None:
+        raise unknown_key(path[1:], where=f"override {text}")
+    return "++" if sign != "~" else sign
+
+
+def _plain(value: Any) -> Any:
+    from hydra.core.override_parser.types import QuotedString
+
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, dict):
+        return {_plain(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _bad(text: str, expected: str) -> ConfigError:
+    return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected)

@@ -1,0 +1,71 @@
+"""Whether an experiment can run: what is still missing, and what this version does not have.
+
+Invariant: a YAML that sets only a project's name composes; only a run asks for more, and names all of it in one
+sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.config.compose import ABSENT, Layers
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.base import walk
+from ajet.schema.errors import ConfigError
+
+
+def missing(config: AjetConfig) -> list[tuple[str, str]]:
+    """The keys without which no run starts, each with what belongs there."""
+    reader, rollout = config.task_reader, config.rollout
+    needs: list[tuple[str, Any, str]] = []
+    if rollout.engine == "endpoint":
+        needs += [
+            ("rollout.endpoint.base_url", rollout.endpoint.base_url, "the server to ask"),
+            ("rollout.endpoint.model", rollout.endpoint.model, "the model's name there"),
+        ]
+    else:
+        needs.append(("model.path", config.model.path, "the model to tune"))
+    needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
+    section = f"task_reader.{reader.type}"
+    of_reader = {
+        "huggingface_dat_repo": ("dataset_path", reader.huggingface_dat_repo.dataset_path, "the data set"),
+        "jsonl_dataset_file": ("training.file_path", reader.jsonl_dataset_file.training.file_path, "the task file"),
+        "reasoning_gym": ("dataset", reader.reasoning_gym.dataset, "the task family"),
+    }
+    if reader.type in of_reader:
+        name, value, meaning = of_reader[reader.type]
+        needs.append((f"{section}.{name}", value, meaning))
+    return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
+
+
+def require_ready(config: AjetConfig, layers: Layers, where: str) -> None:
+    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing."""
+    for path, _, notes in walk(AjetConfig):
+        chosen = value_at(config, path)
+        for value, sentence in notes.get("later", ()):
+            if chosen == value:
+                raise ConfigError(
+                    sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
+                )
+    lacking = missing(config)
+    if lacking:
+        named = [f"{name} ({meaning})" for name, meaning in lacking]
+        listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
+        raise ConfigError(f"Still missing for a run: {listed}.", where=where, do="add it to the YAML, or as key=value")
+
+
+def ignored(layers: Layers) -> list[tuple[str, str]]:
+    """The keys that somebody set although they have no effect, each with the reason."""
+    said = layers.stack[1:]  # the first layer is the defaults, which hold every key
+    return [
+        (f"ajet.{'.'.join(path)}", notes["ignored"])
+        for path, _, notes in walk(AjetConfig)
+        if "ignored" in notes and any(layer.value(("ajet", *path)) is not ABSENT for layer in said)
+    ]
+
+
+def value_at(config: Any, path: tuple[str, ...]) -> Any:
+    """The value of a key of the typed config."""
+    for name in path:
+        config = getattr(config, name)
+    return config

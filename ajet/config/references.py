@@ -1,0 +1,214 @@
+"""References: `workflow.py->Class`, `dir/file.py->Class`, `pkg.module->Class`, `pkg.module:Class`.
+
+Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, the same file the
+same class. Files and modules are looked for in `base` (the YAML's folder), then in the working directory, then among
+installed modules; `tutorial.…` also among the tutorials that come with ajet. What does not resolve is an
+UnresolvedReference that names the reference, where it looked, and for a missing name the nearest ones in that file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import traceback
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ajet.config.locations import shipped_tutorials
+from ajet.config.scope import import_in, scope_of, spelled
+from ajet.schema.errors import UnresolvedReference
+
+FORMS = "workflow.py->Class, dir/file.py->Class, pkg.module->Class or pkg.module:Class"
+_EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld": "aworld", "pymongo": "mongo"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A parsed reference: where, and which name there."""
+
+    text: str
+    place: str
+    """A file (ends in .py) or a dotted module."""
+    name: str
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the place is a file rather than a dotted module."""
+        return self.place.endswith(".py") or "/" in self.place
+
+
+def parse_reference(text: str, *, what: str = "reference") -> Reference:
+    """Split a reference. Raises UnresolvedReference when it has none of the forms."""
+    place, arrow, name = text.partition("->")
+    if not arrow:
+        place, arrow, name = text.rpartition(":")
+    place, name = place.strip(), name.strip()
+    if not arrow or not place or not name.isidentifier():
+        raise UnresolvedReference(f"{what}: {text!r} is no reference.", where=what, expected=FORMS)
+    return Reference(text, place, name)
+
+
+def resolve_reference(reference: str, *, base: Path, expect: type | None = None, what: str = "reference") -> Any:
+    """The object that `reference` names. `what` is the key it stands in, `expect` a class it must be a subclass of."""
+    parsed = parse_reference(reference, what=what)
+    file, package, dotted = _find(parsed, base, what)
+    if file is not None:
+        _check_name(parsed, file, what)
+    module = _load(parsed, package, dotted, what)
+    try:
+        found = getattr(module, parsed.name)
+    except AttributeError:
+        raise _missing_name(parsed, vars(module), str(file or dotted), what) from None
+    if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise UnresolvedReference(
+            f"{what}: {reference} is {kind}, which is no {expect.__name__}.",
+            where=str(file or dotted),
+            expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
+            do=f"write `class {parsed.name}({expect.__name__}):`",
+        )
+    return found
+
+
+def located_file(reference: str, base: Path) -> Path | None:
+    """The file that a reference of the file form means; None for a module, or where no such file is."""
+    parsed = parse_reference(reference)
+    if not parsed.is_file:
+        return None
+    return next((path for path in _file_candidates(parsed, base) if path.is_file()), None)
+
+
+def _file_candidates(parsed: Reference, base: Path) -> list[Path]:
+    place = Path(parsed.place).expanduser()
+    roots = [base, Path.cwd()]
+    if place.parts[:1] == ("tutorial",):
+        roots.append(shipped_tutorials().parent)
+    return list(dict.fromkeys((root / place).resolve() for root in roots))
+
+
+def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
+    """(file if known, package of the scope to import in or None for the ordinary import, dotted name there)."""
+    if parsed.is_file:
+        candidates = _file_candidates(parsed, base)
+        for path in candidates:
+            if path.is_file():
+                return path, scope_of(path.parent, then=[base, Path.cwd()]), path.stem
+        raise _not_found(parsed, [str(path) for path in candidates], what)
+    parts = parsed.place.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise UnresolvedReference(f"{what}: {parsed.text!r} is no reference.", where=what, expected=FORMS)
+    roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
+    looked = []
+    for root in dict.fromkeys(root.resolve() for root in roots):
+        for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
+            looked.append(str(path))
+            if path.is_file():
+                return path, scope_of(root, then=[base, Path.cwd()]), parsed.place
+    spec = _installed(parsed.place)
+    if spec is None:
+        raise _not_found(parsed, [*looked, "the installed modules"], what)
+    file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+    return file, None, parsed.place
+
+
+def _installed(dotted: str) -> Any:
+    try:
+        return importlib.util.find_spec(dotted)
+    except (ModuleNotFoundError, ValueError):
+        return None
+
+
+def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(dotted) if package is None else import_in(package, dotted)
+    except ModuleNotFoundError as error:
+        missing = spelled(error.name or "")
+        extra = _EXTRAS.get(missing.partition(".")[0])
+        raise UnresolvedReference(
+            f"{what}: {parsed.text} imports {missing}, which is not installed.",
+            where=_last_user_line(error),
+            do=f'pip install "ajet[{extra}]"' if extra else f"install it, or mend the import of {missing}",
+        ) from error
+    except Exception as error:  # noqa: BLE001 — the user's module runs here
+        raise UnresolvedReference(
+            f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
+            where=_last_user_line(error),
+            do="mend the file; --traceback shows the whole error",
+        ) from error
+
+
+def _last_user_line(error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    frames = [frame for frame in frames if "/ajet/config/" not in frame.filename] or frames
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _check_name(parsed: Reference, file: Path, what: str) -> None:
+    """Refuse a name that the file plainly does not bind, and a file that does not parse, without running it."""
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as error:
+        raise UnresolvedReference(
+            f"{what}: {parsed.text} does not parse: {error.msg}",
+            where=f"{file}:{error.lineno}:{error.offset}",
+            do="mend the syntax there",
+        ) from error
+    bound, certain = _bound_names(tree)
+    if certain and parsed.name not in bound:
+        raise _missing_name(parsed, bound, str(file), what)
+
+
+def _bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
+    """Names bound at the top level (True for classes), and whether these are all."""
+    bound: dict[str, bool] = {}
+    certain = True
+    pending: list[ast.AST] = list(tree.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound[node.name] = isinstance(node, ast.ClassDef)
+            certain &= node.name != "__getattr__"
+            continue
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                certain &= alias.name != "*"
+                bound.setdefault((alias.asname or alias.name).partition(".")[0], False)
+        elif isinstance(node, ast.Name):
+            certain &= node.id not in ("globals", "exec", "setattr")
+            if isinstance(node.ctx, ast.Store):
+                bound.setdefault(node.id, False)
+        pending.extend(ast.iter_child_nodes(node))
+    return bound, certain
+
+
+def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> UnresolvedReference:
+    classes = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
+    near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
+    return UnresolvedReference(
+        f"{what}: {parsed.text} names {parsed.name}, which is not there.",
+        where=where,
+        expected=f"one of {', '.join(near or classes[:8])}" if near or classes else "a class at the file's top level",
+        do=f"write {parsed.text.replace(parsed.name, near[0])}" if near else "define the class, or name another",
+    )
+
+
+def _not_found(parsed: Reference, looked: list[str], what: str) -> UnresolvedReference:
+    near = _similar_files(parsed, looked)
+    return UnresolvedReference(
+        f"{what}: {parsed.text} names {parsed.place}, which is not there.",
+        where="looked for " + ", ".join(looked),
+        expected=FORMS,
+        do=f"did you mean {near}?" if near else "mend the path; it is relative to the YAML's folder",
+    )
+
+
+def _similar_files(parsed: Reference, looked: list[str]) -> str:
+    wanted = Path(looked[0]).name
+    folder = Path(looked[0]).parent
+    names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    near = get_close_matches(wanted, names, 1)
+    return near[0] if near else ""

@@ -1,0 +1,128 @@
+"""Interpolations: `${ajet.data.train_batch_size}`, `${oc.env:NAME}`, and what may be written down of them.
+
+Invariant: ajet and the user's own sections are fully resolved before a run; a backbone's own config keeps its
+interpolations, since only that backbone's composition knows all they refer to. Values that came from the environment
+into a user's section, or under a name such as `api_key`, are written as the interpolation they came from.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.compose import Layers, leaves
+from ajet.config.document import Document, KeyPath
+from ajet.config.shapes import BACKBONE_ROOTS
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+HIDDEN = "<YOUR_SECRET>"
+"""Stands for a literal secret in whatever is written; loading it again is refused as a placeholder."""
+_SECRET_NAME = re.compile(r"(^|[_-])(api[_-]?key|secret|password|passwd|token|authorization|credentials?)$", re.I)
+_FROM_ENVIRONMENT = "\ue000from the environment\ue000"
+
+
+def resolve(composed: DictConfig, layers: Layers) -> dict[str, Any]:
+    """All root names but the backbones' as plain values, the backbones' as written. Raises ConfigError."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    tree: dict[str, Any] = {}
+    for name in composed:
+        node = composed._get_node(name)
+        try:
+            if name in BACKBONE_ROOTS:
+                tree[str(name)] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+            else:
+                value = composed[name]
+                tree[str(name)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            raise _unresolved(error, str(name), layers) from error
+    return tree
+
+
+def unresolved(composed: DictConfig) -> dict[str, Any]:
+    """The same tree with every interpolation as written."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
+
+
+def from_environment(raw: dict[str, Any]) -> set[KeyPath]:
+    """The paths whose value depends on an environment variable, directly or through other keys."""
+    from copy import deepcopy
+
+    from omegaconf import OmegaConf
+
+    marked = deepcopy({name: value for name, value in raw.items() if name not in BACKBONE_ROOTS})
+    direct = [path for path, value in leaves(marked) if isinstance(value, str) and "oc.env" in value]
+    for path in direct:
+        _put(marked, path, _FROM_ENVIRONMENT)
+    if not direct:
+        return set()
+    resolved = OmegaConf.to_container(OmegaConf.create(marked), resolve=True)
+    return {path for path, value in leaves(resolved) if isinstance(value, str) and _FROM_ENVIRONMENT in value}
+
+
+def writable(tree: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant."""
+    from copy import deepcopy
+
+    shown = deepcopy(tree)
+    tainted = from_environment(raw)
+    for path, value in leaves(shown):
+        secret = is_secret(path)
+        if path in tainted and (secret or path[0] != "ajet"):
+            _put_raw(shown, raw, path)
+        elif secret and isinstance(value, str) and value:
+            if path[0] not in BACKBONE_ROOTS or "${" not in value:
+                _put(shown, path, HIDDEN)
+        elif isinstance(value, str) and "${" in value and path[0] not in BACKBONE_ROOTS:
+            _put(shown, path, value.replace("${", "\\${"))
+    return shown
+
+
+def is_secret(path: KeyPath) -> bool:
+    """Whether a key of this name holds something that must not be shown."""
+    return bool(path) and any(isinstance(part, str) and _SECRET_NAME.search(part) for part in path[-2:])
+
+
+def without_secrets(document: Document) -> str:
+    """The document's text as given, but for literal values of keys such as `api_key`."""
+    text = document.text
+    literal = [
+        document.places[path]
+        for path, value in leaves(document.tree)
+        if is_secret(path) and isinstance(value, str) and value and "${" not in value and path in document.places
+    ]
+    for place in sorted(set(literal), key=lambda place: -place.start):
+        text = f'{text[: place.start]}"{HIDDEN}"{text[place.end :]}'
+    return text
+
+
+def _put(tree: Any, path: KeyPath, value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree[part]
+    tree[path[-1]] = value
+
+
+def _put_raw(tree: Any, raw: Any, path: KeyPath) -> None:
+    """Put what was written at `path`, or at the ancestor that is one interpolation as a whole."""
+    for index, part in enumerate(path):
+        raw = raw[part]
+        if isinstance(raw, str):
+            _put(tree, path[: index + 1], raw)
+            return
+
+
+def _unresolved(error: Any, root: str, layers: Layers) -> ConfigError:
+    key = str(error.full_key or root)
+    path = tuple(int(part) if part.isdigit() else part for part in key.replace("[", ".").replace("]", "").split("."))
+    return ConfigError(
+        f"{key} can't be resolved: {str(error).splitlines()[0]}.",
+        where=layers.where(path, value=True),
+        expected="an interpolation of a key that exists, or ${oc.env:NAME,default}",
+        do="mend the name, or set the variable (a .env file beside the YAML is read)",
+    )

@@ -1,0 +1,12 @@
+"""Every key under `ajet:`, documented once: one file a section, pydantic models, importable without torch.
+
+What enters: plain dicts. What leaves: `AjetConfig`. Invariant: a key that is not here is an error, and a key that is
+here does what its description says, is refused with one sentence (`later`) or is said to be ignored (`ignored`).
+`docs/configuration.md` and `default_config/ajet_default.yaml` are generated from these descriptions.
+"""
+
+from __future__ import annotations
+
+from ajet.config.schema.experiment import AjetConfig
+
+__all__ = ["AjetConfig"]

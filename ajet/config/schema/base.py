@@ -1,0 +1,128 @@
+"""What a section and a key are.
+
+Invariant: all that ajet knows about a key (its type, default, meaning, and whether it bears on training) is in one
+place, the field; documentation, defaults file, refusals and the comparison of two runs are derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core.core_schema import ValidationInfo
+
+
+class Section(BaseModel):
+    """One mapping of the YAML. Unknown keys are errors; assigned values are validated."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        validate_assignment=True,
+        validate_default=False,
+        protected_namespaces=(),
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`num_repeat: true` would silently be 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            if not _mentions(annotation, bool) and annotation is not Any:
+                raise ValueError(f"true/false where {type_name(annotation)} belongs")
+        return value
+
+
+def key(
+    default: Any,
+    description: str,
+    *,
+    training: bool = True,
+    ignored: str | None = None,
+    later: Mapping[Any, str] | None = None,
+    kind: str | None = None,
+    **constraints: Any,
+) -> Any:
+    """A key of a section.
+
+    training: whether two runs that differ in it count as different trainings (a resume is refused).
+    ignored: why the key is accepted and has no effect; said once in the log when it is set.
+    later: values that are refused for now, each with the sentence that says so.
+    kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
+    """
+    extra: dict[str, Any] = {"training": training and ignored is None}
+    if ignored is not None:
+        extra["ignored"] = ignored
+    if later is not None:
+        extra["later"] = [[value, sentence] for value, sentence in later.items()]
+    if kind is not None:
+        extra["kind"] = kind
+    return Field(default=default, description=description, json_schema_extra=extra, **constraints)
+
+
+def section(model: type[Section], description: str, **extra: Any) -> Any:
+    """A nested mapping with its own keys; `training=False` and `ignored=` apply to all of them."""
+    return Field(default_factory=model, description=description, json_schema_extra=extra or None)
+
+
+def meta(field: FieldInfo) -> dict[str, Any]:
+    """What `key` or `section` noted about the field."""
+    extra = field.json_schema_extra
+    return extra if isinstance(extra, dict) else {}
+
+
+def subsection(field: FieldInfo) -> type[Section] | None:
+    """The model of a nested section; None for a plain key."""
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def walk(model: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
+    """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections."""
+    yield from _walk(model, prefix, {})
+
+
+def _walk(
+    model: type[Section], prefix: tuple[str, ...], inherited: dict[str, Any]
+) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
+    for name, field in model.model_fields.items():
+        notes = {**inherited, **meta(field)}
+        for heritable in ("training",):
+            if inherited.get(heritable) is False:
+                notes[heritable] = False
+        nested = subsection(field)
+        if nested is None:
+            yield (*prefix, name), field, notes
+        else:
+            yield from _walk(nested, (*prefix, name), notes)
+
+
+def _mentions(annotation: Any, wanted: type) -> bool:
+    return annotation is wanted or any(_mentions(arg, wanted) for arg in get_args(annotation))
+
+
+_PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", dict: "mapping"}
+
+
+def type_name(annotation: Any) -> str:
+    """A type as people say it: "integer", "one of sync, separate_async", "list of text", "number or null"."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation in _PLAIN:
+        return _PLAIN[annotation]
+    if annotation is Any:
+        return "anything"
+    if origin is Annotated:
+        return type_name(args[0])
+    if str(origin) == "typing.Literal":
+        return f"one of {', '.join(map(str, args))}" if len(args) > 1 else str(args[0])
+    if origin in (list, tuple):
+        return f"list of {type_name(args[0])}" if args else "list"
+    if origin is dict:
+        return "mapping"
+    if args:
+        return " or ".join(type_name(arg) for arg in args)
+    return getattr(annotation, "__name__", str(annotation))

@@ -1,0 +1,74 @@
+"""The root: `ajet:` itself.
+
+Invariant: the names and defaults are those that people's YAMLs already use; a project that sets only
+`project_name` composes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ajet.config.schema.accepted import InterchangeServer, TaskRunner
+from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.context_tracker import ContextTracker
+from ajet.config.schema.data import Data
+from ajet.config.schema.debug import Debug
+from ajet.config.schema.gateway import Gateway
+from ajet.config.schema.model import Model
+from ajet.config.schema.rollout import Rollout
+from ajet.config.schema.task_judge import TaskJudge
+from ajet.config.schema.task_reader import TaskReader
+from ajet.config.schema.trainer_common import TrainerCommon
+
+NO_SWITCH = "every client library reaches the gateway without it"
+
+
+class AjetConfig(Section):
+    """What one experiment is: model, tasks, workflow, judge, and how to train."""
+
+    project_name: str = key("ajet_default_project", "Groups experiments in trackers.", training=False)
+    experiment_name: str = key(
+        "read_yaml_name",
+        "Name of the run and of its folder below the experiment directory; `read_yaml_name` takes the YAML file's.",
+        training=False,
+    )
+    experiment_dir: str = key(
+        "auto",
+        "Folder that holds the runs; `auto` is the one given by `--exp-dir` (launcher_record).",
+        training=False,
+    )
+    base_dir: str | None = key(
+        None,
+        "Folder in which relative references and paths are looked up first; null is the YAML file's. The resolved "
+        "YAML in a run directory sets it, so that it repeats the run from there.",
+        training=False,
+    )
+    backbone: Literal["debug", "local", "verl", "trinity"] = key(
+        "debug",
+        "Who owns the engine and the optimizer: debug plays episodes and trains nothing, local trains in this "
+        "process. `--backbone` overrides it.",
+        training=False,
+        later={
+            "verl": "The verl backbone is not part of this version; `local` trains the same YAML in one process.",
+            "trinity": "The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
+        },
+    )
+    seed: int = key(0, "Seed of task order, sampling and every other random choice.", ge=0)
+    model: Model = section(Model, "The model to tune.")
+    data: Data = section(Data, "Lengths and batch size.")
+    rollout: Rollout = section(Rollout, "How tasks are turned into episodes.")
+    task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
+    task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
+    context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
+    trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
+    debug: Debug = section(Debug, "The debug backbone.", training=False)
+    gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
+    enable_experimental_interchange_server: bool = key(False, "Accepted, ignored.", ignored=NO_SWITCH)
+    interchange_server: InterchangeServer = section(
+        InterchangeServer, "Accepted, ignored.", training=False, ignored=NO_SWITCH
+    )
+    task_runner: TaskRunner = section(
+        TaskRunner, "Accepted, ignored.", training=False, ignored="rollout.isolation decides how workflows run"
+    )
+    execute_test: Any = key(False, "Accepted, ignored.", ignored="it is a switch of another system's own tests")
+    execute_testing_lambda: Any = key("", "Accepted, ignored.", ignored="it is a switch of another system's own tests")

@@ -1,0 +1,13 @@
+"""`gateway`: where the workflows' model calls arrive."""
+
+from __future__ import annotations
+
+from ajet.config.schema.base import Section, key
+
+
+class Gateway(Section):
+    """Where the workflows' model calls arrive."""
+
+    host: str | None = key(None, "Address to listen on; null is the loopback interface.")
+    port: int = key(0, "Port; 0 lets the kernel choose a free one.", ge=0, le=65535)
+    advertise: str = key("auto", "Host name that clients on other machines and in containers are given.")

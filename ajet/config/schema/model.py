@@ -1,0 +1,20 @@
+"""`model`: what is tuned."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ajet.config.schema.base import Section, key
+
+
+class Model(Section):
+    """The model to tune."""
+
+    path: str | None = key(
+        None,
+        "A Hugging Face name, a local folder, a `.gguf` file, or `embedded:NAME` (smollm2-135m, tiny-tools).",
+        kind="path",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto", "Number format of the weights; auto is bfloat16 where the machine computes it well, float32 elsewhere."
+    )

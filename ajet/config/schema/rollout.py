@@ -1,0 +1,96 @@
+"""`rollout`: how tasks are turned into episodes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from ajet.config.schema.base import Section, key, section
+
+
+class MultiTurn(Section):
+    """Limits of an episode with several turns."""
+
+    max_sample_per_task: int = key(
+        30, "Timelines of one episode to train on, at most; more are left out by a seeded choice and counted.", ge=1
+    )
+    max_steps: int = key(30, "For workflows to read: the number of turns after which they should stop.", ge=1)
+    expected_steps: int = key(1, "Turns an episode is expected to take (batch sizing on the trinity backbone).", ge=1)
+
+
+class ValKwargs(Section):
+    """Sampling during validation."""
+
+    temperature: float = key(0.0, "0 is greedy.", training=False, ge=0)
+    top_k: int = key(-1, "-1 does not truncate.", training=False, ge=-1)
+    top_p: float = key(1.0, "1 does not truncate.", training=False, gt=0, le=1)
+    do_sample: bool = key(False, "false forces greedy decoding whatever the temperature.", training=False)
+    num_repeat: int = key(1, "Attempts at each validation task.", training=False, ge=1)
+
+
+class RemoteEndpoint(Section):
+    """An OpenAI-compatible server, for `engine: endpoint`."""
+
+    base_url: str | None = key(None, "Its URL, up to and including /v1.")
+    model: str | None = key(None, "Name of the model there.")
+    api_key_env: str = key(
+        "OPENAI_API_KEY",
+        "Environment variable that holds the key (the key itself never stands in a YAML).",
+        training=False,
+    )
+
+
+class Rollout(Section):
+    """How tasks are turned into episodes."""
+
+    user_workflow: str | None = key(
+        None, "Reference to the Workflow class, e.g. `workflow.py->MathAgentWorkflow`.", kind="reference"
+    )
+    engine: Literal["auto", "transformers", "vllm", "endpoint"] = key(
+        "auto",
+        "Who produces tokens on debug and local; auto is transformers. An endpoint serves debug only.",
+        later={"vllm": "The vllm engine is not part of this version; `engine: transformers` runs the same model."},
+    )
+    endpoint: RemoteEndpoint = section(RemoteEndpoint, "An OpenAI-compatible server, for `engine: endpoint`.")
+    isolation: Literal["thread", "loop", "process"] = key(
+        "thread",
+        "Where workflow code runs: a thread and event loop per episode; one shared loop (for code known to be async); "
+        "or a process (the only one whose hang can be killed).",
+        training=False,
+    )
+    max_env_worker: int = key(64, "Episodes that run at the same time, at most.", training=False, ge=1)
+    episode_timeout: float | None = key(600.0, "Seconds after which an episode fails; null waits for ever.", gt=0)
+    max_retries: int = key(1, "Further attempts at an episode that failed for a retryable reason.", ge=0)
+    group_deadline: float | None = key(
+        None, "Seconds after which a group closes with the episodes it has (at least `min_group`); null waits.", gt=0
+    )
+    min_group: int = key(2, "Episodes a group needs to close at its deadline.", ge=1)
+    deterministic: bool = key(
+        False, "Admit requests in rounds, so that a killed and resumed run equals an uninterrupted one bit for bit."
+    )
+    num_repeat: int = key(4, "Episodes per task: the size of a group.", ge=1)
+    temperature: float = key(0.9, "Sampling temperature in training.", ge=0)
+    top_p: float = key(1.0, "Nucleus sampling; 1 does not truncate.", gt=0, le=1)
+    top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate.", ge=-1)
+    gamma: float = key(1.0, "Discount over a list of per-turn rewards.", ge=0, le=1)
+    val_kwargs: ValKwargs = section(ValKwargs, "Sampling during validation.", training=False)
+    max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
+    max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
+    multi_turn: MultiTurn = section(MultiTurn, "Limits of an episode with several turns.")
+    force_disable_toolcalls: bool = key(False, "Drop `tools` from every request and parse no tool calls.")
+    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
+        ["nonsense"], "Checks for abnormal output, run on every reply."
+    )
+    agent_madness_termination: bool = key(True, "End an episode when a check fires.")
+    agent_madness_reward: float = key(-1.0, "Reward of an episode in which a check fired.")
+    max_num_seqs: int = key(10, "Replies that the engine decodes at the same time.", training=False, ge=1)
+    enable_oversample: bool = key(False, "Start more groups than the batch needs and train on the first that close.")
+    submit_oversample_multiplier: float = key(1.5, "How many more, as a factor, with `enable_oversample`.", ge=1)
+    step_skip_action: int = key(
+        0, "Accepted, ignored.", ignored="failed episodes are counted and left out, whole steps are not skipped"
+    )
+    tensor_model_parallel_size: int = key(
+        1, "GPUs that one engine is split over (verl and trinity).", training=False, ge=1
+    )
+    n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
+    name: Literal["vllm", "sglang"] = key("vllm", "Engine of the verl and trinity backbones.", training=False)
+    mode: Any = key(None, "Accepted, ignored.", ignored="requests are always asynchronous")

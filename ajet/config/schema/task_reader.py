@@ -1,0 +1,163 @@
+"""`task_reader`: where tasks come from. Each type has a section of its own name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, SecretStr
+
+from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.choices import name_or_reference
+
+READERS = (
+    "huggingface_dat_repo",
+    "jsonl_dataset_file",
+    "random_dummy",
+    "reasoning_gym",
+    "env_service",
+    "data_generation",
+)
+
+
+class HuggingfaceDatRepo(Section):
+    """A data set of the Hugging Face hub, or a local folder or file."""
+
+    dataset_path: str | None = key(
+        None, "`gsm8k`, `gsm8k/main`, `org/name[/config]`, a local folder, or a parquet, csv or json file.", kind="path"
+    )
+    dataset_name: str | None = key(None, "Configuration of the data set, where it has several.")
+    training_split: str = key("train", "Split to train on.")
+    validation_split: str | None = key("test", "Split to validate on; null: none.", training=False)
+
+
+class TaskFile(Section):
+    """A file of tasks."""
+
+    file_path: str | None = key(None, "A JSON Lines file, one task a line.", kind="path")
+
+
+class ValidationFile(Section):
+    """A file of validation tasks."""
+
+    file_path: str | None = key(None, "A JSON Lines file; null: no validation.", kind="path", training=False)
+
+
+class JsonlDatasetFile(Section):
+    """JSON Lines files."""
+
+    training: TaskFile = section(TaskFile, "Tasks to train on.")
+    validation: ValidationFile = section(ValidationFile, "Tasks to validate on.")
+
+
+class EnvService(Section):
+    """An environment service that lists its own tasks."""
+
+    env_type: str = key("appworld", "Kind of environment.")
+    env_url: str = key("http://127.0.0.1:8080", "Where the service listens.", training=False)
+    env_action_preference: Literal["code", "text", "box"] = key("code", "Form of an action.")
+    training_split: str = key("train", "Split to train on.")
+    validation_split: str | None = key("dev", "Split to validate on.", training=False)
+
+
+class RandomDummy(Section):
+    """Tasks that carry nothing but a distinct `metadata.random_number`."""
+
+    size: int = key(1000, "Training tasks.", ge=1)
+    validation_size: int = key(16, "Validation tasks.", training=False, ge=0)
+
+
+class ReasoningGym(Section):
+    """Procedural tasks of the reasoning-gym package, scored by its own verifiers."""
+
+    dataset: str | None = key(None, "Name of the task family, e.g. `basic_arithmetic`.")
+    size: int = key(1000, "Training tasks.", ge=1)
+    validation_size: int = key(100, "Validation tasks; they never occur in training.", training=False, ge=0)
+    seed: int = key(42, "Seed of the generator.")
+    params: dict[str, Any] = key({}, "Parameters of the family, as its package documents them.")
+
+
+class DocumentReader(Section):
+    """Documents that tasks are generated from."""
+
+    document_path: list[str] = key([], "Files to read.", kind="path")
+    languages: list[str] = key(["eng"], "Languages of the documents.")
+    chunk_size: int = key(5120, "Characters of a chunk.", ge=1)
+    split_by: str = key("sentence", "Where chunks may end.")
+    cache_enabled: bool = key(True, "Keep the parsed documents.")
+
+
+class QueryReader(Section):
+    """Example tasks that generated ones are modelled on."""
+
+    type: str = key("jsonl_dataset_file", "Reader of the example tasks.")
+    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`.")
+    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "As `task_reader.huggingface_dat_repo`.")
+    env_service: EnvService = section(EnvService, "As `task_reader.env_service`.")
+
+
+class SamplingParams(Section):
+    """Sampling of the generating model."""
+
+    temperature: float = key(0.0, "0 is greedy.", ge=0)
+
+
+class DeduplicationParams(Section):
+    """How similar tasks are found."""
+
+    similarity_threshold: float = key(0.8, "Two tasks at least this similar count as one.", ge=0, le=1)
+    db_path: str = key("./.similarity_db", "Where the embeddings are kept.")
+    model: str = key("text-embedding-v4", "Embedding model.")
+    api_key: SecretStr | None = key(None, "Its key; write `${oc.env:NAME}`.", kind="secret", training=False)
+    base_url: str | None = key(None, "Its server.")
+
+
+class DeduplicationFilter(Section):
+    """Leave out generated tasks that resemble others."""
+
+    enabled: bool = key(True, "Whether to.")
+    params: DeduplicationParams = section(DeduplicationParams, "How similar tasks are found.")
+
+
+class DataGeneration(Section):
+    """Tasks written by a model, from documents and examples."""
+
+    document_reader: DocumentReader = section(DocumentReader, "Documents that tasks are generated from.")
+    query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
+    task_num: int = key(10, "Tasks to generate.", ge=1)
+    llm_model: str = key("qwen-long", "Model that writes them.")
+    llm_response_length: int = key(8192, "Tokens of its reply, at most.", ge=1)
+    num_workers: int = key(32, "Requests at the same time.", ge=1)
+    sampling_params: SamplingParams = section(SamplingParams, "Sampling of the generating model.")
+    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Leave out tasks that resemble others.")
+
+
+class Columns(Section):
+    """Which columns of a row mean what; null finds the usual names."""
+
+    main_query: str | None = key(None, "The question; null: main_query, question, query, prompt or problem.")
+    task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
+    answer: str | None = key(None, "The reference answer, kept as `metadata.answer`; null: answer or solution.")
+
+
+class TaskReader(Section):
+    """Where tasks come from."""
+
+    type: Annotated[str, AfterValidator(name_or_reference(READERS))] = key(
+        "huggingface_dat_repo",
+        f"One of {', '.join(READERS)}, or a reference to a reader of your own.",
+        kind="reference",
+        later={
+            "env_service": "The env_service reader is not part of this version.",
+            "data_generation": "The data_generation reader is not part of this version.",
+        },
+    )
+    on_bad_row: Literal["error", "skip"] = key(
+        "error", "A row that is no task: an error that names its line, or left out and counted."
+    )
+    columns: Columns = section(Columns, "Which columns of a row mean what.")
+    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "A data set of the hub, a folder or a file.")
+    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "JSON Lines files.")
+    random_dummy: RandomDummy = section(RandomDummy, "Tasks that carry nothing but a random number.")
+    reasoning_gym: ReasoningGym = section(ReasoningGym, "Tasks of the reasoning-gym package.")
+    env_service: EnvService = section(EnvService, "An environment service that lists its own tasks.")
+    data_generation: DataGeneration = section(DataGeneration, "Tasks written by a model.")

@@ -1,0 +1,117 @@
+"""`trainer_common`: how the policy is updated, validated and saved."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ajet.config.schema.base import Section, key, section
+
+
+class Algorithm(Section):
+    """The policy gradient."""
+
+    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = key("grpo", "How rewards become advantages.")
+    norm_adv_by_std: bool = key(True, "GRPO: divide by the group's standard deviation (Dr.GRPO: false).")
+    clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
+    clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
+    clip_dual: float | None = key(
+        None, "Dual clip: bounds the loss of negative advantages at this ratio; null: no bound.", gt=1
+    )
+    loss_aggregation: Literal["sequence", "token", "sequence-sum"] = key(
+        "sequence",
+        "Mean over episodes of their mean token loss; mean over all tokens; or mean over episodes of the sum over "
+        "tokens divided by the maximal length.",
+    )
+    is_cap: float | None = key(
+        None, "Truncate the importance weights against the engine's logprobs at this value; null: no weights.", gt=0
+    )
+    dynamic_sampling: bool = key(False, "Replace groups whose rewards are all equal by further ones (DAPO).")
+    use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
+    kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
+
+
+class Optim(Section):
+    """AdamW."""
+
+    lr: float = key(1e-6, "Learning rate.", ge=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = key("constant", "After the warm-up.")
+    lr_warmup_steps: int = key(0, "Optimizer steps in which the rate rises from 0.", ge=0)
+    min_lr_ratio: float = key(0.0, "Where linear and cosine end, as a part of `lr`.", ge=0, le=1)
+    weight_decay: float = key(0.0, "Decoupled weight decay.", ge=0)
+    betas: list[float] = key([0.9, 0.95], "Decay of the two moments.", min_length=2, max_length=2)
+    eps: float = key(1e-8, "Added to the denominator.", gt=0)
+    grad_clip: float | None = key(1.0, "Largest norm of the gradient; null does not clip.", gt=0)
+
+
+class Lora(Section):
+    """Train low-rank adapters instead of all weights."""
+
+    rank: int = key(0, "Rank; 0 trains all weights.", ge=0)
+    alpha: float = key(16, "Scale: updates are multiplied by alpha / rank.", gt=0)
+    target_modules: str | list[str] = key("all-linear", "Modules that get adapters.")
+
+
+class FsdpConfig(Section):
+    """Sharding on the verl backbone."""
+
+    param_offload: bool = key(True, "Keep parameters in main memory between uses.", training=False)
+    optimizer_offload: bool = key(True, "Keep the optimizer's state there.", training=False)
+
+
+Tracker = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow"]
+
+
+class TrainerCommon(Section):
+    """How the policy is updated, validated and saved."""
+
+    mode: Literal["sync", "colocate_async", "separate_async"] = key(
+        "sync",
+        "sync: play a batch, then train on it, in turns.",
+        later={
+            "colocate_async": "The mode colocate_async is not part of this version; sync is.",
+            "separate_async": "The mode separate_async is not part of this version; sync is.",
+        },
+    )
+    algorithm: Algorithm = section(Algorithm, "The policy gradient.")
+    optim: Optim = section(Optim, "AdamW.")
+    lora: Lora = section(Lora, "Train low-rank adapters instead of all weights.")
+    mini_batch_num: int = key(1, "Optimizer steps per training step.", ge=1)
+    micro_batch_tokens: int = key(4096, "Tokens of one forward and backward pass; bounds the memory.", ge=1)
+    gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass: less memory, slower.")
+    use_kl_loss: bool = key(True, "Add the KL divergence from the reference model to the loss.")
+    kl_loss_coef: float = key(0.002, "Its coefficient.", ge=0)
+    kl_loss_type: Literal["low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse"] = key(
+        "low_var_kl", "Estimator: k1 (kl), k2 (mse), k3 (low_var_kl) or abs."
+    )
+    total_epochs: int = key(50, "Passes over the training tasks.", training=False, ge=1)
+    total_training_steps: int | None = key(
+        None, "Steps after which to stop, whatever the epochs; null: no limit.", training=False, ge=1
+    )
+    val_before_train: bool = key(False, "Validate before the first step.", training=False)
+    test_freq: int = key(20, "Validate every n steps; 0 or less: never.", training=False)
+    val_pass_n: int = key(4, "The n of the metric pass@n in validation.", training=False, ge=1)
+    save_freq: int = key(20, "Save a checkpoint every n steps; the last step is always saved.", training=False)
+    max_checkpoints_to_keep: int = key(2, "Older checkpoints are removed.", training=False, ge=1)
+    keep_best: bool = key(True, "Keep also the checkpoint with the best validation.", training=False)
+    resume: str = key(
+        "auto", "auto goes on with a run of the same configuration; never; or the path of a checkpoint.", training=False
+    )
+    checkpoint_base_dir: str | None = key(
+        None, "Folder for checkpoints; null is the run directory's `checkpoints/`.", training=False
+    )
+    logger: Tracker | list[Tracker] = key(
+        "console",
+        "Trackers, one or a list; metrics.jsonl is always written. One that is not installed warns and is left out.",
+        training=False,
+    )
+    log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
+    save_trajectory_as_json_file: bool = key(
+        False, "Accepted, ignored.", ignored="every episode is kept in the run directory's `episodes/`"
+    )
+    device: str = key("auto", "auto, cpu, cuda, cuda:N or mps.", training=False)
+    threads: int | Literal["auto"] = key("auto", "Threads of torch on a CPU.", training=False)
+    nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)
+    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, ge=0)
+    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding on the verl backbone.", training=False)
+    ulysses_sequence_parallel_size: int = key(1, "GPUs that one sequence is split over (verl).", training=False, ge=1)
+    trinity_only__n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)

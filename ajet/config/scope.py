@@ -1,0 +1,138 @@
+"""Scopes: users' files see their own neighbours, and nobody else does.
+
+Invariant: a file of the folder F that says `import helpers` gets F/helpers.py, at load time and inside functions that
+run later; a file of another folder that says the same gets its own; and neither `sys.path` nor the meaning of
+`import datasets` in a library changes. A folder is a package with a name made from its real path, its modules live
+below that package, and their `__import__` looks there first. Where the ordinary import would find the very same file
+(an installed package, ajet itself in its checkout), the ordinary module is used, so no file is loaded twice.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PREFIX = "_ajet_scope_"
+_fallbacks: dict[str, tuple[str, ...]] = {}
+"""Package name of a scope -> package names of the scopes that are asked after it."""
+_names: dict[tuple[str, str], str | None] = {}
+"""(package, name as written) -> full name: what `_own_name` has found."""
+
+
+def scope_of(folder: Path, *, then: Sequence[Path] = ()) -> str:
+    """The package name of `folder`'s scope, made on first use; `then` are folders to look in after it."""
+    folder = folder.resolve()
+    package = PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    if package not in sys.modules:
+        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder())
+        module = ModuleType(package, f"Modules of {folder}.")
+        module.__path__ = [str(folder)]
+        sys.modules[package] = module
+    others = tuple(scope_of(other) for other in then if other.resolve() != folder)
+    known = _fallbacks.get(package, ())
+    if new := [other for other in others if other not in known]:
+        _fallbacks[package] = (*known, *new)
+        _names.clear()
+    return package
+
+
+def import_in(package: str, dotted: str) -> ModuleType:
+    """Import `dotted` as a file in the scope would. Raises what its code raises."""
+    own = _own_name(package, dotted)
+    return importlib.import_module(own if own is not None else dotted)
+
+
+def spelled(name: str) -> str:
+    """A module name as its author knows it, without the scope's package."""
+    return name.partition(".")[2] if name.startswith(PREFIX) else name
+
+
+class _Finder:
+    """Finds the modules below a scope's package, and gives source files the scope's `__import__`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(PREFIX) or path is None:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        package = module.__name__.partition(".")[0]
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _importer(package)}
+        super().exec_module(module)
+
+
+def _importer(package: str) -> Any:
+    def scoped_import(
+        name: str,
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        own = _own_name(package, name) if level == 0 else None
+        if own is None:
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        if fromlist:
+            return builtins.__import__(own, globals, locals, fromlist, 0)
+        importlib.import_module(own)
+        depth = own.count(".") - name.count(".")
+        return sys.modules[".".join(own.split(".")[: depth + 1])]
+
+    return scoped_import
+
+
+def _own_name(package: str, dotted: str) -> str | None:
+    """The full name of a neighbour called `dotted`; None where the ordinary import is to be used."""
+    if (package, dotted) not in _names:
+        _names[package, dotted] = _look_up(package, dotted)
+    return _names[package, dotted]
+
+
+def _look_up(package: str, dotted: str) -> str | None:
+    top, _, rest = dotted.partition(".")
+    if top in sys.builtin_module_names:
+        return None
+    ordinary = _ordinary(top)
+    for candidate in (package, *_fallbacks.get(package, ())):
+        spec = PathFinder.find_spec(f"{candidate}.{top}", sys.modules[candidate].__path__)
+        if spec is None:
+            continue
+        if spec.loader is not None:  # a module or a package with an __init__.py
+            same = ordinary is not None and ordinary.origin is not None and _same(ordinary.origin, spec.origin)
+            return None if same else f"{candidate}.{dotted}"
+        if ordinary is None:
+            return f"{candidate}.{dotted}"
+        # A folder without __init__.py: libraries win over it, another such folder only where it is the same one.
+        mine = [str(Path(place).resolve()) for place in spec.submodule_search_locations or ()]
+        theirs = [str(Path(place).resolve()) for place in ordinary.submodule_search_locations or ()]
+        if ordinary.loader is None and not set(mine) & set(theirs):
+            part = rest.partition(".")[0]
+            if any(Path(place, part + end).exists() for place in mine for end in ("", ".py")):
+                return f"{candidate}.{dotted}"
+    return None
+
+
+def _same(one: str, other: str | None) -> bool:
+    return other is not None and Path(one).resolve() == Path(other).resolve()
+
+
+def _ordinary(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # __main__ and the like have no spec
+        return None

@@ -1,0 +1,80 @@
+"""The shapes a user's YAML comes in, taken apart.
+
+Invariant: every root name ends in exactly one part: `ajet` (typed), `hydra` and `defaults` (understood, then set aside:
+our own layers are composed whatever they say, so an entry that asks for something else is an error), a backbone's own
+config, or the user's section, which reaches the workflow untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.config.document import Document, KeyPath
+from ajet.schema.errors import ConfigError
+
+BACKBONE_ROOTS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm")
+"""Root names that belong to a backbone's own config; the last four are verl's."""
+KNOWN_DEFAULTS = ("ajet_default", "local_default", "verl_default", "trinity_default", "_self_")
+_SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(verl|trinity|local))?/?|pkg://ajet\.default_config.*")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A YAML, taken apart; values are as written, interpolations unresolved."""
+
+    ajet: dict[str, Any]
+    sections: dict[str, Any]
+    backbone: dict[str, Any]
+
+
+def take_apart(document: Document) -> Parts:
+    """Split the roots. Raises ConfigError for unknown `hydra:` or `defaults:` entries and an `ajet:` that is no
+    mapping."""
+    tree = dict(document.tree)
+    _check_hydra(tree.pop("hydra", None), document)
+    _check_defaults(tree.pop("defaults", None), document)
+    ajet = tree.pop("ajet", None)
+    if ajet is None:
+        ajet = {}
+    if not isinstance(ajet, dict):
+        raise ConfigError(
+            f"`ajet` is {ajet!r}, not a mapping.",
+            where=document.where(("ajet",), value=True),
+            expected="keys such as model, rollout, task_reader",
+        )
+    for root in tree:
+        if not isinstance(root, str):
+            raise ConfigError(f"The root name {root!r} is no text.", where=document.where((root,)))
+    backbone = {root: tree.pop(root) for root in BACKBONE_ROOTS if root in tree}
+    return Parts(ajet, tree, {root: value for root, value in backbone.items() if value is not None})
+
+
+def _check_hydra(block: Any, document: Document) -> None:
+    if block is None:
+        return
+    if not isinstance(block, dict):
+        raise _odd("hydra", block, ("hydra",), document, "searchpath")
+    for name, value in block.items():
+        if name != "searchpath":
+            raise _odd(f"hydra.{name}", value, ("hydra", name), document, "searchpath only; other settings have no use")
+        for index, entry in enumerate(value if isinstance(value, list) else [value]):
+            if entry is not None and not (isinstance(entry, str) and _SEARCHPATH.fullmatch(entry)):
+                expected = "file://ajet/default_config, optionally with /verl, /trinity or /local"
+                raise _odd("hydra.searchpath", entry, ("hydra", name, index), document, expected)
+
+
+def _check_defaults(block: Any, document: Document) -> None:
+    for index, entry in enumerate(block if isinstance(block, list) else [] if block is None else [block]):
+        if entry not in KNOWN_DEFAULTS:
+            raise _odd("defaults", entry, ("defaults", index), document, ", ".join(KNOWN_DEFAULTS))
+
+
+def _odd(name: str, value: Any, path: KeyPath, document: Document, expected: str) -> ConfigError:
+    return ConfigError(
+        f"`{name}` holds {value!r}, which means nothing here.",
+        where=document.where(path, value=True),
+        expected=expected,
+        do="take it out; the installed defaults are used in any case",
+    )

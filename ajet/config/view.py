@@ -1,0 +1,68 @@
+"""View: the composed config as users' code reads it.
+
+Invariant: read-only. `config.frozen_lake.frozen_lake_size`, `config["frozen_lake"]` and `config.get("x", default)`
+all work; a key that has the name of a mapping's method (`items`) is reached by brackets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+
+class View(Mapping[str, Any]):
+    """A mapping whose keys are also attributes."""
+
+    __slots__ = ("_tree",)
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_tree", dict(tree))
+
+    def __getitem__(self, name: str) -> Any:
+        return _wrapped(self._tree[name])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_tree":
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError:
+            near = get_close_matches(name, map(str, self._tree), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(map(str, self._tree))}"
+            raise AttributeError(f"the config has no key {name!r} here{hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("the config is read-only")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __repr__(self) -> str:
+        return f"View({self._tree!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return View, (self._tree,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain copy."""
+        return {name: _plain(value) for name, value in self._tree.items()}
+
+
+def _wrapped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value if isinstance(value, View) else View(value)
+    if isinstance(value, (list, tuple)):
+        return [_wrapped(item) for item in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
