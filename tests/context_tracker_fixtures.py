@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from ajet.schema.call import Call, Ids, VersionRun, full_ids, prompt_ids
+from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
 
 
 def make_call(
@@ -50,7 +50,7 @@ def make_call(
 
 @st.composite
 def episodes(draw: st.DrawFn) -> list[Call]:
-    """Calls that extend, fork from or ignore earlier ones; some linked, some not, some never trained."""
+    """Calls that extend, fork from, repeat or ignore earlier ones; some linked, some not, some never trained."""
     tokens = st.lists(st.integers(0, 2), max_size=4)
     calls: list[Call] = []
     for index in range(draw(st.integers(0, 9))):
@@ -60,9 +60,12 @@ def episodes(draw: st.DrawFn) -> list[Call]:
             parent = draw(st.integers(0, index - 1))
             size = full_ids(calls, parent).size
             prefix = size if draw(st.booleans()) else draw(st.integers(0, size))
-            if not draw(st.integers(0, 2)):
+            if not draw(st.integers(0, 2)):  # the same prompt, unlinked
                 suffix = [*full_ids(calls, parent)[:prefix].tolist(), *suffix]
                 parent, prefix = None, 0
+        elif calls:
+            again = draw(st.integers(0, index - 1))
+            suffix, response = prompt_ids(calls, again).tolist(), calls[again].response_ids.tolist()
         size = len(response)
         calls.append(
             make_call(
@@ -89,7 +92,3 @@ def shuffled(calls: Sequence[Call], order: Sequence[int]) -> list[Call]:
         replace(calls[old], index=new, parent=None if calls[old].parent is None else place[calls[old].parent])
         for new, old in enumerate(order)
     ]
-
-
-def prompt_of(calls: Sequence[Call], index: int) -> Ids:
-    return prompt_ids(calls, index)
