@@ -1,0 +1,52 @@
+# Every target works as the first command in a fresh clone: `setup` makes .venv when it is missing or out of date.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/ajet-setup.stamp
+PYTEST := $(RUN)/python -m pytest
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test test-fast test-slow check bench docs constraints clean
+
+help: ## What there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## Make .venv with ajet and all that its tests need
+
+$(STAMP): pyproject.toml scripts/setup_venv.py $(wildcard constraints/*.txt)
+	$(PYTHON) scripts/setup_venv.py --venv $(VENV)
+	@touch $@
+
+quickstart: setup ## Train a small model on this machine and watch the reward rise
+	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)
+
+test: setup ## All tests but the extra slow ones
+	$(PYTEST) -m "not extra_slow" $(ARGS)
+
+test-fast: setup ## Tests of a few seconds
+	$(PYTEST) -m "not slow and not extra_slow" $(ARGS)
+
+test-slow: setup ## The extra slow tests only
+	$(PYTEST) -m "extra_slow" $(ARGS)
+
+check: setup ## Lint, format, types, the arrows between rooms, generated docs
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports
+	$(RUN)/python -m ajet.cli.docs --check
+
+bench: setup ## Benchmarks, each prints a ratio measured in one run
+	@failed=0; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(RUN)/python $$bench || failed=1; done; exit $$failed
+
+docs: setup ## Write the generated pages (configuration, command line)
+	$(RUN)/python -m ajet.cli.docs
+
+constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
+	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
+	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra dev \
+	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done
+
+clean: ## Remove what builds and tests left (not .venv, not launcher_record)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

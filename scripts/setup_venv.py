@@ -1,0 +1,155 @@
+"""Makes .venv and installs ajet into it, with all that its tests need. `make setup` runs it; only the stdlib is used.
+
+Invariant: on a machine without an NVIDIA GPU a CPU build of torch is installed, when one can be had: the registry's
+own build brings gigabytes of CUDA. It is looked for where pip is configured to look (`find-links`; uv does not read
+pip's configuration), then at uv's CPU index; each question has a time limit, so that an unreachable server costs
+seconds, never a hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OLDEST, NEWEST = (3, 10), (3, 12)
+EXTRAS = "local,agentscope,langchain,tensorboard,reasoning-gym,dev"
+ASK_S = 45.0
+"""How long a question about torch may take."""
+QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the environment; answers the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
+    parser.add_argument("--extras", default=EXTRAS)
+    options = parser.parse_args(arguments)
+
+    python = find_python()
+    if python is None:
+        versions = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+        return fail(f"ajet needs Python {versions}; found only {platform.python_version()}. Install one and try again.")
+    if run([python, "-m", "venv", str(options.venv)]) != 0:
+        return fail("the virtual environment could not be made (on Debian: apt install python3-venv)")
+    target = options.venv / "bin" / "python"
+    version = version_of(str(target))
+    if version is None:
+        return fail(f"{target} does not run; remove {options.venv} and try again")
+    constraints = ROOT / "constraints" / f"py{version[0]}.{version[1]}.txt"
+    say(f"Python {version[0]}.{version[1]} in {options.venv}, versions from {constraints.relative_to(ROOT)}")
+
+    if run([str(target), "-m", "pip", "install", "--quiet", "--constraint", str(constraints), "uv"]) != 0:
+        return fail("pip could not install uv")
+    pip = PipSettings(str(target))
+    uv = [str(options.venv / "bin" / "uv"), "pip", "install", "--python", str(target)]
+    torch = choose_torch(uv, constraints, pip)
+    command = [*uv, *torch, "--constraint", str(constraints), "--editable", f"{ROOT}[{options.extras}]"]
+    if run(command, environment=pip.environment) != 0:
+        return fail("the packages could not be installed; uv says why above")
+    say(f"ready: {options.venv / 'bin' / 'ajet'}")
+    return 0
+
+
+def find_python() -> str | None:
+    """A Python that ajet runs on: this one, else the newest on the PATH that starts."""
+    names = [sys.executable, *(f"python3.{minor}" for minor in range(NEWEST[1], OLDEST[1] - 1, -1))]
+    for name in names:
+        path = shutil.which(name)
+        version = version_of(path) if path else None
+        if path and version and OLDEST <= version <= NEWEST:
+            return path
+    return None
+
+
+def version_of(python: str) -> tuple[int, int] | None:
+    """(major, minor) of an interpreter; None when it does not start."""
+    try:
+        command = [python, "-c", "import sys; print(*sys.version_info[:2])"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        major, minor = done.stdout.split()
+        return int(major), int(minor)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+
+
+class PipSettings:
+    """What uv should know of pip's configuration: where else to find files, which index, which certificates."""
+
+    def __init__(self, python: str) -> None:
+        listed = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+        found: dict[str, str] = {}
+        for line in listed.splitlines():
+            match = re.fullmatch(r"(?:global|install|:env:)\.([\w-]+)='(.*)'", line)
+            if match:
+                found[match[1]] = match[2]  # pip lists the environment last: it wins, as it does in pip
+        self.find_links = found.get("find-links", "").replace("\\n", " ").split()
+        wanted = {"UV_DEFAULT_INDEX": found.get("index-url"), "SSL_CERT_FILE": found.get("cert")}
+        self.environment = {name: value for name, value in wanted.items() if value and name not in os.environ}
+
+
+def choose_torch(uv: Sequence[str], constraints: Path, pip: PipSettings) -> list[str]:
+    """Further arguments for `uv pip install` that choose torch's build."""
+    if sys.platform != "linux" or has_gpu():
+        return []
+    quick = pip.environment | QUICK_HTTP
+    pinned = re.search(r"^torch==\S+", constraints.read_text(), re.MULTILINE)
+    wanted = pinned[0] if pinned else "torch"
+    for link in pip.find_links:
+        for requirement in (wanted, "torch"):
+            question = [*uv, "--dry-run", "--no-deps", "--no-index", "--find-links", link, requirement]
+            version = planned_version(question, quick)
+            if version:
+                say(f"torch {version} from pip's find-links")
+                override = Path(uv[uv.index("--python") + 1]).parent.parent / "torch-override.txt"
+                override.write_text(f"torch=={version}\n")
+                return ["--find-links", link, "--override", str(override)]
+    version = planned_version([*uv, "--dry-run", "--no-deps", "--torch-backend=cpu", wanted], quick)
+    if version and "+cpu" in version:
+        say(f"torch {version} from uv's CPU index")
+        return ["--torch-backend=cpu"]
+    say("no CPU build of torch was found: the registry's own follows, with some gigabytes of CUDA that go unused here")
+    return []
+
+
+def planned_version(question: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """The version of torch that a dry run would install, or has installed; None without an answer in time."""
+    full = {**os.environ, **environment}
+    try:
+        done = subprocess.run([*question, "--reinstall"], capture_output=True, text=True, env=full, timeout=ASK_S)
+    except subprocess.TimeoutExpired:
+        return None
+    match = re.search(r"^ [+~] torch==(\S+)", done.stderr + done.stdout, re.MULTILINE)
+    return match[1] if done.returncode == 0 and match else None
+
+
+def has_gpu() -> bool:
+    """True when an NVIDIA driver is at work."""
+    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
+    """Run it with its output shown."""
+    return subprocess.run(command, env={**os.environ, **(environment or {})}, cwd=ROOT).returncode
+
+
+def say(text: str) -> None:
+    """A line for the person."""
+    print(f"setup: {text}", flush=True)
+
+
+def fail(text: str) -> int:
+    """A line for the person, and the exit code."""
+    print(f"setup: {text}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

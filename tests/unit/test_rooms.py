@@ -1,0 +1,104 @@
+"""The arrows between the rooms, and what may be imported where (DESIGN, "The rooms" and decision 12)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "ajet"
+HEAVY = ("torch", "transformers", "ray", "datasets", "hydra")
+"""What `import ajet.ROOM` must not load."""
+LAZY = ("transformers", "datasets", "hydra", "peft", "accelerate", "gguf", "matplotlib", "tensorboard")
+"""Imported inside functions only: they are slow, or optional."""
+NAMED = ("ray", "verl", "trinity", "pymongo", "mcp", "aworld", "agentscope")
+"""Imported only in a file or folder that bears the name."""
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imported(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name.split(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+        yield node.module.split(".")[0]
+
+
+def on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when the module is imported, without those for type checkers."""
+    for statement in body:
+        if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.unparse(statement.test):
+            continue
+        yield statement
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for name in ("body", "orelse", "finalbody"):
+                yield from on_import(getattr(statement, name, []))
+
+
+def test_import_linter_holds_the_contracts() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_room_is_in_the_layers() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    rooms = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    assert len(rooms) > 5
+    assert [room for room in rooms if f'"ajet.{room}"' not in text and f'"(ajet.{room})"' not in text] == []
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if len(ast.get_docstring(ast.parse(path.read_text())) or "") < 20
+    ]
+    assert silent == []
+
+
+def test_slow_and_optional_packages_are_imported_inside_functions() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{statement.lineno} {name}"
+        for path in modules()
+        for statement in on_import(ast.parse(path.read_text()).body)
+        for name in imported(statement)
+        if name in LAZY
+    ]
+    assert found == []
+
+
+def test_frameworks_are_imported_only_where_the_name_says_so() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} {name}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported(node)
+        if name in NAMED and name not in str(path.relative_to(PACKAGE))
+    ]
+    assert found == []
+
+
+@pytest.mark.slow
+def test_importing_a_room_loads_nothing_heavy() -> None:
+    rooms = ["ajet", *sorted(f"ajet.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py"))]
+    script = f"""
+import importlib, sys
+seen = set()
+for room in {rooms!r}:
+    importlib.import_module(room)
+    new = sorted(name for name in {HEAVY!r} if name in sys.modules and name not in seen)
+    seen.update(new)
+    if new:
+        print(room, "loads", *new)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
