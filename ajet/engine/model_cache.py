@@ -1,0 +1,74 @@
+"""A cache of model folders that several processes may fill at once.
+
+Invariant: an entry is absent or complete. Whoever makes one holds its lock (one maker at a time, the others wait and
+find it done), works in a folder beside it and renames that into place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
+
+
+def cache_root() -> Path:
+    """Where made models are kept: AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
+    own = os.environ.get("AJET_CACHE")
+    if own:
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ajet"
+
+
+def entry(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet."""
+    target = cache_root() / name
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(target.with_name(target.name + ".lock")):
+        if target.is_dir():
+            return target
+        for abandoned in target.parent.glob(f"{target.name}.making-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        making = Path(tempfile.mkdtemp(prefix=f"{target.name}.making-", dir=target.parent))
+        try:
+            make(making)
+            making.chmod(0o755)
+            making.rename(target)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Held by one process at a time; the kernel frees it when that process ends, however it ends."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+class ProgressLines:
+    """Plain lines on a stream: one when the work changes, then at most one every few seconds."""
+
+    def __init__(self, stream: IO[str] | None = None, every: float = 3.0) -> None:
+        self._stream, self._every = stream or sys.stderr, every
+        self._what, self._last = "", 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what == self._what and now - self._last < self._every:
+            return
+        self._what, self._last = what, now
+        share = f" {done / total:.0%}" if total and done else ""
+        print(f"{what}{share}", file=self._stream, flush=True)

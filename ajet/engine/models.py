@@ -1,0 +1,92 @@
+"""Tokenizers and models from a ModelSource.
+
+Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template;
+a .gguf is converted once into the cache and loaded from there ever after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.engine.gguf_conversion import convert_gguf
+from ajet.engine.model_cache import Progress, ProgressLines, entry
+from ajet.engine.model_source import ModelSource
+from ajet.engine.quiet import quiet_transformers
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def folder_of(source: ModelSource, *, progress: Progress | None = None) -> Path:
+    """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. Raises UserError."""
+    if source.folder is not None:
+        return source.folder
+    gguf = source.gguf_file
+    assert gguf is not None, "a source is a folder or a file"
+    stat = gguf.stat()
+    identity = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    return entry(f"models/{gguf.stem}-{identity}", lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
+
+
+def load_tokenizer(source: ModelSource) -> Any:
+    """The transformers tokenizer. Raises UserError where there is none, or it has no chat template."""
+    from transformers import AutoTokenizer
+
+    folder = folder_of(source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"The tokenizer of {source.path} cannot be loaded: {error}", where=str(folder)) from error
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"The model {source.path} has no chat template: it is a base model.",
+            where=str(folder),
+            expected="a model tuned to chat (usually named Instruct or Chat)",
+            do="Choose the Instruct version of the model, or add a chat_template.jinja to its folder.",
+        )
+    return tokenizer
+
+
+def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
+    """The transformers causal language model. Raises UserError where it cannot be loaded or does not fit."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = folder_of(source)
+    try:
+        with quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        model = model.to(device)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"The model {source.path} cannot be loaded: {error}", where=str(folder)) from error
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"The model {source.path} does not fit on {device}.", where="model.path", do="Choose a smaller model."
+        ) from error
+    return model.eval()
+
+
+def context_length(model: Any) -> int:
+    """The longest sequence, in tokens, that the model was made for."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+
+
+def fast_dtype(device: torch.device | str) -> torch.dtype:
+    """bfloat16 where the device multiplies it faster than float32, else float32. On a CPU that takes AVX512-BF16 or
+    AMX (or ARM's bf16); emulated bfloat16 is several times slower than float32."""
+    import torch
+
+    kind = torch.device(device).type
+    if kind == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device)[0] >= 8 else torch.float32
+    if kind == "cpu":
+        from torch.backends import mkldnn
+
+        flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+        fast = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+        return torch.bfloat16 if fast and mkldnn.is_available() else torch.float32
+    return torch.float32
