@@ -1,0 +1,22 @@
+"""Group-relative advantages: GRPO, and Dr.GRPO without the division by the standard deviation.
+
+DeepSeekMath, arXiv 2402.03300, section 4.1.1: A_i = (r_i - mean(r)) / std(r) over the k attempts at one task.
+Understanding R1-Zero-Like Training (Dr.GRPO), arXiv 2503.20783, section 3.2: A_i = r_i - mean(r).
+The standard deviation is the sample's (k - 1 in the denominator).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+EPSILON = 1e-6
+"""Added to the standard deviation; groups of equal rewards do not need it, their advantages are exactly 0."""
+
+
+def advantages(returns_G: npt.NDArray[np.float64], *, norm_by_std: bool = True) -> npt.NDArray[np.float64]:
+    """[k] one advantage per attempt, from the [k] returns of one group; all 0 when the returns are equal."""
+    if returns_G.size < 2 or np.ptp(returns_G) == 0:
+        return np.zeros_like(returns_G)
+    centred = returns_G - returns_G.mean()
+    return centred / (returns_G.std(ddof=1) + EPSILON) if norm_by_std else centred

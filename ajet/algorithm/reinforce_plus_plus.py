@@ -1,0 +1,33 @@
+"""REINFORCE++: no group baseline; returns are normalised over the whole batch.
+
+REINFORCE++, arXiv 2501.03262, section 3: A_t = r - beta * sum of KL_i over i >= t, then (A - mean) / std over the
+batch. Mean and standard deviation are over episodes here (DESIGN decision 8): each episode counts once, its tokens
+share that weight, so that long episodes do not own the baseline. Without a KL term this is (r - mean(r)) / std(r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+EPSILON = 1e-6
+
+
+def advantages(
+    rewards_E: npt.NDArray[np.float64], penalties_E_T: Sequence[npt.NDArray[np.float64]]
+) -> list[npt.NDArray[np.float64]]:
+    """[T] advantages per episode. `penalties_E_T`: per episode the [T] KL penalties (coefficient included) of its
+    trained tokens in the order they were sampled; zeros without KL in the reward."""
+    returns = [
+        reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
+    ]
+    counted = [row for row in returns if row.size]
+    if len(counted) < 2:
+        return [np.zeros_like(row) for row in returns]
+    if all(np.ptp(row) == 0 for row in counted) and np.ptp([row[0] for row in counted]) == 0:
+        return [np.zeros_like(row) for row in returns]
+    mean = float(np.mean([row.mean() for row in counted]))
+    variance = float(np.sum([np.mean((row - mean) ** 2) for row in counted])) / (len(counted) - 1)
+    return [(row - mean) / (variance**0.5 + EPSILON) for row in returns]

@@ -1,0 +1,45 @@
+"""What one token's loss counts (DESIGN decision 8).
+
+The loss of a batch is the sum over trained tokens of weight * l_t. With T_e the trained tokens of episode e over all
+its timelines, E the number of episodes and L_max the longest reply allowed:
+    token         sum of l_t / sum of T_e               (DAPO, arXiv 2503.14476, section 3.3)
+    sequence      mean over e of sum(l_t) / T_e         (GRPO, arXiv 2402.03300, equation 3)
+    sequence-sum  mean over e of sum(l_t) / L_max       (Dr.GRPO, arXiv 2503.20783, section 3.2)
+Weights belong to episodes, so splitting a timeline changes neither loss nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ajet.schema.batch import Sample
+
+Aggregation = Literal["token", "sequence", "sequence-sum"]
+
+
+def token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length: int) -> list[float]:
+    """[E] the weight of each token of each episode; `lengths_E` are the T_e of all episodes that count, those
+    without a token or without a signal included."""
+    episodes, tokens = len(lengths_E), sum(lengths_E)
+    if aggregation == "token":
+        return [1.0 / max(tokens, 1)] * episodes
+    if aggregation == "sequence":
+        return [1.0 / (episodes * max(length, 1)) for length in lengths_E]
+    return [1.0 / (episodes * max_length)] * episodes
+
+
+def mini_batch_scale(aggregation: Aggregation, whole: Sequence[Sample], part: Sequence[Sample]) -> float:
+    """What the weights of `part` are multiplied by when it alone makes an optimizer step: then they are decision 8's
+    over the part, as they were over the whole."""
+    if aggregation == "token":
+        return _tokens(whole) / max(_tokens(part), 1)
+    return _episodes(whole) / max(_episodes(part), 1)
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(sample.timeline.sampled for sample in samples)
+
+
+def _episodes(samples: Sequence[Sample]) -> int:
+    return len({sample.episode for sample in samples})

@@ -1,0 +1,104 @@
+"""LocalBackbone: the contract's face of this folder. It joins a model, its trainer and an engine over its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from loguru import logger
+
+from ajet.backbone.contract import Update
+from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.trainer import Trainer
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.engine.contract import ChatEngine, TokenEngine
+
+
+class LocalBackbone:
+    """Trains in this process. Raises UserError for a model, device or engine that cannot be used."""
+
+    trains = True
+
+    def __init__(self, experiment: Experiment) -> None:
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import context_length, load_model, load_tokenizer
+        from ajet.engine.transformers import TransformersEngine
+
+        config = experiment.ajet
+        path = _usable(config)
+        settings = config.trainer_common
+        device = choose_device(settings.device)
+        choose_threads(settings.threads, device)
+        torch.manual_seed(config.seed)
+        source = locate(path, base=experiment.base)
+        self.tokenizer: Any = load_tokenizer(source)
+        model = load_model(source, dtype=choose_dtype(config.model.dtype, device), device=device)
+        self.trainer = Trainer(model, config)
+        weights = self.trainer.policy.weights
+        logger.info(
+            "{} trains {:.1f}M weights in {} on {}",
+            source.path,
+            weights.size / 1e6,
+            str(weights.values.dtype).removeprefix("torch."),
+            device,
+        )
+        self.version = 0
+        self._sampler: TokenEngine = TransformersEngine(
+            self.trainer.policy.engine_model,
+            version=0,
+            max_num_seqs=config.rollout.max_num_seqs,
+            max_model_len=min(config.rollout.max_model_len, context_length(model)),
+        )
+        self.engine: TokenEngine | ChatEngine = self._sampler
+
+    def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
+        """[T] per sample at mask-1 positions (0 elsewhere), at the rollout's temperature."""
+        return self.trainer.logprobs(samples, reference=reference)
+
+    def update(self, batch: TrainingBatch) -> Update:
+        """Train on `batch`; when this returns, the engine samples from the new weights."""
+        metrics = self.trainer.update(batch)
+        self._weights_changed()
+        return Update(self.version, metrics)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint into an existing empty folder."""
+        self.trainer.save(folder, self.tokenizer)
+
+    def load(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        self.trainer.load(folder)
+        self._weights_changed()
+
+    def _weights_changed(self) -> None:
+        self.version = self.trainer.version
+        self._sampler.weights_changed(self.version)
+
+    def close(self) -> None:
+        """End the engine. Idempotent."""
+        self.engine.close()
+
+
+def _usable(config: AjetConfig) -> str:
+    """The model's path, if the configuration can be trained here."""
+    if config.model.path is None:
+        raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
+    if config.rollout.engine not in ("auto", "transformers"):
+        raise ConfigError(
+            f"The local backbone cannot train what the engine {config.rollout.engine} samples.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers: its model shares the trainer's weights",
+        )
+    if config.rollout.temperature <= 0:
+        raise ConfigError(
+            "With a temperature of 0 every attempt at a task is the same: there is nothing to learn from.",
+            where="ajet.rollout.temperature",
+            expected="a number above 0, such as 1.0",
+        )
+    return config.model.path

@@ -1,0 +1,100 @@
+"""What a checkpoint holds: the model as transformers loads it, and the trainer's state beside it.
+
+    model.safetensors, config.json, tokenizer files     Hugging Face layout; with LoRA the adapters are merged in
+    adapter/                                            with LoRA: the adapters alone, in peft's layout
+    trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG
+    trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
+
+Invariant: `read` after `write` restores every bit. Writing copies no tensor but merged ones; an error of the disk
+reaches the caller, who keeps the folder from ever being taken for whole.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ajet.backbone.local.lora import merged_state, save_adapters
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.backbone.local.optimizer import FlatAdamW
+    from ajet.backbone.local.policy import Policy
+
+FORMAT = 1
+
+
+def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, version: int) -> None:
+    """Into an existing empty folder."""
+    from safetensors.torch import save_file
+
+    model = policy.model
+    if policy.adapted is not None:
+        save_file(merged_state(policy.adapted), folder / "model.safetensors", metadata={"format": "pt"})
+        save_adapters(policy.adapted, folder / "adapter")
+    else:
+        kept = model.state_dict().keys()
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+        state = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers]}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    policy.engine_model.config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    trainer = folder / "trainer"
+    trainer.mkdir()
+    save_file(_tensors(policy, optimizer), trainer / "state.safetensors")
+    about = {"format": FORMAT, "version": version, "steps": optimizer.steps, "layout": _layout(policy)}
+    (trainer / "state.json").write_text(json.dumps(about, indent=1))
+
+
+def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
+    """Restore weights, optimizer and RNG in place; answers the version. Raises UserError for a folder that holds no
+    such state or that of another model."""
+    from safetensors import safe_open
+
+    place = folder / "trainer" / "state.json"
+    try:
+        about = json.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no trainer state: training cannot go on from it.",
+            where=str(place),
+            expected="a checkpoint that the local backbone wrote",
+            do="take it as model.path to begin anew with its weights",
+        ) from error
+    if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_layout(policy))):
+        raise UserError(
+            f"The checkpoint in {folder} is of another model, dtype or LoRA setting.",
+            where=str(place),
+            expected="the model.path, model.dtype and trainer_common.lora that it was written with",
+        )
+    with safe_open(folder / "trainer" / "state.safetensors", "pt") as file:
+        for name, tensor in _tensors(policy, optimizer).items():
+            if not name.startswith("rng"):
+                tensor.copy_(file.get_tensor(name))
+        torch.set_rng_state(file.get_tensor("rng"))
+        if "rng_cuda" in file.keys() and torch.cuda.is_available():  # noqa: SIM118 # safe_open is no mapping
+            torch.cuda.set_rng_state(file.get_tensor("rng_cuda"))
+    optimizer.steps = int(about["steps"])
+    return int(about["version"])
+
+
+def _tensors(policy: Policy, optimizer: FlatAdamW) -> dict[str, torch.Tensor]:
+    weights = policy.weights
+    tensors = {"values": weights.values, "first": optimizer.first, "second": optimizer.second}
+    if weights.low is not None:
+        tensors["low"] = weights.low
+    tensors["rng"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng_cuda"] = torch.cuda.get_rng_state()
+    return tensors
+
+
+def _layout(policy: Policy) -> list[Any]:
+    weights = policy.weights
+    return [str(weights.values.dtype), [[place.name, list(place.shape), place.start] for place in weights.places]]

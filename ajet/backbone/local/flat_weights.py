@@ -1,0 +1,104 @@
+"""All trained weights in one buffer, with exact float32 masters in half the memory.
+
+Invariant: master = value + low, bit for bit. In bfloat16 the value is the master's upper 16 bits rounded to the
+nearest, and `low` the int16 difference of the bit patterns; so engine and trainer compute with the bfloat16 values,
+the optimizer with the float32 masters, and both together take 4 bytes a weight, not 6 (Split-SGD, arXiv 2005.04680,
+section 5.1, with rounding in place of truncation). In float32 the values are the masters and there is no `low`.
+
+The model's parameters are views into the buffer: whoever holds them sees each change in place. Gradients exist, as
+one float32 buffer, only between `open_gradients` and `drop_gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGN = 64
+"""Elements that each parameter's place is rounded up to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a parameter lies in the buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class FlatWeights:
+    """Moves `parameters` (all of one dtype and device) into one buffer, matrices first."""
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        named = sorted(parameters, key=lambda pair: pair[1].ndim < 2)
+        first = named[0][1]
+        assert first.dtype in (torch.bfloat16, torch.float32), f"weights are {first.dtype}"
+        self.parameters = named
+        self.places: list[Place] = []
+        end = self.decayed = 0
+        for name, parameter in named:
+            self.places.append(Place(name, tuple(parameter.shape), end, end + parameter.numel()))
+            end += -(-parameter.numel() // ALIGN) * ALIGN
+            if parameter.ndim >= 2:
+                self.decayed = end
+        self.values = torch.zeros(end, dtype=first.dtype, device=first.device)
+        self.low = torch.zeros(end, dtype=torch.int16, device=first.device) if first.dtype == torch.bfloat16 else None
+        self.gradients: Tensor | None = None
+        for place, (_, parameter) in zip(self.places, named, strict=True):
+            view = self.values[place.start : place.stop].view(place.shape)
+            view.copy_(parameter.data)
+            parameter.data = view
+            if self.low is not None:
+                parameter.register_post_accumulate_grad_hook(self._collector(place))
+
+    @property
+    def size(self) -> int:
+        """Elements of the buffer, alignment included."""
+        return self.values.numel()
+
+    def master(self, start: int, stop: int) -> Tensor:
+        """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32."""
+        values = self.values[start:stop]
+        if self.low is None:
+            return values
+        bits = values.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
+        return bits.add_(self.low[start:stop]).view(torch.float32)
+
+    def set_master(self, start: int, stop: int, master: Tensor) -> None:
+        """Write float32 masters back; free of rounding. `master` may be used up."""
+        if self.low is None:
+            if master.data_ptr() != self.values[start:stop].data_ptr():
+                self.values[start:stop] = master
+            return
+        bits = master.view(torch.int32)
+        high = bits.add(0x8000).bitwise_right_shift_(16)
+        self.values.view(torch.int16)[start:stop] = high
+        self.low[start:stop] = bits.sub_(high.bitwise_left_shift_(16))
+
+    def open_gradients(self) -> Tensor:
+        """[size] zeros that backward passes add to from now on."""
+        self.gradients = torch.zeros(self.size, dtype=torch.float32, device=self.values.device)
+        if self.low is None:
+            for place, (_, parameter) in zip(self.places, self.parameters, strict=True):
+                parameter.grad = self.gradients[place.start : place.stop].view(place.shape)
+        return self.gradients
+
+    def drop_gradients(self) -> None:
+        """Free them."""
+        self.gradients = None
+        for _, parameter in self.parameters:
+            parameter.grad = None
+
+    def _collector(self, place: Place):  # type: ignore[no-untyped-def]
+        def collect(parameter: Tensor) -> None:
+            assert self.gradients is not None, "a backward pass outside of an update"
+            assert parameter.grad is not None
+            self.gradients[place.start : place.stop].add_(parameter.grad.reshape(-1))
+            parameter.grad = None
+
+        return collect

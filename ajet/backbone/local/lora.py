@@ -1,0 +1,72 @@
+"""Low-rank adapters (arXiv 2106.09685) by peft.
+
+Invariant: only the adapters train; the base weights are frozen and never copied. The reference model is the same
+model with its adapters switched off.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    import torch
+
+    from ajet.config.schema.trainer_common import Lora
+
+
+def add_adapters(model: Any, lora: Lora) -> Any:
+    """The model as a peft model with fresh adapters (they change nothing yet). Raises MissingExtra without peft and
+    ConfigError when no module has one of the names."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)") from None
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type] # peft multiplies by it, a float is as good
+        target_modules=lora.target_modules,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise ConfigError(
+            f"No adapters can be added to {type(model).__name__}: {error}",
+            where="ajet.trainer_common.lora.target_modules",
+            expected="all-linear, or names of the model's linear modules",
+        ) from error
+
+
+def merged_state(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of the peft model `model` with its adapters added in, under the names of the plain model. Only the
+    adapted matrices are new tensors."""
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model()
+    adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in [*base.named_parameters(), *_persistent_buffers(base)]:
+        if ".lora_" in name:
+            continue
+        owner, inside, leaf = name.rpartition(".base_layer.")
+        if inside:
+            if leaf == "weight":
+                change: torch.Tensor = adapted[owner].get_delta_weight("default")  # type: ignore[attr-defined]
+                tensor = tensor + change.to(tensor.dtype)
+            name = f"{owner}.{leaf}"
+        state[name] = tensor.detach()
+    return state
+
+
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write them in peft's own layout."""
+    model.save_pretrained(folder, save_embedding_layers=False)
+
+
+def _persistent_buffers(base: Any) -> list[tuple[str, torch.Tensor]]:
+    kept = base.state_dict().keys()
+    return [(name, buffer) for name, buffer in base.named_buffers() if name in kept]

@@ -1,0 +1,151 @@
+"""The loss of a row's targets, and what people want to know about it.
+
+Per trained token: weight * (importance * policy loss + kl_loss_coef * KL estimate). All inputs lie in one array per
+quantity over all samples of an optimizer step; a row's targets find theirs by sample and offset.
+
+Which old policy the ratio refers to: with one mini batch the update is on-policy, the old logprobs are the present
+ones and the ratio is exactly 1; with several they are those from before the first of them. Where the engine's own
+logprobs differ (another program, or older weights), `is_cap` weighs by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ajet.algorithm.importance import truncated_weights
+from ajet.algorithm.kl import estimate
+from ajet.algorithm.policy_loss import policy_loss
+from ajet.schema.batch import Sample
+from ajet.schema.call import Floats
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.context_tracker.packing import Indices, Targets
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over trained tokens."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    entropy: float = 0.0
+    kl: float = 0.0
+    clipped: int = 0
+    gap: float = 0.0
+    gap_max: float = 0.0
+    compared: int = 0
+    capped: int = 0
+
+    def means(self) -> dict[str, float]:
+        """Metrics: `loss` is a sum (its weights make it a mean), the others are means over tokens."""
+        tokens = max(self.tokens, 1)
+        means = {"loss": self.loss, "entropy": self.entropy / tokens, "clip_fraction": self.clipped / tokens}
+        means |= {"kl": self.kl / tokens, "is_capped_fraction": self.capped / tokens}
+        if self.compared:
+            means |= {"mismatch_kl": self.gap / self.compared, "logprob_gap_max": self.gap_max}
+        return means
+
+
+@dataclass(slots=True)
+class StepLoss:
+    """The losses of one optimizer step over `samples`. `old` and `reference`: [T] per sample, or None."""
+
+    samples: Sequence[Sample]
+    trainer: TrainerCommon
+    scale: float
+    compare_engine: bool
+    """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
+    old: Sequence[Floats] | None = None
+    tally: Tally = field(default_factory=Tally)
+    _starts: Indices = field(init=False)
+    _advantages: Floats = field(init=False)
+    _weights: Floats = field(init=False)
+    _engine: Floats = field(init=False)
+    _old: Floats | None = field(init=False)
+    _reference: Floats | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = [sample.timeline.ids.size for sample in self.samples]
+        self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        self._advantages = np.concatenate([sample.advantages for sample in self.samples])
+        self._weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
+        self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
+        self._old = np.concatenate(self.old) if self.old is not None else None
+        given = [sample.reference for sample in self.samples if sample.reference is not None]
+        self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether rows must bring the reference's logprobs along: a KL term asks, and the samples have none."""
+        return self.trainer.use_kl_loss and self._reference is None
+
+    def row(self, targets: Targets, device: torch.device, reference_K: Tensor | None) -> RowLoss:
+        """The loss of one row's targets."""
+        at = self._starts[targets.sample] + targets.offset
+
+        def pick(values: npt.NDArray[np.float32]) -> Tensor:
+            return torch.from_numpy(values[at]).to(device)
+
+        if reference_K is None and self._reference is not None:
+            reference_K = pick(self._reference)
+        return RowLoss(
+            self,
+            pick(self._advantages),
+            pick(self._weights),
+            pick(self._engine),
+            pick(self._old) if self._old is not None else None,
+            reference_K if self.trainer.use_kl_loss else None,
+        )
+
+
+@dataclass(slots=True)
+class RowLoss:
+    """Called by the packed forward pass with the logprobs of some of the row's targets. Shapes: [K]."""
+
+    step: StepLoss
+    advantages: Tensor
+    weights: Tensor
+    engine: Tensor
+    old: Tensor | None
+    reference: Tensor | None
+
+    def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
+        """The summed loss of the targets `at`."""
+        algorithm, tally = self.step.trainer.algorithm, self.step.tally
+        present = logprobs_C.detach()
+        old = self.old[at] if self.old is not None else present
+        loss, clipped = policy_loss(
+            logprobs_C,
+            old,
+            self.advantages[at],
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
+        )
+        if algorithm.is_cap is not None:
+            weights = truncated_weights(old, self.engine[at], algorithm.is_cap)
+            tally.capped += int((weights >= algorithm.is_cap).sum())
+            loss = loss * weights
+        if self.reference is not None:
+            divergence = estimate(logprobs_C, self.reference[at], self.step.trainer.kl_loss_type)
+            loss = loss + self.step.trainer.kl_loss_coef * divergence
+            tally.kl += float(divergence.detach().sum())
+        total = (self.weights[at] * loss).sum()
+        tally.tokens += present.numel()
+        tally.loss += float(total.detach())
+        tally.entropy += float(entropy_C.sum())
+        tally.clipped += int(clipped.sum())
+        if self.step.compare_engine:
+            gap = self.engine[at] - old
+            tally.compared += gap.numel()
+            tally.gap += float(gap.sum())
+            tally.gap_max = max(tally.gap_max, float(gap.abs().max()))
+        return total

@@ -1,0 +1,95 @@
+"""What the machine at hand does well: device, number format, threads. Each choice is logged with its reason."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from loguru import logger
+
+from ajet.schema.errors import ConfigError
+
+LOOK_SECONDS = 0.3
+"""How long the processors are watched before the number of threads is chosen."""
+NOISE = 0.25
+"""Cores' worth of other processes' work that does not count as load."""
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto`: cuda, then mps, then cpu. Raises ConfigError for one that is not here."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    kind = name.split(":")[0]
+    if not present.get(kind):
+        here = ", ".join(device for device, is_there in present.items() if is_there)
+        raise ConfigError(
+            f"The device {name} is not on this machine.",
+            where="ajet.trainer_common.device",
+            expected=f"auto, or one of: {here}",
+        )
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the device multiplies it faster than float32."""
+    if name == "auto":
+        from ajet.engine.models import fast_dtype
+
+        return fast_dtype(device)
+    chosen: torch.dtype = getattr(torch, name)
+    return chosen
+
+
+def choose_threads(wanted: int | str, device: torch.device) -> int:
+    """Set and answer torch's threads. `auto`: OMP_NUM_THREADS if set, else the physical cores that this process may
+    use and that other processes leave free: a second thread on a busy core makes small steps ten times slower."""
+    if isinstance(wanted, int):
+        count, why = wanted, "as configured"
+    elif os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        count, why = int(os.environ["OMP_NUM_THREADS"]), "OMP_NUM_THREADS"
+    else:
+        cores, busy = _cores(), _busy_cores()
+        count = max(1, math.floor(cores - busy + NOISE))
+        why = f"{cores} cores, {busy:.1f} of them busy with other processes"
+    torch.set_num_threads(count)
+    logger.info("{} threads on {} ({})", count, device.type, why)
+    return count
+
+
+def _cores() -> int:
+    """Physical cores within this process's affinity and its control group's quota."""
+    logical = os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = max(1, min(physical, math.ceil(allowed * physical / logical)))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            cores = max(1, min(cores, math.floor(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass
+    return cores
+
+
+def _busy_cores() -> float:
+    """How many of the allowed cores other processes kept busy just now."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+    def busy() -> float:
+        times = psutil.cpu_times(percpu=True)
+        return sum(
+            sum(times[cpu]) - times[cpu].idle - getattr(times[cpu], "iowait", 0.0) - getattr(times[cpu], "guest", 0.0)
+            for cpu in allowed
+            if cpu < len(times)
+        )
+
+    start, own, total = time.monotonic(), time.process_time(), busy()
+    time.sleep(LOOK_SECONDS)
+    return max(0.0, (busy() - total - (time.process_time() - own)) / (time.monotonic() - start))

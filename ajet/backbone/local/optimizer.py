@@ -1,0 +1,102 @@
+"""AdamW over a flat buffer, and the learning rate of a step.
+
+Adam: arXiv 1412.6980; decoupled weight decay: arXiv 1711.05101 (matrices only, not norms and biases). Invariant: the
+same numbers as torch.optim.AdamW on float32 masters; elementwise in slices that fit a cache, so that it needs no
+memory beyond the two moments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import Optim
+
+SLICE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate by step: a linear warm-up from 0, then constant, linear or cosine down to `floor` * lr."""
+
+    lr: float
+    kind: str
+    warmup: int
+    floor: float
+    total: int | None
+
+    @classmethod
+    def from_config(cls, optim: Optim, total: int | None) -> Schedule:
+        """Raises ConfigError for a falling schedule whose end is unknown."""
+        if optim.lr_schedule != "constant" and total is None:
+            raise ConfigError(
+                f"The {optim.lr_schedule} schedule needs to know the last step.",
+                where="ajet.trainer_common.optim.lr_schedule",
+                expected="trainer_common.total_training_steps",
+                do="set trainer_common.total_training_steps, or take lr_schedule: constant",
+            )
+        return cls(optim.lr, optim.lr_schedule, optim.lr_warmup_steps, optim.min_lr_ratio, total)
+
+    def at(self, step: int) -> float:
+        """The rate of step `step`, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        if self.kind == "constant" or self.total is None:
+            return self.lr
+        part = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        fall = 1 - part if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * part))
+        return self.lr * (self.floor + (1 - self.floor) * fall)
+
+
+class FlatAdamW:
+    """Holds the two moments of `weights`, float32."""
+
+    def __init__(
+        self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
+    ) -> None:
+        self.weights, self.betas, self.eps, self.weight_decay, self.clip = weights, betas, eps, weight_decay, clip
+        self.first = torch.zeros(weights.size, dtype=torch.float32, device=weights.values.device)
+        self.second = torch.zeros_like(self.first)
+        self.steps = 0
+
+    def step(self, gradients: Tensor, lr: float) -> float:
+        """One step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the norm
+        before clipping; when it is not finite nothing changes."""
+        norm = float(torch.linalg.vector_norm(gradients))
+        if not math.isfinite(norm):
+            return norm
+        self.steps += 1
+        scale = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
+        decayed = self.weights.decayed
+        for start, stop in _slices(0, decayed):
+            self._move(gradients, start, stop, lr, scale, self.weight_decay)
+        for start, stop in _slices(decayed, self.weights.size):
+            self._move(gradients, start, stop, lr, scale, 0.0)
+        return norm
+
+    def _move(self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float) -> None:
+        beta1, beta2 = self.betas
+        gradient = gradients[start:stop]
+        if scale != 1.0:
+            gradient.mul_(scale)
+        first, second = self.first[start:stop], self.second[start:stop]
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        spread = second.sqrt().div_(math.sqrt(1 - beta2**self.steps)).add_(self.eps)
+        master = self.weights.master(start, stop)
+        if decay:
+            master.mul_(1 - lr * decay)
+        master.addcdiv_(first, spread, value=-lr / (1 - beta1**self.steps))
+        self.weights.set_master(start, stop, master)
+
+
+def _slices(start: int, stop: int) -> list[tuple[int, int]]:
+    return [(at, min(at + SLICE, stop)) for at in range(start, stop, SLICE)]

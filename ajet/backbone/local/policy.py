@@ -1,0 +1,73 @@
+"""The policy's weights and the module trees over them: the trainer's, the engine's, and the reference.
+
+Invariant: engine and trainer read the same tensors. The engine has module objects of its own, so that switching the
+trainer's attention or freezing the engine's parameters never reaches the other. The reference is a frozen copy made
+only when a KL term asks for it; with LoRA it is the trainer's own model with the adapters off.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.backbone.local.lora import add_adapters
+from ajet.backbone.local.packed_forward import PackedForward
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import Lora
+
+
+class Policy:
+    """Takes over `model`, a transformers causal language model in the compute dtype, on its device."""
+
+    def __init__(self, model: Any, *, lora: Lora, reference: bool, gradient_checkpointing: bool = False) -> None:
+        self.model = model.eval()
+        self.adapted = add_adapters(model, lora) if lora.rank > 0 else None
+        self._frozen: PackedForward | None = None
+        frozen = copy.deepcopy(model).requires_grad_(False) if reference and self.adapted is None else None
+        for parameter in model.parameters():
+            parameter.requires_grad_(self.adapted is None or parameter.requires_grad)
+        self.weights = FlatWeights([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+        self.engine_model = _twin(model)
+        if gradient_checkpointing:
+            _checkpoint_layers(model)
+        self.forward = PackedForward(model)
+        if frozen is not None:
+            self._frozen = PackedForward(frozen)
+
+    @contextmanager
+    def reference(self) -> Iterator[PackedForward]:
+        """The model that training began with. Raises ValueError when none was asked for."""
+        if self.adapted is not None:
+            with self.adapted.disable_adapter():
+                yield self.forward
+        elif self._frozen is not None:
+            yield self._frozen
+        else:
+            raise ValueError("this policy keeps no reference model: no KL term asked for one")
+
+
+def _twin(model: Any) -> Any:
+    """A second module tree over the same tensors, in evaluation mode, its parameters frozen."""
+    shared: dict[int, Any] = {
+        id(parameter): torch.nn.Parameter(parameter.data, requires_grad=False) for parameter in model.parameters()
+    }
+    shared |= {id(buffer): buffer for buffer in model.buffers()}
+    twin = copy.deepcopy(model, shared)
+    twin.eval()
+    return twin
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Recompute each layer's activations in the backward pass. transformers does so in training mode only; dropout
+    stays off, since the policy that samples has none."""
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0

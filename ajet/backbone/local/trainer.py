@@ -1,0 +1,186 @@
+"""One training step: mini batches, packed rows, gradients, one optimizer step each.
+
+Invariants: all or nothing: until the last optimizer step has succeeded, an error leaves the weights, the moments and
+the version as they were; a step whose loss or gradient is not finite changes nothing and is counted. The order of
+everything follows from the batch alone, so that the same batch gives the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from loguru import logger
+
+from ajet.algorithm.weights import mini_batch_scale
+from ajet.backbone.local import checkpoint
+from ajet.backbone.local.losses import StepLoss, Tally
+from ajet.backbone.local.optimizer import FlatAdamW, Schedule
+from ajet.backbone.local.policy import Policy
+from ajet.context_tracker.packing import PackedRow, pack
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+
+if TYPE_CHECKING:
+    from ajet.backbone.local.packed_forward import PackedForward
+    from ajet.config import AjetConfig
+
+
+class Trainer:
+    """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over."""
+
+    def __init__(self, model: Any, config: AjetConfig) -> None:
+        self.settings = config.trainer_common
+        self.temperature = config.rollout.temperature
+        self.truncates = config.rollout.top_p < 1.0 or config.rollout.top_k > 0
+        optim = self.settings.optim
+        self.schedule = Schedule.from_config(optim, self.settings.total_training_steps)
+        self.policy = Policy(
+            model,
+            lora=self.settings.lora,
+            reference=self.settings.use_kl_loss or self.settings.algorithm.use_kl_in_reward,
+            gradient_checkpointing=self.settings.gradient_checkpointing,
+        )
+        self.optimizer = FlatAdamW(
+            self.policy.weights,
+            betas=(optim.betas[0], optim.betas[1]),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            clip=optim.grad_clip,
+        )
+        self.version = 0
+
+    def logprobs(
+        self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None
+    ) -> list[Floats]:
+        """[T] per sample: of the policy or the reference at the rollout's temperature, where the mask is 1, else 0."""
+        found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
+        with self._model(reference) as forward:
+            for row in self._rows(samples, forward):
+                values = forward.logprobs(row, temperature or self.temperature).cpu().numpy()
+                for index in np.unique(row.targets.sample):
+                    mine = row.targets.sample == index
+                    found[index][row.targets.offset[mine]] = values[mine]
+        return found
+
+    def update(self, batch: TrainingBatch) -> dict[str, float]:
+        """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics."""
+        began = time.monotonic()
+        parts = mini_batches(batch.samples, self.settings.mini_batch_num)
+        lr = self.schedule.at(self.version)
+        tallies: list[Tally] = []
+        norms: list[float] = []
+        tokens = 0
+        with self._all_or_nothing(len(parts)):
+            old = self.logprobs(batch.samples, temperature=batch.temperature) if len(parts) > 1 else None
+            for part in parts:
+                samples = [batch.samples[index] for index in part]
+                loss = StepLoss(
+                    samples,
+                    self.settings,
+                    mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
+                    compare_engine=not self.truncates,
+                    old=[old[index] for index in part] if old is not None else None,
+                )
+                tokens += self._gradients(loss, batch.temperature)
+                norms.append(self._step(loss, lr))
+                tallies.append(loss.tally)
+        self.version += 1
+        return self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Everything that `load` needs, and the model as transformers loads it."""
+        checkpoint.write(folder, self.policy, self.optimizer, tokenizer, self.version)
+
+    def load(self, folder: Path) -> None:
+        """Bit for bit what was saved. Raises UserError."""
+        self.version = checkpoint.read(folder, self.policy, self.optimizer)
+
+    def _gradients(self, loss: StepLoss, temperature: float) -> int:
+        """Add up the gradients of all rows; answers how many tokens were computed."""
+        forward = self.policy.forward
+        self.policy.weights.open_gradients()
+        rows = self._rows(loss.samples, forward)
+        for row in rows:
+            reference = None
+            if loss.needs_reference:
+                with self.policy.reference() as frozen:
+                    reference = frozen.logprobs(row, temperature)
+            forward.backward(row, temperature, loss.row(row.targets, forward.device, reference))
+        return sum(row.ids.size for row in rows)
+
+    def _step(self, loss: StepLoss, lr: float) -> float:
+        """One optimizer step on the gradients, unless something is not finite; answers their norm, nan if skipped."""
+        gradients = self.policy.weights.gradients
+        assert gradients is not None
+        norm = self.optimizer.step(gradients, lr) if math.isfinite(loss.tally.loss) else math.nan
+        self.policy.weights.drop_gradients()
+        if not math.isfinite(norm):
+            logger.warning("loss {} and gradient norm {}: this optimizer step is skipped", loss.tally.loss, norm)
+            return math.nan
+        return norm
+
+    def _rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
+        return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
+
+    @contextmanager
+    def _model(self, reference: bool) -> Iterator[PackedForward]:
+        if not reference:
+            yield self.policy.forward
+            return
+        with self.policy.reference() as forward:
+            yield forward
+
+    @contextmanager
+    def _all_or_nothing(self, steps: int) -> Iterator[None]:
+        """Undo on an error. Before the only optimizer step of an update nothing has changed, so that a copy of the
+        state is held only where there are several."""
+        weights, optimizer = self.policy.weights, self.optimizer
+        held = [weights.values, optimizer.first, optimizer.second] + ([weights.low] if weights.low is not None else [])
+        copies = [tensor.clone() for tensor in held] if steps > 1 else None
+        count = optimizer.steps
+        try:
+            yield
+        except BaseException:
+            if copies is not None:
+                for tensor, copied in zip(held, copies, strict=True):
+                    tensor.copy_(copied)
+                optimizer.steps = count
+            raise
+        finally:
+            weights.drop_gradients()
+
+    @staticmethod
+    def _metrics(
+        tallies: Sequence[Tally], norms: Sequence[float], lr: float, tokens: int, seconds: float
+    ) -> dict[str, float]:
+        rows = [tally.means() for tally in tallies]
+        metrics = {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
+        if rows and "logprob_gap_max" in rows[0]:
+            metrics["logprob_gap_max"] = max(row["logprob_gap_max"] for row in rows)
+        taken = [norm for norm in norms if math.isfinite(norm)]
+        metrics["grad_norm"] = float(np.mean(taken)) if taken else math.nan
+        metrics |= {"steps_skipped": len(norms) - len(taken), "lr": lr, "computed_tokens": tokens}
+        metrics["seconds/train"] = seconds
+        return metrics
+
+
+def mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]:
+    """Indices of the samples of each optimizer step: whole groups (they share prefixes), or whole episodes when
+    there are fewer groups than steps; in order, of nearly equal numbers."""
+    units: dict[Any, list[int]] = {}
+    for index, sample in enumerate(samples):
+        units.setdefault(sample.group, []).append(index)
+    if len(units) < count:
+        units = {}
+        for index, sample in enumerate(samples):
+            units.setdefault(sample.episode, []).append(index)
+    members = list(units.values())
+    count = min(count, len(members))
+    edges = [round(part * len(members) / count) for part in range(count + 1)] if count else []
+    return [sum(members[start:stop], []) for start, stop in zip(edges, edges[1:], strict=False)]
