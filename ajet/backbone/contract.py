@@ -31,7 +31,11 @@ class Backbone(Protocol):
     tokenizer: Any
     """A transformers tokenizer; None when the engine is a chat engine."""
     trains: bool
-    version: int
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps of this run so far."""
+        ...
 
     def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
         """[T] per sample at mask-1 positions (0 elsewhere), of the policy or of the reference model."""

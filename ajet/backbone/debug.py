@@ -36,7 +36,7 @@ class DebugBackbone:
             return
         from ajet.engine.sampler import open_sampler
 
-        self.engine, self.tokenizer = open_sampler(experiment.ajet)
+        self.engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
 
     def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""

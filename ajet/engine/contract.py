@@ -68,8 +68,15 @@ class TokenChunk:
 class TokenEngine(Protocol):
     """Samples tokens. `generate` may be called from any event loop, thousands at a time."""
 
-    version: int
-    max_model_len: int
+    @property
+    def version(self) -> int:
+        """Policy step whose weights sample now."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + reply, in tokens."""
+        ...
 
     def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Raises EngineFailure when the engine dies or refuses."""

@@ -28,6 +28,15 @@ def check_tokens(groups: Sequence[Group], batch: TrainingBatch) -> None:
             )
 
 
+def count_discarded(groups: Iterable[Group]) -> None:
+    """Oversampled groups that the batch had no room for: their sampled tokens are counted as such."""
+    for group in groups:
+        for episode in group.episodes:
+            left = episode.sampled_tokens - sum(episode.untrained.values())
+            if left:
+                episode.untrained["oversampled"] += left
+
+
 def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
     """Reward, success, failures by boundary, forks by reason, lengths: averages over the episodes of one play."""
     episodes = list(episodes)
@@ -52,8 +61,8 @@ def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float
         metrics[f"{prefix}/turns"] = fmean(len(episode.calls) for episode in scored)
     for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
-    for reason, count in Counter(call.fork for call in calls if call.fork).items():
-        metrics[f"{prefix}/fork_rate/{reason}"] = count / len(calls)
+    for fork, count in Counter(call.fork for call in calls if call.fork).items():
+        metrics[f"{prefix}/fork_rate/{fork}"] = count / len(calls)
     for check, count in Counter(check for e in episodes for check in e.checks).items():
         metrics[f"{prefix}/checks/{check}"] = count
     for reason, count in sum((episode.untrained for episode in episodes), Counter[str]()).items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway
     from ajet.rollout import Rollout
     from ajet.task_judge import Judge
-    from ajet.task_reader import TaskReader
+    from ajet.task_reader import OpenedReader, TaskSplit
     from ajet.workflow import Workflow
 
 
@@ -31,14 +31,14 @@ class Parts:
     """What a verb works with."""
 
     experiment: Experiment
-    reader: TaskReader
+    reader: OpenedReader
     judge: Judge
     workflow: type[Workflow]
     backbone: Backbone
     gateway: Gateway
     rollout: Rollout
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """The split's tasks, without those whose prompt is too long (or an error that names the first)."""
         from ajet.run.overlong import within_prompt_length
 

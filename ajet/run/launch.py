@@ -16,6 +16,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.record import RunDirectory
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
@@ -25,6 +26,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
         dry_run(experiment)
         return 0
+    experiment.require_ready()
     if options.with_logview:
         logger.warning("--with-logview: the viewer is not part of this version; the episodes are in the run directory")
     if options.debug_tags:
@@ -49,6 +51,8 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
+    for key, reason in experiment.ignored:
+        logger.info("{} has no effect: {}", key, reason)
     outcome = "failed"
     try:
         outcome = _run(experiment, run, debug=debug)
@@ -60,7 +64,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     return 0
 
 
-def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:  # noqa: F821
+def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
     from ajet.backbone import open_backbone
     from ajet.run.assembly import assemble, workflow_of
     from ajet.run.interrupt import Interrupts

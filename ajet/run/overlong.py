@@ -15,10 +15,10 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
+    from ajet.config.schema.data import Data
 
 
-def within_prompt_length(tasks: Sequence[Task], data: AjetConfig.Data | Any, tokenizer: Any) -> Sequence[Task]:
+def within_prompt_length(tasks: Sequence[Task], data: Data, tokenizer: Any) -> Sequence[Task]:
     """The tasks that fit. Raises TaskError when `data.on_overlong` is error and one does not, or none is left."""
     limit: int = data.max_prompt_length
     kept = [task for task in tasks if _fits(task, tokenizer, limit)]

@@ -24,6 +24,7 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.task_reader import open_reader
     from ajet.tokens import Renderer
 
+    experiment.require_ready()
     settings = experiment.ajet
     workflow = workflow_of(experiment)
     reader = open_reader(experiment)
@@ -42,7 +43,8 @@ def dry_run(experiment: Experiment) -> None:
     if settings.rollout.engine == "endpoint":
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
-        rendered = Renderer(load_tokenizer(locate(settings.model.path))).render(messages)
+        assert settings.model.path is not None, "require_ready asks for it"
+        rendered = Renderer(load_tokenizer(locate(settings.model.path, base=experiment.base))).render(messages)
         plan.add_row("model", settings.model.path)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text}")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common

@@ -33,15 +33,17 @@ class Tally:
     def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
         """From the rows of `metrics.jsonl`."""
         seen = Counter[int]()
+        unused: set[int] = set()
         failed = forked = 0
         for row in rows:
             seen.update(row.get("tasks", ()))
+            unused.update(row.get("discarded", ()))
             failed += int(row.get("train/failed", 0))
             forked += int(row.get("train/forks", 0))
-        expected = max(seen, default=-1) + 1
+        expected = max({*seen, *unused}, default=-1) + 1
         return cls(
             trained=len(seen),
-            skipped=expected - len(seen),
+            skipped=expected - len({*seen, *unused}),
             doubled=sum(count - 1 for count in seen.values()),
             failed=failed,
             forked=forked,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm import credit
-from ajet.run.accounting import check_tokens, episode_metrics
+from ajet.run.accounting import check_tokens, count_discarded, episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
 from ajet.run.interrupt import Interrupts
@@ -25,6 +25,7 @@ from ajet.task_reader import TaskOrder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
     from ajet.schema.episode import Group
@@ -52,7 +53,6 @@ class Training:
             order.restore(run.resumed.state["frontier"])
             training.step = training.saved_step = run.resumed.step
             training.last_validation = dict(run.resumed.state.get("validation", {}))
-            run.episodes.truncate(training.step)
             logger.info("resumed after step {} from {}", training.step, run.resumed.path)
         return training
 
@@ -111,8 +111,9 @@ def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
     step = training.step + 1
     began = time.monotonic()
     run.status.set(phase="rollout", step=step)
-    taken = order.take(settings.data.train_batch_size)
-    groups = list(parts.rollout.play(taken, step=step, split="train"))
+    taken = order.take(_tasks_to_start(settings))
+    groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
+    discarded = parts.rollout.tally.discarded
     played = time.monotonic()
     _refuse_if_all_failed(groups, step)
 
@@ -121,18 +122,20 @@ def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
         batch = credit(
             groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
         )
-        check_tokens(groups, batch)
+        count_discarded(discarded)
+        check_tokens(groups + discarded, batch)
         metrics = episode_metrics((e for group in groups for e in group.episodes), "train")
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
         if batch.samples:
             metrics |= parts.backbone.update(batch).metrics
         metrics["version"] = parts.backbone.version
-        order.done([group.order for group in groups])
+        order.done([group.order for group in groups + discarded])
+        order.give_back(parts.rollout.tally.unfinished)
         metrics |= _seconds(began, played)
-        episodes = [episode for group in groups for episode in group.episodes]
-        run.episodes.write(step, "train", episodes)
-        run.metrics.log(step, metrics, tasks=[group.order for group in groups])
+        run.episodes.write(step, "train", [episode for group in groups + discarded for episode in group.episodes])
+        tasks, unused = [group.order for group in groups], [group.order for group in discarded]
+        run.metrics.log(step, metrics, tasks=tasks, discarded=unused)
         training.step = step
     return metrics
 
@@ -159,7 +162,14 @@ def _save_interrupted(training: Training) -> None:
     training.save()
 
 
-def _needs_reference(settings: Any) -> bool:
+def _tasks_to_start(settings: AjetConfig) -> int:
+    """More than the batch needs where oversampling is on: the first groups with something to learn from are kept."""
+    rollout = settings.rollout
+    factor = rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0
+    return math.ceil(settings.data.train_batch_size * factor)
+
+
+def _needs_reference(settings: AjetConfig) -> bool:
     return bool(settings.trainer_common.algorithm.use_kl_in_reward)
 
 

@@ -23,7 +23,15 @@ Status = Literal["completed", "failed", "aborted"]
 (deadline of its group, interruption)."""
 Split = Literal["train", "validation", "debug"]
 UntrainedReason = Literal[
-    "failed", "no_score", "aborted_call", "over_length", "max_sample_per_task", "zero_variance", "stale", "not_trainable"
+    "failed",
+    "no_score",
+    "aborted_call",
+    "over_length",
+    "max_sample_per_task",
+    "zero_variance",
+    "oversampled",
+    "stale",
+    "not_trainable",
 ]
 """Why sampled tokens are not trained: sampled = trained + the sum over these, asserted at every step."""
 
