@@ -64,7 +64,7 @@ class HuggingFaceReader:
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
         section = reader.huggingface_dat_repo
-        self._base = experiment.yaml_path.parent
+        self._base = experiment.base
         self._path, self._config = section.dataset_path, section.dataset_name
         self._splits = {"train": section.training_split, "validation": section.validation_split}
         self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
@@ -122,7 +122,7 @@ def locate(path: str, config: str | None, base: Path) -> Place:
             return Place(str(parent), found.name)
         return _in_folder(found, config)
     head, _, tail = path.rstrip("/").rpartition("/")
-    above = find(head, base) if head else None
+    above = find(head, base) if head.strip("./~") else None
     if above is not None and above.is_dir() and config is None and _is_data_set(above):
         return _in_folder(above, tail)
     if Path(path).expanduser().is_absolute() or path.startswith((".", "~")):

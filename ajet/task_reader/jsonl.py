@@ -29,7 +29,7 @@ class JsonlReader:
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
-        self._base = experiment.yaml_path.parent
+        self._base = experiment.base
         self._files = {
             "train": reader.jsonl_dataset_file.training.file_path,
             "validation": reader.jsonl_dataset_file.validation.file_path,
@@ -71,10 +71,8 @@ def read_tasks(
                 ) from None
             bad.append((number, str(problem)))
     if bad:
-        number, problem = bad[0]
-        logger.warning(
-            "{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), len(bad) + len(tasks), number, problem
-        )
+        total = len(bad) + len(tasks)
+        logger.warning("{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), total, *bad[0])
         if counter is not None:
             counter.skipped += len(bad)
     return tasks

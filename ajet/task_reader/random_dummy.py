@@ -28,6 +28,10 @@ class RandomDummyReader:
         self._sizes = {"train": section.size, "validation": section.validation_size}
         self._seed = experiment.ajet.seed
 
+    def has(self, split: TaskSplit) -> bool:
+        """Whether any tasks are asked for."""
+        return self._sizes[split] > 0
+
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """As many as the section says."""
         draw = random.Random(f"{self._seed}/{split}")

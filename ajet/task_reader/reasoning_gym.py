@@ -43,6 +43,10 @@ class ReasoningGymReader:
         """Scores by the family's own rule."""
         return ReasoningGymJudge(self)
 
+    def has(self, split: TaskSplit) -> bool:
+        """Whether any tasks are asked for."""
+        return self._sizes[split] > 0
+
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Draws the split. Raises TaskError for a family or parameter that does not exist."""
         entries = self.entries(self._seeds[split])

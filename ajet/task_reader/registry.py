@@ -73,11 +73,9 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
-        tasks, made = with_ids(tasks)
-        if made:
-            logger.info(
-                "{} of {} {} tasks had no id of their own: they got one from their content", made, len(tasks), split
-            )
+        tasks, shared = with_ids(tasks)
+        if shared:
+            logger.warning("{} of {} {} tasks share their id: told apart by their content", shared, len(tasks), split)
         return tasks
 
 
@@ -93,13 +91,13 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     if "->" in name or ":" in name:
         from ajet.config import resolve_reference
 
-        found = resolve_reference(name, base=experiment.yaml_path.parent, expect=type, what="ajet.task_reader.type")
+        found = resolve_reference(name, base=experiment.base, what="ajet.task_reader.type")
         return _users(found, name, experiment)
     raise ConfigError(f"There is no task reader {name}.", where="ajet.task_reader.type", expected=_choices())
 
 
-def _users(found: type, name: str, experiment: Experiment) -> OpenedReader:
-    if not callable(getattr(found, "tasks", None)):
+def _users(found: Any, name: str, experiment: Experiment) -> OpenedReader:
+    if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
         raise ConfigError(
             f"{name} is no task reader.",
             where="ajet.task_reader.type",

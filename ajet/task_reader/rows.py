@@ -77,7 +77,7 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
 
 
 def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
-    """Give every task an id of its own; also, how many were missing or doubled.
+    """Give every task an id of its own; also, how many tasks shared theirs with another.
 
     A missing id becomes the hash of the content; an id that several tasks bear gets that hash appended on all of
     them; identical rows are told apart by a counter.
@@ -86,12 +86,12 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
     seen = Counter(task.task_id for task in tasks)
     result: list[Task] = []
     used = {task_id for task_id, count in seen.items() if count == 1 and task_id}
-    made = 0
+    shared = 0
     for task in tasks:
         if task.task_id and seen[task.task_id] == 1:
             result.append(task)
             continue
-        made += 1
+        shared += bool(task.task_id)
         base = f"{task.task_id}-{_content(task)}" if task.task_id else _content(task)
         name, number = base, 1
         while name in used:
@@ -99,7 +99,7 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], int]:
             name = f"{base}-{number}"
         used.add(name)
         result.append(task.model_copy(update={"task_id": name}))
-    return result, made
+    return result, shared
 
 
 def _content(task: Task) -> str:

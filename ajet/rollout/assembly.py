@@ -1,0 +1,113 @@
+"""From what an attempt left behind to an `Episode`, filled in full.
+
+Invariant: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
+Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet import context_tracker
+from ajet.schema.episode import Episode, Failure, Split, Verdict
+from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture
+
+NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which episode it is."""
+
+    run: str
+    split: Split
+    step: int
+    task: Task
+    order: int
+    index: int
+    """The task's place within its play."""
+    repeat: int
+
+    @property
+    def uuid(self) -> str:
+        """The same for the same attempt of the same run, so that playing a step again writes no second episode."""
+        name = f"{self.run}/{self.split}/{self.step}/{self.order}/{self.repeat}"
+        return uuid.uuid5(NAMESPACE, name).hex
+
+
+@dataclass(slots=True)
+class Played:
+    """What the last attempt at an episode left behind; exactly one of output, failure and aborted says how it ended,
+    but for a check that ended it (then `capture.terminated` does)."""
+
+    output: WorkflowOutput | None = None
+    failure: Failure | None = None
+    aborted: str | None = None
+    """Why ajet stopped it."""
+    capture: Capture | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    attempts: int = 1
+    printed: str = ""
+    """What the workflow wrote to its standard output, where the isolation keeps it."""
+
+
+def build_episode(identity: Identity, played: Played, verdict: Verdict | None, settings: Any) -> Episode:
+    """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
+    capture, output = played.capture, played.output
+    episode = Episode(
+        uuid=identity.uuid,
+        task=identity.task,
+        repeat=identity.repeat,
+        step=identity.step,
+        split=identity.split,
+        run=identity.run,
+        status="aborted" if played.aborted else "failed" if played.failure else "completed",
+        failure=played.failure,
+        verdict=None if played.aborted or played.failure else verdict,
+        metadata=dict(output.metadata) if output else {},
+        metrics=dict(output.log_metrics) if output else {},
+        attempts=played.attempts,
+        started=played.started,
+        ended=played.ended,
+    )
+    if played.aborted:
+        episode.metadata["aborted"] = played.aborted
+    if played.printed:
+        episode.metadata["printed"] = played.printed
+    if capture is not None:
+        episode.calls, episode.messages, episode.tools = list(capture.calls), capture.messages, capture.tools
+        episode.checks = list(capture.checks)
+        episode.timelines, episode.untrained = account(episode, settings)
+    sampled = sum(timeline.sampled for timeline in episode.timelines) + sum(episode.untrained.values())
+    assert sampled == episode.sampled_tokens, (
+        f"episode {episode.uuid}: {episode.sampled_tokens} tokens sampled, {sampled} accounted for: {episode.untrained}"
+    )
+    return episode
+
+
+def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[str]]:
+    """The timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
+    policy = settings.context_tracker.timeline_merging_policy
+    lines: Sequence[Timeline]
+    lines, untrained = context_tracker.timelines(
+        episode.calls, compare_level=policy.timeline_compare_level, ignore_tools=policy.ignore_tools
+    )
+    if not episode.scored:
+        rest = sum(timeline.sampled for timeline in lines)
+        untrained["no_score" if episode.status == "completed" else "failed"] += rest
+        return [], +untrained
+    longest = settings.data.max_prompt_length + settings.data.max_response_length
+    lines, too_long = context_tracker.cut_over_length(lines, longest)
+    lines, too_many = context_tracker.choose(
+        lines, settings.rollout.multi_turn.max_sample_per_task, seed=settings.seed, episode=episode.uuid
+    )
+    return list(lines), untrained + too_long + too_many

@@ -1,0 +1,103 @@
+"""Attempt: one try at an episode, from making the workflow to its output, wherever an isolation runs it.
+
+Invariants: a workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets`
+count) and is closed exactly once, by the rollout; an attempt that was closed before it came to open its session
+never opens one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet.rollout.failure import Stage, failed
+from ajet.schema.endpoint import Endpoints
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture, Session
+
+
+class Attempt:
+    """What an isolation is given to run. `open` and `close` may be called from any thread."""
+
+    def __init__(
+        self,
+        workflow_class: type[Any],
+        task: WorkflowTask,
+        config: Any,
+        open_session: Callable[[Collection[str] | None], Session],
+    ) -> None:
+        self.workflow_class, self.task, self.config = workflow_class, task, config
+        self.stage: Stage = "construct"
+        self.session: Session | None = None
+        self.printed = ""
+        """What the workflow printed, where the isolation keeps it."""
+        self._open_session = open_session
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def open(self, trainable: Collection[str] | None) -> Session:
+        """The attempt's session; None or no targets at all: every agent trains."""
+        self.stage = "open"
+        with self._lock:
+            if self._closed:
+                raise failed("stopped", "the episode was stopped before its workflow began", boundary="ajet")
+            self.session = self._open_session(trainable or None)
+        self.stage = "execute"
+        return self.session
+
+    def close(self) -> Capture | None:
+        """Revoke the keys, abort running calls, and take what was captured; None when no session was opened."""
+        with self._lock:
+            self._closed = True
+            session = self.session
+        return session.close() if session is not None else None
+
+
+class Performable(Protocol):
+    """What `perform` needs of an attempt."""
+
+    workflow_class: type[Any]
+    task: WorkflowTask
+    config: Any
+
+    def open(self, trainable: Collection[str] | None) -> Endpoints:
+        """The endpoints of its session."""
+        ...
+
+
+async def perform(attempt: Performable) -> WorkflowOutput:
+    """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
+    from ajet.workflow.tuner import ModelTuner
+
+    with no_exit():
+        workflow = attempt.workflow_class()
+    session = attempt.open(getattr(workflow, "trainable_targets", None))
+    return await execute(workflow, attempt.task, ModelTuner(attempt.config, session))
+
+
+async def execute(workflow: Any, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+    """Call `execute` (a coroutine function or a plain one) and check what it returns."""
+    with no_exit():
+        output = workflow.execute(task, tuner)
+        if inspect.isawaitable(output):
+            output = await output
+    name = f"{type(workflow).__name__}.execute"
+    if output is None:
+        raise failed("returned_nothing", f"{name} returned None; expected a WorkflowOutput")
+    if not isinstance(output, WorkflowOutput):
+        raise failed("wrong_type", f"{name} returned a {type(output).__name__}; expected a WorkflowOutput")
+    return output
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """`sys.exit` in user code ends its episode, not the event loop that other episodes share."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as ending:
+        raise failed(type(ending).__name__, f"the workflow ended the program: {ending!r}") from ending

@@ -1,0 +1,52 @@
+"""From whatever ended an attempt to a `Failure`: classified once, here.
+
+Invariant: the boundary says whose side failed. A `BoundaryError` names its own, wherever the workflow let it through;
+a model call that the engine failed is the engine's; what the user's code raises otherwise is the agent's; what
+happens outside that code is ajet's. Only what declares itself retryable is played again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Literal
+
+from ajet.schema.episode import Failure
+from ajet.schema.errors import BoundaryError
+
+TRACEBACK_LENGTH = 20_000
+"""Characters kept of a traceback, the last ones."""
+
+Stage = Literal["construct", "open", "execute"]
+"""What an attempt was doing: making the workflow, opening its session, running `execute`."""
+
+
+class EpisodeFailed(Exception):
+    """Carries a failure that is classified already (by this process or by the one the workflow ran in)."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failed(kind: str, message: str, *, boundary: Literal["agent", "engine", "ajet"] = "agent") -> EpisodeFailed:
+    """A failure that has no exception of its own."""
+    return EpisodeFailed(Failure(boundary, kind, message, retryable=boundary == "engine"))
+
+
+def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
+    """The failure that an exception means."""
+    if isinstance(problem, EpisodeFailed):
+        return problem.failure
+    text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))[-TRACEBACK_LENGTH:]
+    cause: BaseException | None = problem
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, BoundaryError):
+            return Failure(cause.boundary, type(cause).__name__, str(cause), cause.retryable, text)
+        seen.add(id(cause))
+        cause = cause.__cause__
+    message = str(problem) or "(no message)"
+    if isinstance(problem, asyncio.CancelledError):
+        message = "the workflow's own task was cancelled from within"
+    return Failure("ajet" if stage == "open" else "agent", type(problem).__name__, message, traceback=text)

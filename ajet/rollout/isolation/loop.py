@@ -1,0 +1,74 @@
+"""One shared loop for workflows known to be async: ten thousand episodes cost ten thousand tasks, not threads.
+
+Invariant: a task that blocks the loop past its episode's timeout costs the episodes beside it their time, and no
+later one: the next attempt gets a new loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+from ajet.rollout.attempt import Attempt, perform
+from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.schema.task import WorkflowOutput
+
+
+class LoopIsolation:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loops = [self._new()]
+        self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
+        self._live: set[Attempt] = set()
+        self._stopped: set[Attempt] = set()
+
+    @staticmethod
+    def _new() -> UserLoop:
+        return UserLoop("ajet-workflows", "execute")
+
+    @property
+    def abandoned(self) -> int:
+        """Tasks that go on although their episode was stopped."""
+        with self._lock:
+            return len(self._stopped & self._live)
+
+    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+        """Begin as a task."""
+        with self._lock:
+            loop = self._loops[-1]
+        future = loop.submit(self._noted(attempt))
+        with self._lock:
+            self._running[attempt] = (future, loop)
+        future.add_done_callback(lambda _: self._running.pop(attempt, None))
+        return future
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel the task; leave the loop if it hears nothing."""
+        with self._lock:
+            found = self._running.get(attempt)
+            if found is None:
+                return
+            future, loop = found
+            self._stopped.add(attempt)
+            if loop.blocked and loop is self._loops[-1]:
+                self._loops.append(self._new())
+        future.cancel()
+
+    def close(self) -> None:
+        """Cancel all."""
+        with self._lock:
+            loops = list(self._loops)
+        for loop in loops:
+            loop.close()
+
+    async def _noted(self, attempt: Attempt) -> WorkflowOutput:
+        with self._lock:
+            self._live.add(attempt)
+        try:
+            return await perform(attempt)
+        finally:
+            with self._lock:
+                self._live.discard(attempt)
+                self._stopped.discard(attempt)

@@ -1,0 +1,118 @@
+"""One thread and event loop an episode: the default, for code of any kind.
+
+Invariant: an attempt's loop and its helper threads are its own and are daemons; a hung one is cancelled, then
+abandoned and counted, and never keeps another episode, or the end of the program, waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ajet.rollout.attempt import Attempt, perform
+from ajet.schema.task import WorkflowOutput
+
+T = TypeVar("T")
+TIDY_TIME = 1.0
+"""Seconds that tasks which a workflow left behind get to end after their cancellation."""
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """For `asyncio.to_thread` in user code: a daemon thread a call, so that a hung one cannot hold up the exit."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run it in a new thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                settle(future, fn, *args, **kwargs)
+
+        threading.Thread(target=run, name="ajet-helper", daemon=True).start()
+        return future
+
+
+def settle(future: Future[T], call: Callable[..., T], /, *args: Any, **kwargs: Any) -> None:
+    """Put what a call returns or raises, whatever it is, into a future."""
+    try:
+        outcome = call(*args, **kwargs)
+    except BaseException as problem:  # noqa: BLE001 - the border where user code runs
+        future.set_exception(problem)
+    else:
+        future.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _Running:
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[WorkflowOutput]
+    stopped: bool = False
+
+
+class ThreadIsolation:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Attempt, _Running | None] = {}
+
+    @property
+    def abandoned(self) -> int:
+        """Threads that go on although their episode was stopped."""
+        with self._lock:
+            return sum(running is not None and running.stopped for running in self._running.values())
+
+    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+        """Begin in a new thread."""
+        future: Future[WorkflowOutput] = Future()
+        with self._lock:
+            self._running[attempt] = None
+        name = f"ajet-{attempt.task.task_tag}"
+        threading.Thread(target=self._run, args=(attempt, future), name=name, daemon=True).start()
+        return future
+
+    def stop(self, attempt: Attempt) -> None:
+        """Cancel its task; code that does not wait for anything cannot hear that."""
+        with self._lock:
+            running = self._running.get(attempt)
+            if running is None:
+                self._running.pop(attempt, None)
+                return
+            running.stopped = True
+            running.loop.call_soon_threadsafe(running.task.cancel)
+
+    def close(self) -> None:
+        """Cancel all."""
+        with self._lock:
+            attempts = list(self._running)
+        for attempt in attempts:
+            self.stop(attempt)
+
+    def _run(self, attempt: Attempt, future: Future[WorkflowOutput]) -> None:
+        loop = asyncio.new_event_loop()
+        loop.set_default_executor(DaemonThreads())
+        task = loop.create_task(perform(attempt))
+        with self._lock:
+            if attempt not in self._running:
+                task.cancel()
+            self._running[attempt] = _Running(loop, task)
+        try:
+            settle(future, loop.run_until_complete, task)
+            loop.run_until_complete(_tidy(loop))
+        finally:
+            with self._lock:
+                del self._running[attempt]
+            loop.close()
+
+
+async def _tidy(loop: asyncio.AbstractEventLoop) -> None:
+    rest = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=TIDY_TIME)
+    await loop.shutdown_asyncgens()

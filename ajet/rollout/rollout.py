@@ -1,0 +1,360 @@
+"""Rollout: tasks in, groups of episodes out.
+
+Invariants: every repeat of every task ends as exactly one episode, whatever happens to it; one episode's failure
+touches no other; nothing of the user's runs on the rollout's own loop, so that timeouts, deadlines and stops are
+heard whatever user code does. `play` blocks the caller's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from ajet.engine.contract import Sampling
+from ajet.rollout.assembly import Identity, Played, build_episode
+from ajet.rollout.attempt import Attempt
+from ajet.rollout.checks import open_checks
+from ajet.rollout.failure import classify, failed
+from ajet.rollout.group import GroupPlay
+from ajet.rollout.isolation import Isolation, open_isolation
+from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.play import Play, Tally
+from ajet.rollout.rounds import RoundEngine
+from ajet.rollout.slots import Slots
+from ajet.schema.episode import Episode, Failure, Group, Split, Verdict
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import Task, WorkflowTask
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.gateway import Gateway, Session
+    from ajet.task_judge import Judge
+
+RETRY_PAUSE = 0.2
+"""Seconds before the second attempt; doubled before each further one."""
+STOP_TIME = 5.0
+"""Seconds that a stopped play gets to take in what its episodes left."""
+
+
+class Rollout:
+    """Plays tasks with one workflow, gateway and judge. One play at a time."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        gateway: Gateway,
+        workflow_class: type[Any],
+        judge: Judge,
+        *,
+        run_id: str,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> None:
+        """`on_episode` sees each episode as it ends, aborted ones too, in the thread that iterates over `play`.
+
+        Raises ConfigError for settings that exclude each other.
+        """
+        settings = experiment.ajet
+        self._settings, self._config = settings, experiment.config
+        self._gateway, self._judge = gateway, judge
+        self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
+        self._rounds = _rounds_of(gateway, settings)
+        self._isolation: Isolation = open_isolation(settings.rollout.isolation, experiment, workflow_class)
+        self._judges = UserLoop("ajet-judges", "a judge")
+        self._inspect = open_checks(settings.rollout.compute_madness_checklist)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
+        self._plays: dict[Play, Future[None]] = {}
+        self._closed = False
+        self.tally = Tally()
+        """What the last play came to."""
+
+    def play(
+        self,
+        tasks: Sequence[tuple[int, Task]],
+        *,
+        step: int,
+        split: Split,
+        repeats: int | None = None,
+        sampling: Sampling | None = None,
+        keep: int | None = None,
+    ) -> Iterator[Group]:
+        """Play every (order, task) `repeats` times and yield each group as it closes.
+
+        `keep`: stop after so many groups with something to learn from (`tally.unfinished` and `tally.discarded` hold
+        the rest); None keeps all, or, with `rollout.enable_oversample` in training, `data.train_batch_size`.
+        Leaving the iteration early, by an exception too, aborts what runs. `repeats` and `sampling` default to the
+        split's own settings.
+        """
+        if self._closed:
+            raise RuntimeError("the rollout is closed")
+        rollout, debug = self._settings.rollout, self._settings.debug
+        if repeats is None:
+            repeats = rollout.val_kwargs.num_repeat if split == "validation" else rollout.num_repeat
+        if keep is None and split == "train" and rollout.enable_oversample:
+            keep = self._settings.data.train_batch_size
+        limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
+        play = Play(keep, in_order=rollout.deterministic)
+        self.tally = play.tally
+        conducted = asyncio.run_coroutine_threadsafe(
+            self._conduct(play, list(tasks), step, split, repeats, sampling or self._sampling(split), limit), self._loop
+        )
+        conducted.add_done_callback(lambda future: _end(play, future))
+        self._plays[play] = conducted
+        try:
+            while (event := play.events.get()) is not None:
+                if isinstance(event, BaseException):
+                    raise event
+                if isinstance(event, Group):
+                    yield event
+                elif self._on_episode is not None:
+                    self._on_episode(event)
+        finally:
+            self._plays.pop(play, None)
+            if not conducted.done():
+                self._loop.call_soon_threadsafe(play.stop, "interrupted")
+                _wait(conducted)
+            play.tally.abandoned = self._isolation.abandoned
+
+    def close(self) -> None:
+        """Abort what runs and release threads and processes, promptly. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for play, conducted in list(self._plays.items()):
+            self._loop.call_soon_threadsafe(play.stop, "interrupted")
+            _wait(conducted)
+        self._isolation.close()
+        self._judges.close()
+        self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
+
+    def _sampling(self, split: Split) -> Sampling:
+        rollout = self._settings.rollout
+        longest = rollout.max_response_length_in_one_turn
+        if split == "validation":
+            val = rollout.val_kwargs
+            return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
+        return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
+
+    async def _conduct(
+        self,
+        play: Play,
+        tasks: Sequence[tuple[int, Task]],
+        step: int,
+        split: Split,
+        repeats: int,
+        sampling: Sampling,
+        limit: int,
+    ) -> None:
+        rollout = self._settings.rollout
+        slots = Slots(limit, len(tasks) * repeats, self._rounds.expect if self._rounds else None)
+        runs = []
+        for index, (order, task) in enumerate(tasks):
+            group = GroupPlay(
+                task,
+                order,
+                index,
+                repeats,
+                deadline=rollout.group_deadline,
+                min_group=rollout.min_group,
+                on_close=play.closed,
+            )
+            play.groups.append(group)
+            for repeat in range(repeats):
+                identity = Identity(self._run_id, split, step, task, order, index, repeat)
+                runs.append(asyncio.ensure_future(self._episode(play, group, slots, identity, sampling)))
+        try:
+            await asyncio.gather(*runs)
+        finally:
+            for run in runs:
+                run.cancel()
+        play.finish()
+
+    async def _episode(
+        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling
+    ) -> None:
+        """One episode, from its wait for a slot to its place in the group."""
+        seat = slots.ask()
+        try:
+            await _first(seat, group.stopped)
+            if group.stopped.done():
+                played = Played(aborted=group.stopped.result(), attempts=0)
+            else:
+                group.began()
+                played = await self._attempts(play, group, identity, sampling)
+        finally:
+            slots.leave(seat)
+        verdict = await self._verdict(group, identity, played)
+        episode = build_episode(identity, played, verdict, self._settings)
+        play.tally.statuses[episode.status] += 1
+        if episode.failure:
+            play.tally.failures[episode.failure.boundary, episode.failure.kind] += 1
+        play.events.put(episode)
+        group.ended(episode)
+
+    async def _attempts(self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling) -> Played:
+        """Attempts until one ends well or in a way that another would not mend. All draw with the same key."""
+        number = 1
+        while True:
+            played = await self._attempt(group, identity, sampling)
+            played.attempts = number
+            failure = played.failure
+            if failure is None or not failure.retryable or number > self._settings.rollout.max_retries:
+                return played
+            await _first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
+            if group.stopped.done():
+                return played
+            play.tally.retries += 1
+            if played.capture is not None:
+                play.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)
+            number += 1
+
+    async def _attempt(self, group: GroupPlay, identity: Identity, sampling: Sampling) -> Played:
+        attempt = Attempt(
+            self._workflow_class,
+            workflow_task(identity),
+            self._config,
+            lambda trainable: self._open_session(identity, sampling, trainable),
+        )
+        played = Played(started=time.time())
+        future = asyncio.wrap_future(self._isolation.start(attempt))
+        timeout = self._settings.rollout.episode_timeout
+        try:
+            await _first(future, group.stopped, timeout=timeout)
+        finally:
+            ended = future.done()
+            played.capture = attempt.close()
+            played.ended = time.time()
+            if not ended:
+                future.add_done_callback(_forget)
+                self._isolation.stop(attempt)
+            played.printed = attempt.printed
+        if not ended:
+            if group.stopped.done():
+                played.aborted = group.stopped.result()
+            else:
+                played.failure = _timeout(timeout)
+            return played
+        try:
+            played.output = future.result()
+        except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
+            played.failure = classify(problem, attempt.stage)
+        played.failure = _by_the_calls(played)
+        return played
+
+    def _open_session(self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None) -> Session:
+        return self._gateway.open(
+            identity.uuid,
+            key=(self._settings.seed, identity.order, identity.repeat),
+            sampling=sampling,
+            trainable=trainable,
+            inspect=self._inspect,
+            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
+        )
+
+    async def _verdict(self, group: GroupPlay, identity: Identity, played: Played) -> Verdict | None:
+        """The judge's, or the one that abnormal output earns; a judge that fails fails the episode."""
+        if played.aborted or played.failure:
+            return None
+        if played.capture is not None and played.capture.checks:
+            reward = self._settings.rollout.agent_madness_reward
+            return Verdict(reward, False, f"abnormal output: {', '.join(played.capture.checks)}")
+        timeout = self._settings.rollout.episode_timeout
+        task = workflow_task(identity)
+        for number in range(self._settings.rollout.max_retries + 1):
+            judging = asyncio.wrap_future(self._judges.submit(self._judge.verdict(task, played.output)))
+            await _first(judging, group.stopped, timeout=timeout)
+            if not judging.done():
+                judging.cancel()
+                if group.stopped.done():
+                    played.aborted = group.stopped.result()
+                    return None
+                played.failure = Failure("judge", "timeout", f"the judge did not end within {timeout:g} seconds")
+                return None
+            try:
+                verdict = judging.result()
+            except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
+                played.failure = classify(problem)
+                if played.failure.boundary == "agent":
+                    played.failure.boundary = "judge"
+            else:
+                played.failure = None
+                return verdict
+            if not played.failure.retryable:
+                break
+            await asyncio.sleep(RETRY_PAUSE * 2**number)
+        return None
+
+
+def workflow_task(identity: Identity) -> WorkflowTask:
+    """What `execute` and the judge receive."""
+    task = identity.task
+    return WorkflowTask(
+        task=task,
+        episode_uuid=identity.uuid,
+        task_id=task.task_id,
+        env_type=task.env_type,
+        task_batch_index=identity.index,
+        task_thread_index=identity.repeat,
+        task_tag=f"T{task.task_id}#R{identity.repeat}",
+    )
+
+
+def _by_the_calls(played: Played) -> Failure | None:
+    """What the captured calls say about how the attempt ended, against what it raised or returned."""
+    capture, failure = played.capture, played.failure
+    if capture is not None and capture.terminated is not None:
+        return None
+    if capture is not None and capture.calls and capture.calls[-1].finish == "error":
+        last = capture.calls[-1]
+        text = failure.traceback if failure else ""
+        return Failure("engine", "model_call", last.error or "the model call failed", retryable=True, traceback=text)
+    if failure is None and (capture is None or not capture.calls):
+        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
+    return failure
+
+
+def _timeout(seconds: float | None) -> Failure:
+    message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
+    return Failure("agent", "timeout", message)
+
+
+def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
+    rollout = settings.rollout
+    if not rollout.deterministic:
+        return None
+    if rollout.group_deadline is not None:
+        raise ConfigError(
+            "A group cannot close by the clock in a deterministic rollout.",
+            where="ajet.rollout.group_deadline",
+            expected="null with rollout.deterministic: true",
+        )
+    engine = gateway.engine
+    return engine if isinstance(engine, RoundEngine) else None
+
+
+async def _first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+def _end(play: Play, future: Future[None]) -> None:
+    problem = None if future.cancelled() else future.exception()
+    if problem is not None:
+        play.events.put(problem)
+    elif future.cancelled():
+        play.events.put(None)
+
+
+def _wait(future: Future[None]) -> None:
+    try:
+        future.exception(timeout=STOP_TIME)
+    except (TimeoutError, asyncio.TimeoutError, asyncio.CancelledError):
+        future.cancel()

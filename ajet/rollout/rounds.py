@@ -1,0 +1,105 @@
+"""RoundEngine: requests admitted in rounds, so that what is computed together does not depend on timing.
+
+Invariant (DESIGN decision 9b): a round opens when every live episode waits for a reply, and admits all waiting
+requests at once, ordered by (task, repeat, call). Who is in a round, and in which place, is thus a function of what
+the episodes do and not of when they do it, as long as an episode has at most one call under way; the calls of one
+that has several share rounds by arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from ajet.engine.contract import TokenChunk, TokenEngine, TokenRequest
+from ajet.schema.errors import EngineFailure
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: TokenRequest
+    loop: asyncio.AbstractEventLoop
+    admitted: asyncio.Future[None]
+
+    @property
+    def episode(self) -> tuple[int, int]:
+        return self.request.key.task, self.request.key.repeat
+
+    def admit(self) -> None:
+        if not self.admitted.done():
+            self.admitted.set_result(None)
+
+    def refuse(self) -> None:
+        if not self.admitted.done():
+            self.admitted.set_exception(EngineFailure("the engine was closed", retryable=False))
+
+
+class RoundEngine:
+    """A TokenEngine around another one. The rollout says how many episodes are live."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._live = 0
+        self._waiting: list[_Waiting] = []
+        self.rounds: list[list[tuple[int, int, int]]] = []
+        """(task, repeat, call) of the requests of each round since the last `expect(0)`, for tests and records."""
+
+    @property
+    def version(self) -> int:
+        """The inner engine's."""
+        return self._engine.version
+
+    @property
+    def max_model_len(self) -> int:
+        """The inner engine's."""
+        return self._engine.max_model_len
+
+    def expect(self, live: int) -> None:
+        """So many episodes are live from now on. Thread-safe."""
+        with self._lock:
+            if live == 0 or self._live == 0:
+                self.rounds.clear()
+            self._live = live
+            self._open()
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Wait for the round, then stream from the inner engine."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(request, loop, loop.create_future())
+        with self._lock:
+            self._waiting.append(waiting)
+            self._open()
+        try:
+            await waiting.admitted
+        except asyncio.CancelledError:
+            with self._lock:
+                if waiting in self._waiting:
+                    self._waiting.remove(waiting)
+            raise
+        async for chunk in self._engine.generate(request):
+            yield chunk
+
+    def weights_changed(self, version: int) -> None:
+        """Passed on."""
+        self._engine.weights_changed(version)
+
+    def close(self) -> None:
+        """Passed on; whoever waits for a round hears of it."""
+        self._engine.close()
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.loop.call_soon_threadsafe(one.refuse)
+
+    def _open(self) -> None:
+        episodes = {waiting.episode for waiting in self._waiting}
+        if not episodes or len(episodes) < self._live:
+            return
+        batch = sorted(self._waiting, key=lambda waiting: waiting.request.key[1:])
+        self._waiting = []
+        self.rounds.append([(w.request.key.task, w.request.key.repeat, w.request.key.call) for w in batch])
+        for waiting in batch:
+            waiting.loop.call_soon_threadsafe(waiting.admit)

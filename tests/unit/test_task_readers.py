@@ -1,0 +1,404 @@
+"""Task readers: rows become tasks with ids of their own; what is wrong with a source is said, with its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.config import Experiment
+from ajet.schema.errors import ConfigError, JudgeFailure, TaskError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_reader import open_reader
+from ajet.task_reader.hugging_face import locate
+from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
+
+
+def experiment(folder: Path, kind: str, **more: Any) -> Experiment:
+    return Experiment.from_dict({"ajet": {"task_reader": {"type": kind, **more}}}, base=folder)
+
+
+def jsonl(folder: Path, *lines: str | dict[str, Any], **more: Any) -> Experiment:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
+    (folder / "tasks.jsonl").write_text(text, encoding="utf-8")
+    return experiment(folder, "jsonl_dataset_file", jsonl_dataset_file={"training": {"file_path": "tasks.jsonl"}}, **more)
+
+
+# rows
+
+
+def test_usual_column_names_are_found() -> None:
+    for name in ("main_query", "question", "query", "prompt", "problem"):
+        task = task_of({name: "How many?", "answer": "#### 4"}, Columns())
+        assert (task.main_query, task.metadata["answer"]) == ("How many?", "#### 4")
+
+
+def test_the_whole_row_is_metadata() -> None:
+    row = {"question": "q", "answer": "a", "level": 3}
+    assert task_of(row, Columns()).metadata == row
+    row = {"main_query": "q", "task_id": "x", "metadata": {"answer": "a"}, "level": 3}
+    assert task_of(row, Columns()).metadata == {"answer": "a", "level": 3}
+
+
+def test_columns_can_be_named() -> None:
+    row = {"text": "q", "nr": 7, "reward_model": {"ground_truth": "42"}}
+    task = task_of(row, Columns("text", "nr", "reward_model.ground_truth"))
+    assert (task.main_query, task.task_id, task.metadata["answer"]) == ("q", "7", "42")
+    with pytest.raises(BadRow, match="no column missing; there are text, nr, reward_model"):
+        task_of(row, Columns("missing"))
+
+
+def test_a_prompt_of_messages_opens_the_dialogue() -> None:
+    task = task_of({"prompt": [{"role": "user", "content": "hi"}]}, Columns())
+    assert (task.main_query, task.init_messages) == ("", [{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({}, "no question"),
+        ({"question": "  "}, "no question"),
+        ({"question": 5}, "the question is int"),
+        ({"question": "q", "init_messages": "hello"}, "no list of objects with a role"),
+        ({"question": "q", "env_type": 3}, "env_type is int"),
+        ({"question": "q", "task_id": ["a"]}, "the task id is list"),
+    ],
+)
+def test_bad_rows_say_why(row: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadRow, match=why):
+        task_of(row, Columns())
+
+
+rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["q1", "q2", "q3"])), max_size=12)
+
+
+@given(rows)
+def test_ids_never_collapse_and_do_not_depend_on_the_order(pairs: list[tuple[str, str]]) -> None:
+    tasks = [Task(task_id=name, main_query=query) for name, query in pairs]
+    named, shared = with_ids(tasks)
+    assert len({task.task_id for task in named}) == len(tasks)
+    assert all(task.task_id for task in named)
+    assert [task.main_query for task in named] == [query for _, query in pairs]
+    kept = [name for name, _ in pairs if name and sum(other == name for other, _ in pairs) == 1]
+    assert shared == sum(bool(name) for name, _ in pairs) - len(kept) and set(kept) <= {task.task_id for task in named}
+    backwards, _ = with_ids(tasks[::-1])
+    assert {(t.task_id, t.main_query) for t in backwards} == {(t.task_id, t.main_query) for t in named}
+
+
+# jsonl
+
+
+def test_jsonl_reads_tasks_and_question_rows(tmp_path: Path) -> None:
+    tasks = open_reader(
+        jsonl(tmp_path, {"main_query": "one", "task_id": "t1"}, "", {"id": 9, "query": "два", "answer": "x"})
+    ).tasks("train")
+    assert [(t.task_id, t.main_query) for t in tasks] == [("t1", "one"), ("9", "два")]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"question": "x",}', "no JSON"),
+        ("[1, 2]", "a JSON list, not an object"),
+        ('{"answer": "x"}', "no question"),
+        ('{"question": "x", "score": NaN}', "NaN is no JSON"),
+        ('{"question": "\\ud800"}', "surrogate"),
+        ("[" * 100_000, "nested too deeply|no JSON"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, why: str) -> None:
+    made = jsonl(tmp_path, {"question": "good"}, line, {"question": "good too"})
+    with pytest.raises(TaskError, match=why) as caught:
+        open_reader(made).tasks("train")
+    assert caught.value.where == f"{tmp_path / 'tasks.jsonl'}:2"
+
+
+def test_bad_bytes_are_named(tmp_path: Path) -> None:
+    made = jsonl(tmp_path, {"question": "good"})
+    (tmp_path / "tasks.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "a"}\n{"question": "\xff"}\n')
+    with pytest.raises(TaskError, match="not UTF-8 at byte 15") as caught:
+        open_reader(made).tasks("train")
+    assert caught.value.where.endswith(":2")
+
+
+def test_bad_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
+    from loguru import logger
+
+    made = jsonl(tmp_path, {"question": "good"}, "no", "{}", {"question": "good too"}, on_bad_row="skip")
+    said: list[str] = []
+    handler = logger.add(said.append, format="{message}")
+    try:
+        assert len(open_reader(made).tasks("train")) == 2
+    finally:
+        logger.remove(handler)
+    assert "2 of 4 rows left out; the first, line 2" in said[0]
+
+
+def test_missing_files_and_empty_sets_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no train tasks"):
+        open_reader(jsonl(tmp_path, "")).tasks("train")
+    reader = open_reader(jsonl(tmp_path, {"question": "q"}))
+    assert reader.has("train") and not reader.has("validation")
+    with pytest.raises(TaskError, match="No file is named for the validation tasks"):
+        reader.tasks("validation")
+    gone = experiment(tmp_path, "jsonl_dataset_file", jsonl_dataset_file={"training": {"file_path": "gone.jsonl"}})
+    with pytest.raises(TaskError, match="gone.jsonl does not exist") as caught:
+        open_reader(gone).tasks("train")
+    assert "jsonl_dataset_file.training.file_path" in caught.value.where
+
+
+def test_doubled_ids_do_not_collapse(tmp_path: Path) -> None:
+    same = {"question": "q", "id": "x"}
+    tasks = open_reader(jsonl(tmp_path, same, same, {"question": "r", "id": "x"}, {"question": "s"})).tasks("train")
+    ids = [task.task_id for task in tasks]
+    assert len(set(ids)) == 4 and ids[1] == f"{ids[0]}-2" and all(name.startswith("x-") for name in ids[:3])
+    again = open_reader(jsonl(tmp_path, same, same, {"question": "r", "id": "x"}, {"question": "s"})).tasks("train")
+    assert [task.task_id for task in again] == ids
+
+
+# hugging face
+
+
+ROWS = [{"question": f"{i} + {i}?", "answer": f"so\n#### {2 * i}"} for i in range(5)]
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def like_the_hub(folder: Path, *, card: bool) -> Path:
+    """A copy of a data set as the hub lays it out: two configurations with two splits each."""
+    for config, size in (("main", 5), ("socratic", 3)):
+        for split, count in (("train", size), ("test", 2)):
+            parquet(folder / config / f"{split}-00000-of-00001.parquet", ROWS[:count])
+    if card:
+        configs = "".join(
+            f"- config_name: {config}\n  data_files:\n"
+            + "".join(f"  - split: {split}\n    path: {config}/{split}-*\n" for split in ("train", "test"))
+            for config in ("main", "socratic")
+        )
+        (folder / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{configs}---\n# A set\n")
+    return folder
+
+
+def hub(folder: Path, path: str, **more: Any) -> Any:
+    return open_reader(experiment(folder, "huggingface_dat_repo", huggingface_dat_repo={"dataset_path": path, **more}))
+
+
+@pytest.fixture(autouse=True)
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["card", "folders"])
+def test_a_folder_laid_out_like_the_hubs(tmp_path: Path, card: bool) -> None:
+    like_the_hub(tmp_path / "gsm8k", card=card)
+    assert len(hub(tmp_path, "gsm8k/main").tasks("train")) == 5
+    assert len(hub(tmp_path, "gsm8k/socratic").tasks("train")) == 3
+    assert len(hub(tmp_path, "gsm8k", dataset_name="socratic").tasks("train")) == 3
+    tasks = hub(tmp_path, "gsm8k").tasks("validation")
+    assert [task.main_query for task in tasks] == ["0 + 0?", "1 + 1?"]
+    assert tasks[1].metadata["answer"].endswith("#### 2")
+    with pytest.raises(TaskError, match="no configuration other") as caught:
+        hub(tmp_path, "gsm8k/other").tasks("train")
+    assert caught.value.expected == "one of: main, socratic"
+    with pytest.raises(TaskError, match="no split dev") as caught:
+        hub(tmp_path, "gsm8k/main", training_split="dev").tasks("train")
+    assert "train" in caught.value.expected and "test" in caught.value.expected
+
+
+def test_a_set_with_several_configurations_asks_which(tmp_path: Path) -> None:
+    like_the_hub(tmp_path / "own", card=True)
+    with pytest.raises(TaskError, match="several configurations") as caught:
+        hub(tmp_path, "own").tasks("train")
+    assert "own/main" in caught.value.do
+
+
+def test_splits_can_be_sliced(tmp_path: Path) -> None:
+    like_the_hub(tmp_path / "gsm8k", card=True)
+    assert len(hub(tmp_path, "gsm8k/main", training_split="train[:3]").tasks("train")) == 3
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json", "jsonl"])
+def test_plain_files(tmp_path: Path, form: str) -> None:
+    import csv
+
+    file = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        parquet(file, ROWS)
+    elif form == "csv":
+        with file.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, ["question", "answer"])
+            writer.writeheader()
+            writer.writerows(ROWS)
+    elif form == "json":
+        file.write_text(json.dumps(ROWS))
+    else:
+        file.write_text("\n".join(map(json.dumps, ROWS)))
+    tasks = hub(tmp_path, file.name, validation_split="train[:2]").tasks("train")
+    assert [task.metadata["answer"] for task in tasks] == [row["answer"] for row in ROWS]
+    assert len({task.task_id for task in tasks}) == 5
+    assert len(hub(tmp_path, file.name, validation_split="train[:2]").tasks("validation")) == 2
+
+
+def test_a_plain_folder_of_splits(tmp_path: Path) -> None:
+    parquet(tmp_path / "own" / "data" / "train.parquet", ROWS)
+    parquet(tmp_path / "own" / "data" / "test.parquet", ROWS[:1])
+    assert (len(hub(tmp_path, "own").tasks("train")), len(hub(tmp_path, "own").tasks("validation"))) == (5, 1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TaskError, match="no data file"):
+        hub(tmp_path, "empty").tasks("train")
+    with pytest.raises(TaskError, match="does not exist"):
+        hub(tmp_path, "./nowhere").tasks("train")
+
+
+def test_broken_files_and_foreign_columns_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"no parquet")
+    with pytest.raises(TaskError, match="cannot be read"):
+        hub(tmp_path, "broken.parquet").tasks("train")
+    parquet(tmp_path / "foreign.parquet", [{"frage": "wie viele?"}])
+    with pytest.raises(TaskError, match="task_reader.columns.main_query") as caught:
+        hub(tmp_path, "foreign.parquet").tasks("train")
+    assert "row 0" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("path", "repository", "config"),
+    [
+        ("gsm8k", "openai/gsm8k", "main"),
+        ("gsm8k/main", "openai/gsm8k", "main"),
+        ("gsm8k/socratic", "openai/gsm8k", "socratic"),
+        ("openai/gsm8k", "openai/gsm8k", "main"),
+        ("org/name", "org/name", None),
+        ("org/name/config", "org/name", "config"),
+        ("name", "name", None),
+    ],
+)
+def test_names_on_the_hub(tmp_path: Path, path: str, repository: str, config: str | None) -> None:
+    place = locate(path, None, tmp_path)
+    assert (place.path, place.config, place.local) == (repository, config, False)
+
+
+def test_offline_is_said_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TaskError, match="hub does not answer") as caught:
+        hub(tmp_path, "gsm8k/main").tasks("train")
+    assert time.monotonic() - began < 20
+    assert "local copy" in caught.value.do
+
+
+@pytest.mark.slow
+def test_a_hub_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """A server that accepts connections and never answers; in a process, as the library reads its address once."""
+    server = socket.create_server(("127.0.0.1", 0))
+    kept: list[socket.socket] = []
+
+    def swallow() -> None:
+        while True:
+            try:
+                kept.append(server.accept()[0])
+            except OSError:
+                return
+
+    threading.Thread(target=swallow, daemon=True).start()
+    code = (
+        "from pathlib import Path; import sys; import ajet.task_reader.hugging_face as h; h.ANSWER_TIME = 2.0\n"
+        "h.CACHE_TIME = 3.0\n"
+        "from ajet.schema.errors import TaskError\n"
+        "try: h.load_rows(h.locate('org/name', None, Path(sys.argv[1])), 'train')\n"
+        "except TaskError as error: print(error)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    server.close()
+    assert "hub does not answer" in done.stdout, done.stderr[-2000:]
+
+
+# the others
+
+
+def test_random_numbers_are_distinct_and_reproducible(tmp_path: Path) -> None:
+    def numbers(split: Any, **more: Any) -> list[int]:
+        reader = open_reader(experiment(tmp_path, "random_dummy", random_dummy=more))
+        return [task.metadata["random_number"] for task in reader.tasks(split)]
+
+    assert numbers("train", size=50) == numbers("train", size=50) == numbers("train", size=80)[:50]
+    both = numbers("train") + numbers("validation")
+    assert len(set(both)) == len(both) == 1016
+
+
+def gym(folder: Path, **more: Any) -> Any:
+    return open_reader(experiment(folder, "reasoning_gym", reasoning_gym={"size": 5, "validation_size": 4, **more}))
+
+
+def test_reasoning_gym_tasks_and_their_own_scorer(tmp_path: Path) -> None:
+    reader = gym(tmp_path, dataset="basic_arithmetic", params={"min_digits": 1, "max_digits": 2})
+    train, validation = reader.tasks("train"), reader.tasks("validation")
+    assert (len(train), len(validation)) == (5, 4)
+    assert not {task.main_query for task in train} & {task.main_query for task in validation}
+    for task in (*train, *validation):
+        seen = WorkflowTask(task=task)
+        right = WorkflowOutput(metadata={"final_answer": f"I think <answer>{task.metadata['answer']}</answer>"})
+        assert reader.judge.compute_reward(seen, right) == (1.0, True)
+        score, success = reader.judge.compute_reward(seen, WorkflowOutput(metadata={"final_answer": "no idea"}))
+        assert (score, success) == (0.0, False)
+    with pytest.raises(JudgeFailure, match="final_answer"):
+        reader.judge.compute_reward(WorkflowTask(task=train[0]), WorkflowOutput())
+
+
+def test_reasoning_gym_errors(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no task family basic_arithmetics") as caught:
+        gym(tmp_path, dataset="basic_arithmetics").tasks("train")
+    assert "basic_arithmetic" in caught.value.expected
+    with pytest.raises(TaskError, match="refuses its parameters"):
+        gym(tmp_path, dataset="basic_arithmetic", params={"colour": "red"}).tasks("train")
+
+
+def test_readers_of_later_versions_refuse_in_one_sentence(tmp_path: Path) -> None:
+    for kind in ("env_service", "data_generation"):
+        with pytest.raises(ConfigError, match=r"this version of ajet\.") as caught:
+            open_reader(experiment(tmp_path, kind))
+        assert "jsonl_dataset_file" in caught.value.expected
+
+
+def test_a_users_reader_by_reference(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from ajet import Task\n"
+        "class Mine:\n"
+        "    def __init__(self, config): self.word = config.mine.word\n"
+        "    def tasks(self, split): return [Task(main_query=self.word), Task(main_query=split)]\n"
+        "class Wrong:\n"
+        "    def __init__(self, config): pass\n"
+        "    def tasks(self, split): return ['text']\n"
+        "class NoReader: pass\n"
+    )
+
+    def made(name: str) -> Any:
+        tree = {"ajet": {"task_reader": {"type": f"mine.py->{name}"}}, "mine": {"word": "hello"}}
+        return open_reader(Experiment.from_dict(tree, base=tmp_path))
+
+    tasks = made("Mine").tasks("train")
+    assert [task.main_query for task in tasks] == ["hello", "train"] and tasks[0].task_id != tasks[1].task_id
+    with pytest.raises(TaskError, match="a str instead of a Task"):
+        made("Wrong").tasks("train")
+    with pytest.raises(ConfigError, match="is no task reader"):
+        made("NoReader")
