@@ -1,0 +1,151 @@
+"""EndpointEngine: any OpenAI-compatible server as a ChatEngine.
+
+Invariant: messages in, message out. Such a server gives neither token ids nor the policy's weights away, so nothing it
+answers is ever trained on: it serves debugging, evaluation and debug models, and says so when it is made. Its key
+comes from the environment and is in no error and no log. A failed request is an EngineFailure; retries are rollout's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import AsyncIterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import httpx
+from loguru import logger
+
+from ajet.schema.errors import ConfigError, EngineFailure
+
+if TYPE_CHECKING:
+    from ajet.config.schema import AjetConfig
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+URL_VARIABLE = "OPENAI_BASE_URL"
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+"""Seconds between bytes of a reply, and to connect."""
+RETRYABLE = {408, 409, 425, 429}
+
+
+class EndpointEngine:
+    """Sends requests to `base_url` (ends in /v1) under the name `model`. May be used from any event loop."""
+
+    def __init__(self, base_url: str, model: str, *, api_key: str | None = None) -> None:
+        self.base_url, self.model = base_url.rstrip("/"), model
+        self._key = api_key
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
+
+    @classmethod
+    def from_config(cls, settings: AjetConfig) -> EndpointEngine:
+        """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
+        chosen = settings.rollout.endpoint
+        base_url = chosen.base_url or os.environ.get(URL_VARIABLE)
+        if not base_url or not chosen.model:
+            missing = "base_url" if not base_url else "model"
+            raise ConfigError(
+                f"rollout.engine is endpoint, but rollout.endpoint.{missing} is not set.",
+                where=f"rollout.endpoint.{missing}",
+                expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
+            )
+        return cls(base_url, chosen.model, api_key=os.environ.get(chosen.api_key_env) or None)
+
+    @classmethod
+    def for_model(cls, name: str) -> EndpointEngine:
+        """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
+        in OPENAI_API_KEY. Raises ConfigError when neither is set."""
+        base_url, key = os.environ.get(URL_VARIABLE), os.environ.get(KEY_VARIABLE)
+        if not base_url and not key:
+            raise ConfigError(
+                f"The debug model {name} has no server to answer it.",
+                where="debug_model",
+                expected=f"{URL_VARIABLE} (an OpenAI-compatible server) or {KEY_VARIABLE} in the environment or .env",
+            )
+        return cls(base_url or "https://api.openai.com/v1", name, api_key=key or None)
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One reply. Raises EngineFailure."""
+        body = {**request, "model": self.model, "stream": False}
+        body.pop("stream_options", None)
+        try:
+            response = await self._client().post("/chat/completions", json=body)
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        if response.status_code >= 400:
+            raise self._refused(response)
+        try:
+            reply = response.json()
+        except ValueError as problem:
+            raise EngineFailure(f"{self.base_url} answered what is no JSON: {response.text[:200]!r}") from problem
+        if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
+            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {str(reply)[:200]}")
+        return reply
+
+    async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """One reply in chunks. Raises EngineFailure, also where the server breaks off."""
+        body = {**request, "model": self.model, "stream": True}
+        try:
+            async with self._client().stream("POST", "/chat/completions", json=body) as response:
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise self._refused(response)
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == "[DONE]":
+                        return
+                    yield self._chunk(data)
+        except httpx.HTTPError as problem:
+            raise self._unreachable(problem) from problem
+        raise EngineFailure(f"{self.base_url} broke off its reply")
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        clients, self._clients = dict(self._clients), WeakKeyDictionary()
+        for loop, client in clients.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(lambda client=client: asyncio.ensure_future(client.aclose()))
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            self._clients[loop] = httpx.AsyncClient(
+                base_url=self.base_url, headers=headers, timeout=TIMEOUT, limits=LIMITS, verify=_tls()
+            )
+        return self._clients[loop]
+
+    def _chunk(self, data: str) -> dict[str, Any]:
+        try:
+            chunk = json.loads(data)
+        except ValueError as problem:
+            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
+        if not isinstance(chunk, dict) or "error" in chunk:
+            raise EngineFailure(f"{self.base_url} failed while it answered: {self._clean(str(chunk))}")
+        return chunk
+
+    def _refused(self, response: httpx.Response) -> EngineFailure:
+        try:
+            said = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            said = response.text
+        status = response.status_code
+        message = f"{self.base_url} refused with status {status}: {self._clean(str(said))}"
+        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
+
+    def _unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
+        return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+
+    def _clean(self, text: str) -> str:
+        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,92 @@
+"""An episode's endpoint as an AgentScope chat model.
+
+Invariant: whatever AgentScope formatter made the messages, they reach the gateway in OpenAI's shape; a reply goes back
+through AgentScope's own OpenAI model, so tool calls, thinking and structured output behave as they do there. This is
+the only file that imports agentscope, inside functions.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from agentscope.model import ChatModelBase
+    from openai import AsyncOpenAI
+
+
+def chat_model(endpoint: Endpoint, client: AsyncOpenAI) -> ChatModelBase:
+    """A chat model that answers whole replies (set its `stream` for chunks). Raises MissingExtra."""
+    model = _model_class()(
+        model_name=endpoint.model,
+        api_key=endpoint.api_key,
+        stream=False,
+        client_kwargs={"base_url": endpoint.base_url, "http_client": client._client},
+    )
+    model.client = client  # the one that neither retries nor times out
+    made: ChatModelBase = model
+    return made
+
+
+def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of any AgentScope formatter in OpenAI's shape.
+
+    DashScope's have contents like [{"text": "…"}] and [] for none. Texts get their type, a single one becomes a plain
+    string, and no content becomes None beside tool calls and "" elsewhere."""
+    return [{**message, "content": _content(message)} for message in messages]
+
+
+def _content(message: dict[str, Any]) -> Any:
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [_part(part) for part in content if part]
+        if len(parts) == 1 and parts[0].get("type") == "text":
+            return parts[0]["text"]
+        content = parts
+    if not content:
+        return None if message.get("tool_calls") else ""
+    return content
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if "type" in part:
+        return part
+    if "text" in part:
+        return {"type": "text", "text": part["text"] or ""}
+    if "image" in part:
+        return {"type": "image_url", "image_url": {"url": part["image"]}}
+    return part
+
+
+@cache
+def _model_class() -> Any:
+    try:
+        from agentscope.model import OpenAIChatModel
+    except ImportError as problem:
+        raise MissingExtra("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
+
+    class TunedChatModel(OpenAIChatModel):
+        """The tuned model."""
+
+        async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+            if isinstance(messages, list):
+                messages = openai_messages(messages)
+            return await super().__call__(messages, *args, **kwargs)
+
+    return TunedChatModel
+
+
+def seen_as(kind: type) -> type:
+    """`kind` itself, or, once agentscope is imported, a class that is a ChatModelBase too: what isinstance sees."""
+    module = sys.modules.get("agentscope.model")
+    base = getattr(module, "ChatModelBase", None)
+    return kind if base is None else _joined(kind, base)
+
+
+@cache
+def _joined(kind: type, base: type) -> type:
+    return type(kind.__name__, (kind, base), {"__module__": kind.__module__})

@@ -1,0 +1,127 @@
+"""AsyncOpenAI clients that share what is dear to make.
+
+Invariant: all clients of a process that go over the network share one HTTP client (its TLS context alone takes 16 ms
+to make), in which a pool of connections belongs to the event loop that its requests run in; in-process ones have a
+transport and no pool. No retries and no time limit here: a failed model call is recorded and ends its episode, and
+the episode's limit is rollout's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from ajet.schema.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+Factory = Callable[[], httpx.AsyncBaseTransport]
+
+
+class LoopTransport(httpx.AsyncBaseTransport):
+    """One transport for each event loop that sends through it; dropped with its loop. Closing a client does not close
+    it: other clients use it too."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self._transports: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncBaseTransport] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send by the running loop's transport."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            transport = self._transports.get(loop)
+            if transport is None:
+                transport = self._transports[loop] = self._factory()
+        return await transport.handle_async_request(request)
+
+    async def release(self) -> None:
+        """Close the running loop's connections."""
+        with self._lock:
+            transport = self._transports.pop(asyncio.get_running_loop(), None)
+        if transport is not None:
+            await transport.aclose()
+
+
+def client(endpoint: Endpoint) -> AsyncOpenAI:
+    """A client bound to `endpoint`, usable from any event loop."""
+    transport = _network() if endpoint.transport is None else endpoint.transport()
+    bound: AsyncOpenAI = _client_class()(
+        endpoint.model,
+        base_url=endpoint.base_url,
+        api_key=endpoint.api_key,
+        http_client=httpx.AsyncClient(transport=transport, trust_env=False, timeout=None),
+        max_retries=0,
+        timeout=None,
+    )
+    return bound
+
+
+async def release() -> None:
+    """Close the network connections that clients opened in the running event loop. Call it where a loop ends."""
+    await _network().release()
+
+
+@cache
+def _network() -> LoopTransport:
+    context = ssl.create_default_context()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return LoopTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
+
+
+@cache
+def _client_class() -> Any:
+    from functools import cached_property
+
+    from openai import AsyncOpenAI
+    from openai.resources.chat import AsyncChat
+    from openai.resources.chat.completions import AsyncCompletions
+
+    class Completions(AsyncCompletions):
+        """Fills in the endpoint's model."""
+
+        def create(self, *args: Any, **kwargs: Any) -> Any:
+            return super().create(*args, **self._named(kwargs))
+
+        def parse(self, *args: Any, **kwargs: Any) -> Any:
+            return super().parse(*args, **self._named(kwargs))
+
+        def stream(self, *args: Any, **kwargs: Any) -> Any:
+            return super().stream(*args, **self._named(kwargs))
+
+        _client: EpisodeClient
+
+        def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+            return kwargs if kwargs.get("model") else {**kwargs, "model": self._client.default_model}
+
+    class Chat(AsyncChat):
+        @cached_property
+        def completions(self) -> Completions:
+            return Completions(self._client)
+
+    class EpisodeClient(AsyncOpenAI):
+        """AsyncOpenAI that knows its model."""
+
+        def __init__(self, default_model: str, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.default_model = default_model
+
+        @cached_property
+        def chat(self) -> Chat:
+            return Chat(self)
+
+        def copy(self, **kwargs: Any) -> Any:
+            return super().copy(_extra_kwargs={"default_model": self.default_model}, **kwargs)
+
+        with_options = copy
+
+    return EpisodeClient

@@ -1,0 +1,59 @@
+"""`bp("TAG")`: a breakpoint that stays in the code and stops only when asked for (`ajet --debug TAG`).
+
+Invariant: without an active tag it does nothing and imports nothing. An active tag stops once in a process, at the
+first episode that reaches it: the others would only queue up behind the same question.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+TAGS_VARIABLE = "AJET_DEBUG_TAGS"
+"""Environment variable that carries the active tags ("A|B") to other processes of a run."""
+
+_lock = threading.Lock()
+_stopped: set[str] = set()
+
+
+def activate(tags: str | Iterable[str]) -> None:
+    """Make `bp` stop at these tags ("A|B" or a list), here and in processes started from now on; an empty value
+    makes all of them no-ops again. Tags that stopped before stop once more."""
+    names = tags.split("|") if isinstance(tags, str) else tags
+    kept = [name.strip() for name in names if name.strip()]
+    with _lock:
+        _stopped.clear()
+        if kept:
+            os.environ[TAGS_VARIABLE] = "|".join(kept)
+        else:
+            os.environ.pop(TAGS_VARIABLE, None)
+
+
+def bp(tag: str) -> None:
+    """Stop in the calling frame if `tag` is active and has not stopped in this process before: in the debugger that
+    is attached (VS Code), else in whatever `breakpoint()` is set to (in a Ray worker, Ray's), else in pdb."""
+    if tag not in os.environ.get(TAGS_VARIABLE, "").split("|") or not tag:
+        return
+    with _lock:
+        if tag in _stopped:
+            return
+        _stopped.add(tag)
+    _stop(sys._getframe(1))
+
+
+def _stop(frame: FrameType) -> None:
+    debugger: Any = sys.modules.get("pydevd")
+    if debugger is not None and debugger._is_attached():
+        debugger.settrace(
+            suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame
+        )
+    elif sys.breakpointhook is not sys.__breakpointhook__ or os.environ.get("PYTHONBREAKPOINT"):
+        breakpoint()
+    else:
+        from pdb import Pdb
+
+        Pdb(nosigint=True).set_trace(frame)

@@ -1,0 +1,127 @@
+"""ModelTuner: hands out model clients that are bound to one episode.
+
+Invariant: whatever client a workflow asks for, its requests go to the episode's endpoint with the key of that (agent,
+target), and nowhere else; the tuner holds no gateway, no engine and no agent framework. Repeated requests for the same
+agent and target give the same client. All methods may be called from any thread and event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.endpoint import Endpoint, Endpoints
+from ajet.workflow.adapters import agentscope, openai_sdk
+
+if TYPE_CHECKING:
+    from agentscope.model import ChatModelBase
+    from openai import AsyncOpenAI
+
+DEFAULT_AGENT = "default"
+
+
+class ModelTuner:
+    """The model to be tuned, as a workflow sees it.
+
+    It is itself a model for AgentScope agents (`ReActAgent(model=tuner)`), and gives clients of other kinds. Common
+    arguments of those: `agent_name` is for records and tells the conversations of several agents apart; `target_tag`
+    (default: the agent's name) says whom the replies belong to; where the workflow's `trainable_targets` leaves that
+    tag out, the agent talks to `debug_model` instead and is recorded, not trained.
+    """
+
+    def __init__(self, config: Any, endpoints: Endpoints, *, trainable: Collection[str] | None = None) -> None:
+        """`trainable`: the workflow's `trainable_targets`; it matters only to debug models given as objects."""
+        self._config, self._endpoints, self._trainable = config, endpoints, trainable
+        self._clients: dict[tuple[str, str, str, str | None], Any] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def config(self) -> Any:
+        """The composed config, with attribute access: `tuner.config.ajet.rollout.multi_turn.max_steps`."""
+        return self._config
+
+    def as_oai_baseurl_apikey(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
+    ) -> Endpoint:
+        """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
+        process or another. The key is good until the episode ends."""
+        return self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model)
+
+    def as_raw_openai_sdk_client(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
+    ) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI` whose `chat.completions.create` needs no `model` argument. `debug_model`: a model's
+        name, or an AsyncOpenAI of your own, which then answers unrecorded."""
+
+        def make(endpoint: Endpoint) -> AsyncOpenAI:
+            return openai_sdk.client(endpoint)
+
+        return self._client("openai", make, agent_name, target_tag, debug_model)
+
+    def as_agentscope_model(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
+    ) -> ChatModelBase:
+        """An AgentScope chat model. `debug_model`: a model's name, or an AgentScope model of your own, which then
+        answers unrecorded. Raises MissingExtra without agentscope."""
+
+        def make(endpoint: Endpoint) -> ChatModelBase:
+            return agentscope.chat_model(endpoint, openai_sdk.client(endpoint))
+
+        return self._client("agentscope", make, agent_name, target_tag, debug_model)
+
+    def _client(
+        self,
+        kind: str,
+        make: Callable[[Endpoint], Any],
+        agent_name: str,
+        target_tag: str | None,
+        debug_model: Any,
+    ) -> Any:
+        tag = _tag(agent_name, target_tag)
+        if debug_model is not None and not isinstance(debug_model, str):
+            if self._trainable is not None and tag not in self._trainable:
+                return debug_model
+            debug_model = None
+        key = (kind, agent_name, tag, debug_model)
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = make(self._endpoints(agent_name, tag, debug_model))
+            return self._clients[key]
+
+    # What AgentScope asks of a model.
+
+    async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        """Answer as an AgentScope chat model does: `(messages, tools, tool_choice, structured_model)` to a
+        ChatResponse, or to a stream of them where `stream` was set."""
+        return await self.as_agentscope_model()(messages, *args, **kwargs)
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+        return self.as_oai_baseurl_apikey().model
+
+    @property
+    def stream(self) -> bool:
+        """Whether calls as an AgentScope model stream."""
+        return self.as_agentscope_model().stream
+
+    @stream.setter
+    def stream(self, value: bool) -> None:
+        self.as_agentscope_model().stream = value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """So that AgentScope's own isinstance checks hold, once it is imported."""
+        return agentscope.seen_as(type(self))
+
+    def __repr__(self) -> str:
+        return f"<ModelTuner with {len(self._clients)} clients>"
+
+
+AjetTuner = ModelTuner
+"""The same, by AgentJet's later name."""
+
+
+def _tag(agent_name: str, target_tag: str | None) -> str:
+    return agent_name if target_tag is None else target_tag

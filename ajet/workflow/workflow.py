@@ -1,0 +1,37 @@
+"""Workflow: one attempt at one task, as the user writes it.
+
+Invariant: every episode gets an instance of its own, so what a workflow keeps on `self` is that episode's alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+
+if TYPE_CHECKING:
+    from ajet.workflow.tuner import ModelTuner
+
+
+class Workflow(BaseModel, ABC):
+    """Subclass it and write `execute`. A pydantic model that takes further fields, declared or set on `self`."""
+
+    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+
+    name: str = Field(default="workflow", description="For records and logs.")
+    trainable_targets: list[str] | None = Field(
+        default=None,
+        description="Target tags whose replies are trained; None: every agent's. The rest talk to their debug model.",
+    )
+
+    @abstractmethod
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
+        """Play the task with an agent that talks to `tuner`, and say how it went.
+
+        Arguments come by position, so their names are free. A plain function does too, and blocking calls may stand
+        in an async one. What it raises ends the episode as failed; it is recorded and never trained on. A `reward`
+        of None leaves the verdict to the judge.
+        """
