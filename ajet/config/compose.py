@@ -154,9 +154,9 @@ def _explained(error: Exception, layers: Layers) -> ConfigError:
             if isinstance(value, str) and "${" in value:
                 try:
                     OmegaConf.create({"value": value})
-                except OmegaConfBaseException as cause:
+                except OmegaConfBaseException as refusal:
                     return ConfigError(
-                        f"{'.'.join(map(str, path))}: {value!r} is no interpolation: {str(cause).splitlines()[0]}",
+                        f"{'.'.join(map(str, path))}: {value!r} is no interpolation: {str(refusal).splitlines()[0]}",
                         where=layer.where(path, value=True),
                         expected="${ajet.data.train_batch_size}, ${oc.env:NAME} or ${oc.env:NAME,default}",
                     )

@@ -80,7 +80,7 @@ class Experiment:
 
     def resolved_yaml(self) -> str:
         """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder."""
-        tree = {"ajet": self._settled(), **self.sections, **self.backbone_overrides}
+        tree = {"ajet": self._effective(), **self.sections, **self.backbone_overrides}
         head = f"# The resolved config of {self.name}: `ajet --conf` on this file repeats the run.\n"
         return head + dump_yaml(writable(tree, self.raw))
 
@@ -91,10 +91,10 @@ class Experiment:
         flat: dict[str, Any] = {}
         for path, _, notes in walk(AjetConfig):
             if notes.get("training", True) and self._bears(path):
-                flat[".".join(path)] = _at(settled, path)
+                flat[f"ajet.{'.'.join(path)}"] = _at(settled, path)
         if self.ajet.trainer_common.optim.lr_schedule != "constant":
             for name in ("total_epochs", "total_training_steps"):
-                flat[f"trainer_common.{name}"] = settled["trainer_common"][name]
+                flat[f"ajet.trainer_common.{name}"] = settled["trainer_common"][name]
         own = dict(self.sections)
         if self.ajet.backbone in ("verl", "trinity"):
             own.update(self.backbone_overrides)
@@ -103,6 +103,14 @@ class Experiment:
             if path not in hidden and not is_secret(path):
                 flat[".".join(map(str, path))] = value
         return flat
+
+    def _effective(self) -> dict[str, Any]:
+        """The settled config without keys that are accepted and ignored."""
+        tree = self._settled()
+        for path, _, notes in walk(AjetConfig):
+            if "ignored" in notes:
+                del _at(tree, path[:-1])[path[-1]]
+        return {name: value for name, value in tree.items() if value != {}}
 
     def _bears(self, path: tuple[str, ...]) -> bool:
         """Whether a key's section is in use: a reader that was not chosen changes nothing."""
@@ -146,6 +154,11 @@ def load_experiment(
     path = Path(conf).expanduser()
     load_dotenv_files([Path.cwd(), path.absolute().parent])
     return _build(read_document(path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
+
+
+def defaults_only(*, backbone: str | None = None, overrides: Sequence[str] = ()) -> Experiment:
+    """The defaults with overrides, as an empty YAML in the working directory would give them."""
+    return _build(parse_document("", Path.cwd() / "defaults.yaml"), backbone=backbone, overrides=overrides)
 
 
 def _build(

@@ -133,7 +133,7 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
             where=_last_user_line(error),
             do=f'pip install "ajet[{extra}]"' if extra else f"install it, or mend the import of {missing}",
         ) from error
-    except Exception as error:  # noqa: BLE001 — the user's module runs here
+    except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReference(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
             where=_last_user_line(error),

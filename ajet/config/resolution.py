@@ -30,11 +30,11 @@ def resolve(composed: DictConfig, layers: Layers) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     tree: dict[str, Any] = {}
+    written = unresolved(composed)
     for name in composed:
-        node = composed._get_node(name)
         try:
             if name in BACKBONE_ROOTS:
-                tree[str(name)] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+                tree[str(name)] = written[name]
             else:
                 value = composed[name]
                 tree[str(name)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

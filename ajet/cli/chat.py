@@ -1,0 +1,27 @@
+"""`ajet chat RUN`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def chat(
+    run: RunName,
+    prompt: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--prompt", metavar="TEXT", help="Ask this and exit.", show_default=False),
+    ] = None,
+    system: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
+    ] = None,
+    exp_dir: RunRoot = RECORD,
+) -> int:
+    """Talk to the model that a run has tuned."""
+    from ajet.run.chat import chat as talk
+
+    return talk(run, exp_dir.absolute(), prompt, system=system)

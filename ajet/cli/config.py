@@ -1,0 +1,58 @@
+"""`ajet config show|why|validate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import BackboneChoice, Conf, Overrides
+
+app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
+
+
+@app.command("show")
+def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
+    """Print the whole config, resolved; without --conf the defaults."""
+    from ajet.cli.opened import opened
+
+    text = opened(conf, backbone, overrides).resolved_yaml()
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console().print(Syntax(text, "yaml", background_color="default", word_wrap=True))
+    else:
+        sys.stdout.write(text)
+
+
+@app.command("why")
+def why(
+    key: Annotated[str, typer.Argument(help="e.g. rollout.temperature, or a section.")],
+    conf: Conf = None,
+    backbone: BackboneChoice = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print each layer's value of a key, and the one that wins."""
+    from ajet.cli.opened import opened
+    from ajet.config.why import explain
+    from ajet.record.console import console
+
+    for row in explain(opened(conf, backbone, overrides), key):
+        console.print(row, soft_wrap=True)
+
+
+@app.command("validate")
+def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
+    """Check a YAML: keys, types, and whether a run could start."""
+    from ajet.cli.opened import opened
+    from ajet.schema.errors import UserError
+
+    if conf is None:
+        raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
+    experiment = opened(conf, backbone, overrides)
+    experiment.require_ready()
+    for key, reason in experiment.ignored:
+        typer.echo(f"ignored: {key} ({reason})")
+    typer.echo(f"{conf} is valid.")

@@ -1,0 +1,82 @@
+"""Exit codes: the one place where an exception becomes a number and a screen.
+
+Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, the
+traceback in a log whose path is shown with its last lines; 130 Ctrl-C. Usage errors are typer's own, also 2.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ajet.schema.errors import UserError
+
+OK, UNEXPECTED, USER, INTERRUPTED = 0, 1, 2, 130
+LAST_LINES = 6
+_USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+
+
+class Boundary(TyperGroup):
+    """The root group: every command runs inside it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; turn what it raises, or the number it returns, into an exit."""
+        show_traceback = bool((ctx.obj or {}).get("traceback"))
+        try:
+            code = super().invoke(ctx)
+        except (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError):  # type: ignore[misc]
+            raise
+        except UserError as error:
+            show_user_error(error, show_traceback=show_traceback)
+            raise typer.Exit(USER) from None
+        except KeyboardInterrupt:
+            typer.echo("Interrupted.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:  # noqa: BLE001 — the border of the process
+            show_unexpected(error, show_traceback=show_traceback)
+            raise typer.Exit(UNEXPECTED) from None
+        raise typer.Exit(code if isinstance(code, int) else OK)
+
+
+def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
+    """What is wrong, where, what was expected, what to do."""
+    from rich.console import Console
+    from rich.text import Text
+
+    if show_traceback:
+        typer.echo("".join(traceback.format_exception(error)), err=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error  ", "bold red"), (error.what, "bold")))
+    for label, text in error.rows():
+        console.print(Text.assemble((f"  {label:<9}", "cyan"), text))
+
+
+def show_unexpected(error: Exception, *, show_traceback: bool = False) -> None:
+    """The last lines, and where the whole traceback is."""
+    text = _redacted("".join(traceback.format_exception(error)))
+    lines = text.rstrip().splitlines()
+    shown = lines if show_traceback else lines[-LAST_LINES:]
+    typer.echo("\n".join(shown), err=True)
+    log = getattr(error, "log", None) or Path("launcher_record") / "crash.log"
+    try:
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        with Path(log).open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_redacted(' '.join(sys.argv))}\n{text}\n")
+    except OSError as refusal:
+        typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
+        return
+    typer.echo(
+        f"This is unexpected, a bug in ajet most likely. The whole traceback is in {Path(log).absolute()}", err=True
+    )
+
+
+def _redacted(text: str) -> str:
+    from ajet.record.secrets import Redactor
+
+    return Redactor()(text)

@@ -1,0 +1,96 @@
+"""`ajet --conf FILE.yaml`: launch a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides
+from ajet.schema.errors import UserError
+
+_START, _CLUSTER, _OTHERS = "Start", "Ray and services", "Earlier runs"
+
+
+def launch(
+    conf: Conf = None,
+    backbone: BackboneChoice = None,
+    exp_dir: ExpDir = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.", rich_help_panel=_START)
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.", rich_help_panel=_START)
+    ] = False,
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", rich_help_panel=_START),
+    ] = None,
+    debug: Annotated[
+        str, typer.Option("--debug", metavar="TAG1|TAG2", help='Stop at bp("TAG1").', rich_help_panel=_START)
+    ] = "",
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show the traceback of every error.", rich_help_panel=_START)
+    ] = False,
+    with_ray: Annotated[
+        bool, typer.Option("--with-ray", help="Start a Ray head when none runs (verl, trinity).", rich_help_panel=_CLUSTER)
+    ] = False,
+    with_ray_cluster: Annotated[
+        bool, typer.Option("--with-ray-cluster", help="Join the cluster at RAY_ADDRESS (verl, trinity).", rich_help_panel=_CLUSTER)
+    ] = False,
+    with_logview: Annotated[
+        bool, typer.Option("--with-logview", help="Open the viewer (not in this version).", rich_help_panel=_CLUSTER)
+    ] = False,
+    skip_check_avail_gpu: Annotated[
+        bool, typer.Option("--skip-check-avail-gpu", help="Accept busy GPUs (verl, trinity).", rich_help_panel=_CLUSTER)
+    ] = False,
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="TEXT", help="Prefix for the names of services (none in this version).", rich_help_panel=_CLUSTER)
+    ] = "",
+    kill: Annotated[
+        str, typer.Option("--kill", metavar="NAMES", help='End these runs, "a|b".', rich_help_panel=_OTHERS)
+    ] = "",
+    autokill: Annotated[
+        bool, typer.Option("--autokill", help="End every recorded run.", rich_help_panel=_OTHERS)
+    ] = False,
+    overrides: Overrides = None,
+) -> int:
+    """Launch a run; the word `launch` may be left out."""
+    if kill or autokill:
+        from ajet.run.stop import kill as end_runs
+
+        code = end_runs(None if autokill else kill, (exp_dir or RECORD).absolute())
+        if conf is None:
+            return code
+    if conf is None:
+        raise UserError(
+            "There is no --conf.", expected="ajet --conf FILE.yaml", do="`ajet init DIR` makes one to begin with"
+        )
+
+    from ajet.cli.screen import show_logs, warn
+    from ajet.config import load_experiment
+    from ajet.run.options import LaunchOptions
+
+    show_logs()
+    chosen = backbone.value if backbone else None
+    experiment = load_experiment(conf, backbone=chosen, overrides=overrides or (), exp_dir=exp_dir)
+    experiment.require_ready()
+    if prefix:
+        warn("--prefix has no effect: this version starts no services")
+    if with_ray or with_ray_cluster:
+        warn(f"--with-ray has no effect: the backbone {experiment.ajet.backbone} runs in this process")
+    options = LaunchOptions(
+        fresh=fresh,
+        resume=resume,
+        with_ray=with_ray,
+        with_ray_cluster=with_ray_cluster,
+        with_logview=with_logview,
+        debug_tags=debug,
+        dry_run=dry_run,
+        skip_check_avail_gpu=skip_check_avail_gpu,
+        traceback=traceback,
+    )
+
+    from ajet.run.launch import launch as run
+
+    return run(experiment, options)

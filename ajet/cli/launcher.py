@@ -1,0 +1,80 @@
+"""Entry point: `ajet …` and `python -m ajet.cli.launcher …`.
+
+Invariant: no subcommand word is needed to launch. A first argument that begins with `-` (and does not ask for help, the
+version or completion) means `launch`; no argument at all means help.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+import typer
+
+import ajet
+from ajet.cli import chat, completion, config, init, stop
+from ajet.cli.exit import Boundary
+from ajet.cli.launch import launch
+
+_NOT_A_LAUNCH = ("--help", "-h", "--version")
+
+app = typer.Typer(
+    name="ajet",
+    cls=Boundary,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    subcommand_metavar="[KEY=VALUE]...  |  COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"ajet {ajet.__version__}")
+        raise typer.Exit
+
+
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    **_: Any,
+) -> None:
+    """Tune the model inside a working LLM agent by reinforcement learning.
+
+    [bold]ajet --conf FILE.yaml[/] plays the tasks once and trains nothing (debug); [bold]--backbone local[/] trains.
+    """
+
+
+# The root shows (and completes) launch's options; `main` hands the parsing of a launch to the command itself.
+_types = {name: kind for name, kind in get_type_hints(launch, include_extras=True).items() if name != "overrides"}
+_launch = inspect.signature(launch).parameters
+_options = [_launch[name].replace(annotation=kind) for name, kind in _types.items() if name in _launch]
+_options.append(inspect.signature(root).parameters["version"].replace(annotation=bool))
+root.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
+root.__annotations__ = {**_types, "version": bool}
+app.callback()(root)
+
+app.command("launch", hidden=True)(launch)
+app.command("init")(init.init)
+app.add_typer(config.app, name="config")
+app.command("stop")(stop.stop)
+app.command("chat")(chat.chat)
+app.command("completion")(completion.completion)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    show_traceback = "--traceback" in given
+    given = [argument for argument in given if argument != "--traceback"]
+    if not given:
+        given = ["--help"]
+    elif given[0].startswith("-") and not any(argument in _NOT_A_LAUNCH for argument in given):
+        given = ["launch", *given]
+    app(args=given, prog_name="ajet", obj={"traceback": show_traceback})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+RECORD = Path("launcher_record")
+
+
+class Backbone(str, Enum):
+    """Values of `--backbone`."""
+
+    debug = "debug"
+    local = "local"
+    verl = "verl"
+    trinity = "trinity"
+
+
+Conf = Annotated[
+    Optional[Path],  # noqa: UP045 — typer reads it on Python 3.10 as well
+    typer.Option(
+        "--conf", metavar="FILE.yaml", help="The experiment.", show_default=False, rich_help_panel="Experiment"
+    ),
+]
+BackboneChoice = Annotated[
+    Optional[Backbone],  # noqa: UP045
+    typer.Option(
+        "--backbone", help="Overrides ajet.backbone.", show_default=False, rich_help_panel="Experiment", metavar="debug|local|verl|trinity"
+    ),
+]
+ExpDir = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--exp-dir", metavar="DIR", help="Where runs are recorded (launcher_record).", show_default=False,
+        rich_help_panel="Experiment",
+    ),
+]  # fmt: skip
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
+]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
+RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]

@@ -1,0 +1,34 @@
+"""How log lines look on the screen.
+
+Invariant: they pass through the one console that draws the progress bars, so neither tears the other apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def show_logs(level: str = "INFO") -> None:
+    """Show log lines from `level` on, short; the log file keeps everything."""
+    from loguru import logger
+    from rich.text import Text
+
+    from ajet.record.console import console
+
+    colours = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
+    def show(message: Any) -> None:
+        name = message.record["level"].name
+        text = str(message).rstrip("\n")
+        label = f"{name.lower()}: " if name in colours else ""
+        console.print(Text.assemble((label, colours.get(name, "")), text), soft_wrap=True)
+
+    logger.remove()
+    logger.add(show, level=level, format="{message}", diagnose=False, backtrace=False)
+
+
+def warn(text: str) -> None:
+    """One line of warning."""
+    from loguru import logger
+
+    logger.warning(text)

@@ -1,0 +1,12 @@
+"""`ajet stop RUN`."""
+
+from __future__ import annotations
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def stop(run: RunName, exp_dir: RunRoot = RECORD) -> int:
+    """End a run as Ctrl-C would: its checkpoint is saved."""
+    from ajet.run.stop import stop as stop_run
+
+    return stop_run(run, exp_dir.absolute())

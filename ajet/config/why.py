@@ -1,0 +1,89 @@
+"""Where a value comes from: each layer's, and the winner.
+
+Invariant: what is printed as the winner is what the run uses; secrets are hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ajet.config.compose import ABSENT
+from ajet.config.document import KeyPath
+from ajet.config.experiment import Experiment
+from ajet.config.keys import find_key, unknown_key
+from ajet.config.resolution import is_secret
+
+
+def explain(experiment: Experiment, key: str) -> Iterator[str]:
+    """Lines that say, for a key (or each key of a section that anybody set), the value in each layer and the winner.
+    Raises ConfigError for a key that does not exist."""
+    path = _path(experiment, key)
+    value = _at(experiment.config.to_dict(), path)
+    if not isinstance(value, dict):
+        yield from _one(experiment, path, value)
+        return
+    for leaf, inner in _leaves(value, path):
+        layer = experiment.layers.winner(leaf)
+        place = layer.where(leaf) if layer else ""
+        yield f"{_dotted(leaf)} = {_shown(leaf, inner)}    ({place})"
+
+
+def _path(experiment: Experiment, key: str) -> KeyPath:
+    path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    tree = experiment.config.to_dict()
+    own = {*experiment.sections, *experiment.backbone_overrides}
+    inside = path[1:] if path[0] == "ajet" else path
+    if not inside or find_key(inside) is not None:
+        path = ("ajet", *inside)
+    if _at(tree, path) is ABSENT:
+        raise unknown_key(inside, where=f"ajet config why {key}", also=own)
+    return path
+
+
+def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
+    yield f"{_dotted(path)} = {_shown(path, value)}"
+    if path[0] == "ajet":
+        field = find_key(path[1:])
+        if field is not None and not isinstance(field, type):
+            yield f"  {field.description}"
+    winner = experiment.layers.winner(path)
+    titles = [layer.title for layer in experiment.layers.stack]
+    width = max(map(len, titles))
+    for layer in experiment.layers.stack:
+        said = layer.value(path)
+        if said is ABSENT:
+            yield f"    {layer.title:<{width}}  -"
+            continue
+        place = f"  {layer.where(path)}" if layer.document else ""
+        yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_shown(path, said)}{place}"
+
+
+def _leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _at(tree: Any, path: KeyPath) -> Any:
+    for part in path:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return ABSENT
+    return tree
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _shown(path: KeyPath, value: Any) -> str:
+    from ajet.config.document import dump_yaml
+
+    if is_secret(path) and isinstance(value, str) and "${" not in value:
+        return "(hidden)"
+    text = dump_yaml({"v": value}).removeprefix("v:").strip()
+    return text if "\n" not in text else repr(value)
