@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.files import write_atomically
-from ajet.record.plain import plain
 from ajet.schema.errors import UserError
 
 FILE = "run.json"
@@ -28,11 +27,11 @@ class RunIdentity:
     """With the step it names a policy version."""
     backbone: str
     training: dict[str, Any]
-    """`Experiment.training_relevant()`: flat, key -> value."""
+    """`Experiment.training_relevant()`: flat, key -> plain value, without secrets."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the run folder."""
-        write_atomically(folder / FILE, json.dumps(plain(asdict(self)), indent=1, ensure_ascii=False) + "\n")
+        write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
@@ -43,10 +42,9 @@ class RunIdentity:
             return None
         return cls(content["run_id"], content["backbone"], content["training"])
 
-    def differences(self, backbone: str, training: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """(key, then, now) of everything that differs. Keys of `ajet` that only one side knows are skipped: they
-        come from another version of ajet."""
-        now = json.loads(json.dumps(plain(training)))
+    def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(key, then, now) of everything that differs. Keys of ajet's own sections that only one side knows are
+        skipped: they come from another version of ajet."""
         rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
             missing = key not in self.training or key not in now

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-import yaml
 from loguru import logger
 
 from ajet.record.checkpoints import Checkpoint, Checkpoints
@@ -28,6 +27,7 @@ from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import RunLock
 from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
+from ajet.record.plain import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.record.status import Status
@@ -52,12 +52,11 @@ class RunDirectory:
     notes: list[str]
     """What the person should know about the choice of folder; logged already."""
 
-    def __init__(self, experiment: Experiment, place: _Place, kind: Kind) -> None:
+    def __init__(self, experiment: Experiment, place: _Place, kind: Kind, redact: Redactor) -> None:
         self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         trainer = experiment.ajet.trainer_common
-        redact = Redactor(literals=literal_secrets(yaml.safe_load(experiment.resolved_yaml())))
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
         self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
@@ -84,12 +83,13 @@ class RunDirectory:
         configuration, or the named checkpoint does not exist.
         """
         root = Path(root).absolute()
+        redact = _redactor(experiment)
         if kind != "train":
-            return cls(experiment, _Place.new(root, experiment.name, kind), kind)
+            return cls(experiment, _Place.new(root, experiment.name, kind), kind, redact)
         place = _Place.locked(root, experiment.name)
         try:
-            place.decide(experiment, root, "never" if fresh else resume)
-            return cls(experiment, place, kind)
+            place.decide(experiment, root, "never" if fresh else resume, redact)
+            return cls(experiment, place, kind, redact)
         except BaseException:
             place.give_back()
             raise
@@ -126,6 +126,11 @@ class RunDirectory:
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
         text = json.dumps(environment(*folders), indent=1, ensure_ascii=False)
         write_atomically(self.path / "environment.json", redact(text) + "\n")
+
+
+def _redactor(experiment: Experiment) -> Redactor:
+    tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
+    return Redactor(literals=literal_secrets(tree))
 
 
 class _Place:
@@ -172,11 +177,11 @@ class _Place:
             holders.append(f"{tried} is being written by {holder}")
             number += 1
 
-    def decide(self, experiment: Experiment, root: Path, resume: str) -> None:
+    def decide(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> None:
         """Continue the folder's run, or set it aside and begin one, as `resume` says."""
-        backbone, training = experiment.ajet.backbone, experiment.training_relevant()
-        trainer = experiment.ajet.trainer_common
-        self._open_checkpoints(trainer.max_checkpoints_to_keep, trainer.keep_best)
+        backbone = experiment.ajet.backbone
+        training = json.loads(redact(dumps(experiment.training_relevant())))
+        self._open_checkpoints(experiment)
         earlier = RunIdentity.read(self.folder)
         differences = earlier.differences(backbone, training) if earlier else []
         if resume == "auto":
@@ -196,13 +201,9 @@ class _Place:
                     changed = ", ".join(key for key, _, _ in differences)
                     self.notes.append(f"continuing {self.name} after step {latest.step} with changed {changed}")
             else:
-                inside = chosen.path.resolve().is_relative_to(self.folder.resolve())
                 if earlier:
-                    old = self._set_aside()
+                    chosen = self._set_aside_but(chosen)
                     earlier = None
-                    if inside:
-                        relative = chosen.path.resolve().relative_to(self.folder.resolve())
-                        chosen = self.checkpoints.at(old / relative)
                 self.resumed = chosen
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
         self.run_id = earlier.run_id if earlier else self.run_id
@@ -213,13 +214,27 @@ class _Place:
         if self.lock is not None:
             self.lock.release()
 
-    def _open_checkpoints(self, keep: int, keep_best: bool) -> None:
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=keep, keep_best=keep_best)
+    def _open_checkpoints(self, experiment: Experiment) -> None:
+        trainer = experiment.ajet.trainer_common
+        folder = self.folder / "checkpoints"
+        if trainer.checkpoint_base_dir:
+            folder = Path(trainer.checkpoint_base_dir).expanduser().absolute() / self.name
+        self.checkpoints = Checkpoints(folder, keep=trainer.max_checkpoints_to_keep, keep_best=trainer.keep_best)
         self.checkpoints.clean()
 
     def _named(self, resume: str, root: Path) -> Checkpoint:
         path = Path(resume)
         return self.checkpoints.at(path if path.exists() or not (root / path).exists() else root / path)
+
+    def _set_aside_but(self, chosen: Checkpoint) -> Checkpoint:
+        """Set the folder aside; answers `chosen` where it is afterwards."""
+        path, before = chosen.path.resolve(), (self.folder.resolve(), self.checkpoints.folder.resolve())
+        old = self._set_aside()
+        after = (old, self.checkpoints.folder.with_name(old.name))
+        for was, now in zip(before, after, strict=True):
+            if path.is_relative_to(was) and (now / path.relative_to(was)).exists():
+                return self.checkpoints.at(now / path.relative_to(was))
+        return chosen
 
     def _set_aside(self) -> Path:
         """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
@@ -227,6 +242,9 @@ class _Place:
         while (old := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
             number += 1
         os.replace(self.folder, old)
+        elsewhere = self.checkpoints.folder
+        if elsewhere.exists():
+            os.replace(elsewhere, elsewhere.with_name(old.name))
         (old / LOCK_FILE).unlink(missing_ok=True)
         self.lock = RunLock(self.folder)
         holder = self.lock.take()

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import SecretStr
+
 NAMES = re.compile(r"(^|_)(API_?KEYS?|KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)($|_)", re.IGNORECASE)
 """Names of variables and of configuration keys that hold secrets."""
 SHORTEST = 8
@@ -59,8 +61,10 @@ def literal_secrets(tree: Any, name: str = "") -> Iterable[tuple[str, str]]:
     elif isinstance(tree, (list, tuple)):
         for value in tree:
             yield from literal_secrets(value, name)
-    elif isinstance(tree, str) and NAMES.search(name) and not name.lower().endswith("_env"):
-        yield name, tree
+    else:
+        value = tree.get_secret_value() if isinstance(tree, SecretStr) else tree
+        if isinstance(value, str) and NAMES.search(name) and "${" not in value and not name.endswith("_env"):
+            yield name, value
 
 
 def _is_secret(value: str) -> bool:

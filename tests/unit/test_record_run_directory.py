@@ -1,0 +1,288 @@
+"""Run folders: who may write, what is continued, what is kept (DESIGN decision 11)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from loguru import logger
+
+from ajet.config import Experiment, load_experiment
+from ajet.record import RunDirectory, read_status
+from ajet.record.lock import Holder, RunLock
+from ajet.schema.errors import UserError
+from tests.record_fixtures import episode
+
+
+def experiment(folder: Path, **more: Any) -> Experiment:
+    """A local run named demo; `more` goes below `ajet`, but for `own`, a section of the user's."""
+    own = more.pop("own", {"size": 4})
+    tree = {"experiment_name": "demo", "backbone": "local", "model": {"path": "embedded:tiny-tools"}, **more}
+    return Experiment.from_dict({"ajet": tree, "own": own}, base=folder)
+
+
+def save(run: RunDirectory, step: int, score: float | None = None) -> None:
+    """A step as the training loop leaves it: episodes, a row, a checkpoint."""
+    run.episodes.write(step, "train", [episode(f"e{step}", step=step)])
+    run.metrics.log(step, {"train/reward": step / 10}, tasks=[step])
+    run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step}, score)
+
+
+def trained(root: Path, *steps: int, **more: Any) -> str:
+    """A run that ended after `steps`; answers its id."""
+    with RunDirectory.open(experiment(root, **more), root=root) as run:
+        for step in steps:
+            save(run, step)
+        return run.run_id
+
+
+def test_a_new_run_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-very-secret")
+    monkeypatch.setattr(sys, "argv", ["ajet", "--conf", "demo.yaml", "own.key=sk-very-secret"])
+    config = experiment(tmp_path, own={"size": 4, "api_key": "literal-secret", "note": "sk-very-secret"})
+    with RunDirectory.open(config, root=tmp_path) as run:
+        logger.info("started with {}", "literal-secret")
+        assert run.resumed is None and run.name == "demo" and run.path == tmp_path / "demo"
+    files = {str(path.relative_to(run.path)): path for path in run.path.rglob("*") if path.is_file()}
+    names = {"given.yaml", "resolved.yaml", "command", "environment.json", "run.json", "status.json", "logs/ajet.log"}
+    assert names <= set(files) and "lock.json" not in files
+    for name, path in files.items():
+        text = path.read_text()
+        assert "sk-very-secret" not in text and "literal-secret" not in text, name
+    assert "ajet --conf demo.yaml" in files["command"].read_text()
+    described = json.loads(files["environment.json"].read_text())
+    assert described["packages"]["numpy"] and described["python"] and described["cpu"]["logical"] >= 1
+
+
+def test_the_resolved_config_repeats_the_run(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        save(run, 1)
+    again = load_experiment(run.path / "resolved.yaml", exp_dir=tmp_path)
+    with RunDirectory.open(again, root=tmp_path) as resumed:
+        assert resumed.run_id == run.run_id and resumed.resumed is not None and resumed.resumed.step == 1
+
+
+def test_the_same_configuration_is_resumed_and_later_records_are_cut(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        save(run, 1)
+        save(run, 2)
+        run.episodes.write(3, "train", [episode("e3")])
+        run.episodes.write(3, "validation", [episode("v3")])
+        run.metrics.log(3, {"train/reward": 0.3})
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
+        assert again.run_id == run.run_id and again.resumed is not None
+        assert again.resumed.step == 2 and again.resumed.state == {"frontier": 2}
+        assert [row["step"] for row in again.metrics.rows()] == [1, 2]
+        assert again.episodes.steps() == [1, 2] and again.episodes.steps("validation") == []
+    assert len((again.path / "command").read_text().splitlines()) == 4
+
+
+def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        run.metrics.log(0, {"validation/reward": 0.1})
+        run.episodes.write(1, "train", [episode()])
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
+        assert again.path == run.path and again.resumed is None
+        assert again.metrics.rows() == [] and again.episodes.steps() == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "key", "then", "now"),
+    [
+        ({"trainer_common": {"optim": {"lr": 1e-4}}}, "trainer_common.optim.lr", "1e-06", "0.0001"),
+        ({"own": {"size": 8}}, "own.size", "4", "8"),
+        ({"own": {}}, "own.size", "4", '"(not set)"'),
+        ({"backbone": "verl"}, "backbone", '"local"', '"verl"'),
+    ],
+)
+def test_another_configuration_is_refused_with_both_values(
+    tmp_path: Path, changed: dict[str, Any], key: str, then: str, now: str
+) -> None:
+    trained(tmp_path, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    with pytest.raises(UserError) as error:
+        RunDirectory.open(experiment(tmp_path, **changed), root=tmp_path)
+    text = str(error.value)
+    assert f"{key}: {then} then, {now} now" in text and "--fresh" in text and "--resume" in text
+    assert before == {path: path.read_bytes() for path in before}
+    assert RunLock(tmp_path / "demo").take() is None, "the refused start kept the lock"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"trainer_common": {"save_freq": 3}}, {"project_name": "other"}, {"gateway": {"port": 0}}, {"debug": {}}],
+)
+def test_what_does_not_bear_on_training_may_change(tmp_path: Path, changed: dict[str, Any]) -> None:
+    run_id = trained(tmp_path, 1)
+    with RunDirectory.open(experiment(tmp_path, **changed), root=tmp_path) as run:
+        assert run.run_id == run_id and run.resumed is not None
+
+
+@pytest.mark.parametrize("how", [{"fresh": True}, {"resume": "never"}])
+def test_fresh_keeps_the_old_folder_under_another_name(tmp_path: Path, how: dict[str, Any]) -> None:
+    first = trained(tmp_path, 1)
+    with RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path, **how) as run:
+        assert run.run_id != first and run.resumed is None and run.metrics.rows() == []
+        assert run.path == tmp_path / "demo" and "demo.old-1" in run.notes[0]
+    assert (tmp_path / "demo.old-1" / "checkpoints" / "step-1" / "state.json").exists()
+    RunDirectory.open(experiment(tmp_path), root=tmp_path, **how).close("finished")
+    assert (tmp_path / "demo.old-2").exists()
+
+
+def test_fresh_without_an_earlier_run_says_nothing(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as run:
+        assert run.notes == [] and sorted(os.listdir(tmp_path)) == ["demo"]
+
+
+def test_a_named_run_is_continued_with_changed_values(tmp_path: Path) -> None:
+    run_id = trained(tmp_path, 1, 2)
+    changed = experiment(tmp_path, own={"size": 9})
+    with RunDirectory.open(changed, root=tmp_path, resume=str(tmp_path / "demo")) as run:
+        assert run.run_id == run_id and run.resumed is not None and run.resumed.step == 2
+        assert "own.size" in run.notes[0]
+    with RunDirectory.open(changed, root=tmp_path) as run:
+        assert run.run_id == run_id
+
+
+def test_an_earlier_checkpoint_begins_a_new_run_and_keeps_the_old_one(tmp_path: Path) -> None:
+    run_id = trained(tmp_path, 1, 2)
+    path = tmp_path / "demo" / "checkpoints" / "step-1"
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, resume=str(path)) as run:
+        assert run.run_id != run_id and run.resumed is not None and run.resumed.step == 1
+        assert run.resumed.path == tmp_path / "demo.old-1" / "checkpoints" / "step-1"
+        assert (run.resumed.path / "model").read_bytes() == b"w"
+        assert run.checkpoints.all() == []
+
+
+def test_a_checkpoint_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no complete checkpoint") as error:
+        RunDirectory.open(experiment(tmp_path), root=tmp_path, resume="nowhere")
+    assert "nowhere" in str(error.value)
+
+
+def test_checkpoints_elsewhere_follow_the_run(tmp_path: Path) -> None:
+    elsewhere = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    trained(tmp_path / "runs", 1, **elsewhere)
+    assert (tmp_path / "disk" / "demo" / "step-1").exists()
+    with RunDirectory.open(experiment(tmp_path / "runs", **elsewhere), root=tmp_path / "runs", fresh=True) as run:
+        assert run.resumed is None and run.checkpoints.all() == []
+        save(run, 5)
+    assert sorted(os.listdir(tmp_path / "disk")) == ["demo", "demo.old-1"]
+    old = tmp_path / "disk" / "demo.old-1" / "step-1"
+    with RunDirectory.open(experiment(tmp_path / "runs", **elsewhere), root=tmp_path / "runs", resume=str(old)) as run:
+        assert run.resumed is not None and run.resumed.step == 1 and run.resumed.path == old
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tests.unit.test_record_run_directory import experiment
+from ajet.record import RunDirectory
+run = RunDirectory.open(experiment(Path(sys.argv[1])), root=Path(sys.argv[1]))
+print(run.name, flush=True)
+sys.stdin.readline()
+"""
+
+
+def holder(root: Path) -> subprocess.Popen[str]:
+    """A process that opened demo and holds it until it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "demo\n"
+    return process
+
+
+def test_a_live_run_keeps_its_folder_and_the_next_one_says_where_it_writes(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        try:
+            with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as second:
+                assert second.name == "demo-2" and f"process {process.pid}" in second.notes[0]
+                with RunDirectory.open(experiment(tmp_path), root=tmp_path) as third:
+                    assert third.name == "demo-3"
+        finally:
+            process.kill()
+    assert (tmp_path / "demo" / "lock.json").exists(), "a killed run leaves its lock behind"
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as next_run:
+        assert next_run.name == "demo" and next_run.notes == []
+
+
+def test_a_process_id_used_again_by_another_process_does_not_hold(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "demo")
+    assert lock.take() is None
+    content = json.loads(lock.path.read_text())
+    lock.path.write_text(json.dumps(content | {"started": content["started"] - 1000}))
+    assert RunLock(tmp_path / "demo").take() is None
+
+
+def test_a_holder_on_another_host_counts_as_alive(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "demo")
+    assert lock.take() is None
+    lock.path.write_text(json.dumps(json.loads(lock.path.read_text()) | {"host": "elsewhere"}))
+    other = RunLock(tmp_path / "demo").take()
+    assert isinstance(other, Holder) and other.host == "elsewhere"
+
+
+def test_a_damaged_lock_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "lock.json").write_text("{half")
+    assert RunLock(tmp_path / "demo").take() is None
+
+
+def test_only_one_of_many_starters_gets_the_folder(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom ajet.record.lock import RunLock\nsys.stdin.readline()\n"
+        "print('got' if RunLock(Path(sys.argv[1])).take() is None else 'held', flush=True)\nsys.stdin.readline()\n"
+    )
+    starters = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "demo")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        for _ in range(4)
+    ]
+    for starter in starters:
+        assert starter.stdin is not None
+        starter.stdin.write("\n")
+    answers = [starter.stdout.readline().strip() for starter in starters if starter.stdout is not None]
+    for starter in starters:
+        starter.communicate("\n")
+    assert sorted(answers) == ["got", "held", "held", "held"]
+
+
+@pytest.mark.parametrize("kind", ["debug", "eval"])
+def test_debug_and_evaluation_get_folders_of_their_own_and_are_never_resumed(tmp_path: Path, kind: Any) -> None:
+    trained(tmp_path, 1)
+    with (
+        RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path, kind=kind) as one,
+        RunDirectory.open(experiment(tmp_path), root=tmp_path, kind=kind) as two,
+    ):
+        assert one.path != two.path and one.path.parent == two.path.parent == tmp_path / "demo" / kind
+        assert one.resumed is None
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert run.resumed is not None, "a debug run does not disturb the training run beside it"
+
+
+def test_the_status_names_the_process_while_it_runs_and_the_outcome_after(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        run.status.set(phase="rollout", step=3)
+        run.status.add_process(os.getppid(), "parent")
+        status = read_status(run.path)
+        assert status is not None and (status["phase"], status["step"]) == ("rollout", 3)
+        mine, parent = status["processes"]
+        assert mine["pid"] == os.getpid() and mine["started"] == pytest.approx(psutil.Process().create_time(), abs=1)
+        assert parent["role"] == "parent"
+    status = read_status(run.path)
+    assert status is not None and (status["outcome"], status["processes"]) == ("finished", [])
+    with pytest.raises(ZeroDivisionError), RunDirectory.open(experiment(tmp_path), root=tmp_path):
+        raise ZeroDivisionError
+    assert (read_status(run.path) or {})["outcome"] == "failed"
