@@ -1,0 +1,159 @@
+"""Matching: which earlier call of the session does a request extend, or else why not.
+
+Invariant: a request extends call k exactly when its messages are k's messages, then k's reply, then anything; equal
+means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, text
+given as blocks and left-out reasoning make no difference. Cost: linear in the request's messages, whatever the
+number of calls (a trie over interned messages).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet.schema.call import ForkReason
+
+Key = Hashable
+
+
+def message_key(message: Mapping[str, Any]) -> Key:
+    """What makes two messages the same for matching. `developer` is `system`; reasoning is no part of it."""
+    role = message["role"]
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        content = "".join(block.get("text") or "" for block in content)
+    calls = message.get("tool_calls")
+    if not calls:
+        return ("system" if role == "developer" else role, content or "")
+    return (role, content or "", *[(call["function"]["name"], _canonical(call["function"])) for call in calls])
+
+
+def _canonical(function: Mapping[str, Any]) -> str:
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
+            return f"text:{arguments}"
+    return json.dumps({} if arguments is None else arguments, sort_keys=True)
+
+
+@dataclass(slots=True)
+class _Told:
+    """A call whose reply is known."""
+
+    index: int
+    agent: str
+    thought: str
+    history: tuple[int, ...]
+    """Trie nodes of its messages, then of its reply."""
+    root: int
+    """Messages of the request that opened its conversation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What was found for one request."""
+
+    keys: tuple[Key, ...]
+    extends: int | None
+    """The call whose messages and reply begin the request."""
+    nearest: int | None
+    """The call with the longest common beginning of messages: what a fork shares its prefix with. None: no call."""
+    reason: ForkReason | None
+    """Why it extends none; None where it extends or opens a conversation."""
+
+
+@dataclass(slots=True)
+class Conversations:
+    """The calls of one session, by what was said. One thread at a time."""
+
+    _nodes: dict[tuple[int, Key], int] = field(default_factory=dict)
+    """(parent node, message) -> node; node 0 is the empty conversation."""
+    _keys: list[Key] = field(default_factory=lambda: [None])
+    """Node -> its message."""
+    _through: list[int] = field(default_factory=lambda: [-1])
+    """Node -> the latest call whose prompt or reply reaches it."""
+    _ends: dict[int, list[_Told]] = field(default_factory=dict)
+    """Node of a reply -> the calls that gave it there, oldest first."""
+    _prompts: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    """Call -> the nodes of its messages, and how many messages opened its conversation."""
+    _latest: dict[str, _Told] = field(default_factory=dict)
+    _replies: dict[str, set[Key]] = field(default_factory=dict)
+
+    def match(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Match:
+        """Which call do `messages` extend? The one with the longest history; ties go to `agent`'s latest."""
+        keys = tuple([message_key(message) for message in messages])
+        path: list[int] = []
+        node = 0
+        best: _Told | None = None
+        for at, key in enumerate(keys):
+            step = self._nodes.get((node, key))
+            if step is None:
+                break
+            node = step
+            path.append(node)
+            if node in self._ends:
+                best = self._choose(node, agent, messages[at]) or best
+        if best is not None:
+            return Match(keys, best.index, best.index, None)
+        return Match(keys, None, self._through[node] if path else None, self._reason(agent, keys, path))
+
+    def asked(self, index: int, match: Match) -> None:
+        """Call `index` was made with the messages of `match`."""
+        path: list[int] = []
+        node = 0
+        for key in match.keys:
+            node = self._reach(node, key, index)
+            path.append(node)
+        root = len(path) if match.extends is None else self._prompts[match.extends][1]
+        self._prompts[index] = (tuple(path), root)
+
+    def told(self, index: int, agent: str, reply: Mapping[str, Any]) -> None:
+        """Call `index` was answered with this message."""
+        prompt, root = self._prompts[index]
+        key = message_key(reply)
+        node = self._reach(prompt[-1] if prompt else 0, key, index)
+        told = _Told(index, agent, _thought(reply), (*prompt, node), root)
+        self._ends.setdefault(node, []).append(told)
+        self._latest[agent] = told
+        self._replies.setdefault(agent, set()).add(key)
+
+    def _reach(self, node: int, key: Key, index: int) -> int:
+        step = self._nodes.get((node, key))
+        if step is None:
+            step = self._nodes[(node, key)] = len(self._keys)
+            self._keys.append(key)
+            self._through.append(index)
+        self._through[step] = index
+        return step
+
+    def _choose(self, node: int, agent: str, message: Mapping[str, Any]) -> _Told | None:
+        thought = _thought(message)
+        fitting = [told for told in self._ends[node] if not thought or told.thought == thought]
+        own = [told for told in fitting if told.agent == agent]
+        chosen = own or fitting
+        return chosen[-1] if chosen else None
+
+    def _reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
+        latest = self._latest.get(agent)
+        if latest is None:
+            return None
+        common = 0
+        for ours, theirs in zip(path, latest.history, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        quotes = not self._replies[agent].isdisjoint(keys)
+        if not quotes and (common < latest.root or common == len(keys)):
+            return None
+        said = {self._keys[node] for node in latest.history}
+        if len(keys) < len(latest.history) and common < len(keys) and keys[common] not in said:
+            return "compaction"
+        return "client_edit"
+
+
+def _thought(message: Mapping[str, Any]) -> str:
+    return (message.get("reasoning_content") or message.get("reasoning") or "").strip()

@@ -1,0 +1,238 @@
+"""Engines that answer from a script: for tests and benchmarks.
+
+Invariant: they keep the engine contracts (slots freed when the iterator is closed, end ids included, versions and two
+kinds of logprobs) at a cost small enough that ten thousand calls may wait at once; nothing is random.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.schema.errors import EngineFailure
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedReply:
+    """One reply of a script. `text` needs the engine to have an encoder; an end token is added unless `ended` is
+    False. `latency` is in seconds, None the engine's; `chunk` tokens a chunk, 0 all at once; after `fail_after`
+    tokens the engine fails."""
+
+    text: str | None = None
+    ids: Sequence[int] | None = None
+    ended: bool = True
+    latency: float | None = None
+    chunk: int = 0
+    fail_after: int | None = None
+
+
+TokenScript = (
+    Sequence["ScriptedReply | str | Sequence[int]"] | Callable[[TokenRequest], "ScriptedReply | str | Sequence[int]"]
+)
+
+
+def scripted_logprob(token: int) -> float:
+    """The log-probability that ScriptedEngine reports for a token it sampled; at temperature 1 it is twice that."""
+    return -(1 + token % 97) / 128
+
+
+class ScriptedEngine:
+    """A TokenEngine that answers from a list (in order, then it fails) or from a function of the request.
+
+    `encode` and `end_id` turn texts into ids (`renderer.encode`, `renderer.end_ids[0]`). `latency` seconds pass before
+    the first chunk of each reply. `running` counts calls under way; `closed_early` those whose iterator was closed
+    before its end.
+    """
+
+    def __init__(
+        self,
+        script: TokenScript,
+        *,
+        encode: Callable[[str], Sequence[int]] | None = None,
+        end_id: int | None = None,
+        latency: float = 0.0,
+        chunk: int = 0,
+        version: int = 0,
+        max_model_len: int = 1 << 20,
+    ) -> None:
+        self.version, self.max_model_len = version, max_model_len
+        self._script = script
+        self._encode, self._end_id = encode, end_id
+        self._latency, self._chunk = latency, chunk
+        self._lock = threading.Lock()
+        self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._closed = False
+        self._used = 0
+        self.running = 0
+        self.closed_early = 0
+        self.requests = 0
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """See TokenEngine."""
+        reply = self._next(request)
+        ids, finish = self._ids(reply, request)
+        with self._lock:
+            self.running += 1
+        done = False
+        try:
+            latency = self._latency if reply.latency is None else reply.latency
+            if latency > 0:
+                await self._sleep(latency)
+            step = reply.chunk or self._chunk or len(ids)
+            stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
+            for at in range(0, stop, max(step, 1)):
+                if self._closed:
+                    raise EngineFailure("the engine is closed")
+                upto = min(at + step, stop)
+                last = upto == len(ids) and reply.fail_after is None
+                yield self._piece(ids[at:upto], request, finish if last else None)
+            if reply.fail_after is not None:
+                raise EngineFailure(f"the script fails after {reply.fail_after} tokens")
+            if not ids:
+                yield TokenChunk([], [], [], self.version, finish)
+            done = True
+        except EngineFailure:
+            done = True
+            raise
+        finally:
+            with self._lock:
+                self.running -= 1
+                self.closed_early += not done
+
+    def weights_changed(self, version: int) -> None:
+        """See TokenEngine."""
+        if version < self.version:
+            raise ValueError(f"version {version} is older than the present {self.version}")
+        self.version = version
+
+    def close(self) -> None:
+        """See TokenEngine."""
+        self._closed = True
+        with self._lock:
+            waiting = list(self._waiting.items())
+        for future, loop in waiting:
+            loop.call_soon_threadsafe(_fail, future)
+
+    def _next(self, request: TokenRequest) -> ScriptedReply:
+        if self._closed:
+            raise EngineFailure("the engine is closed")
+        with self._lock:
+            turn = self.requests
+            self.requests += 1
+        if callable(self._script):
+            said = self._script(request)
+        elif turn < len(self._script):
+            said = self._script[turn]
+        else:
+            raise EngineFailure(f"the script has only {len(self._script)} replies")
+        if isinstance(said, ScriptedReply):
+            return said
+        return ScriptedReply(text=said) if isinstance(said, str) else ScriptedReply(ids=said, ended=False)
+
+    def _ids(self, reply: ScriptedReply, request: TokenRequest) -> tuple[list[int], Literal["stop", "length"]]:
+        if reply.ids is not None:
+            ids = [int(token) for token in reply.ids]
+        elif self._encode is None:
+            raise EngineFailure("a script of texts needs encode=")
+        else:
+            ids = [int(token) for token in self._encode(reply.text or "")]
+        if reply.ended and self._end_id is not None:
+            ids.append(self._end_id)
+        sampling = request.sampling
+        ends = [at for at, token in enumerate(ids) if token in sampling.stop_ids]
+        if ends and ends[0] < sampling.max_tokens:
+            return ids[: ends[0] + 1], "stop"
+        return ids[: sampling.max_tokens], "length"
+
+    def _piece(self, ids: list[int], request: TokenRequest, finish: Literal["stop", "length"] | None) -> TokenChunk:
+        chosen = [scripted_logprob(token) for token in ids]
+        unit = [2 * logprob for logprob in chosen]
+        count = request.sampling.top_logprobs
+        top = [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
+        return TokenChunk(ids, chosen, unit, self.version, finish, top if count else [])
+
+    async def _sleep(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _wake, future)
+        with self._lock:
+            self._waiting[future] = loop
+        try:
+            await future
+        finally:
+            timer.cancel()
+            with self._lock:
+                del self._waiting[future]
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_exception(EngineFailure("the engine was closed"))
+
+
+ChatScript = Sequence["dict[str, Any] | str"] | Callable[[dict[str, Any]], "dict[str, Any] | str"]
+
+
+class ScriptedChat:
+    """A ChatEngine that answers from a list or a function: with a text, or with an assistant message."""
+
+    def __init__(self, script: ChatScript, *, latency: float = 0.0) -> None:
+        self._script, self._latency = script, latency
+        self.requests: list[dict[str, Any]] = []
+        self.running = 0
+
+    async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """See ChatEngine."""
+        message = await self._answer(request)
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        return {
+            "id": f"chatcmpl-{len(self.requests)}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": request.get("model", "scripted"),
+            "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }
+
+    async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """See ChatEngine."""
+        message = await self._answer(request)
+        head = {"id": f"chatcmpl-{len(self.requests)}", "object": "chat.completion.chunk", "created": int(time.time())}
+        head["model"] = request.get("model", "scripted")
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        deltas += [{"content": letter} for letter in message.get("content") or ""]
+        for index, call in enumerate(message.get("tool_calls") or ()):
+            deltas.append({"tool_calls": [{**call, "index": index}]})
+        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        for delta in deltas:
+            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
+        yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}
+
+    def close(self) -> None:
+        """See ChatEngine."""
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        turn = len(self.requests)
+        self.requests.append(request)
+        self.running += 1
+        try:
+            await asyncio.sleep(self._latency)
+        finally:
+            self.running -= 1
+        if callable(self._script):
+            said = self._script(request)
+        elif turn < len(self._script):
+            said = self._script[turn]
+        else:
+            raise EngineFailure(f"the script has only {len(self._script)} replies")
+        return {"role": "assistant", "content": said} if isinstance(said, str) else said

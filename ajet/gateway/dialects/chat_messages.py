@@ -1,0 +1,156 @@
+"""Messages and tools of Chat Completions, checked and brought to one shape.
+
+Invariant: what leaves here has text contents as strings (null only beside tool calls), tool calls with a name and
+arguments as JSON text, and nothing that a text model cannot be shown; images and audio are refused, not dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.turn import Refused
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """The request's messages."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", "a non-empty list of messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """The request's tools; None without any."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise wrong("tools", "a list of tools")
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict):
+            raise wrong(where, "an object")
+        if tool.get("type") != "function":
+            raise unsupported(f"{where}.type", "only tools of type 'function' are known.")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise wrong(f"{where}.function", "an object")
+        text(function.get("name"), f"{where}.function.name")
+        if not isinstance(function.get("description") or "", str):
+            raise wrong(f"{where}.function.description", "a string")
+        parameters = function.get("parameters")
+        if parameters is not None:
+            _check_schema(parameters, f"{where}.function.parameters")
+    return value
+
+
+def _check_schema(schema: Any, where: str) -> None:
+    if not isinstance(schema, dict):
+        raise wrong(where, "a JSON schema (an object)")
+    if schema.get("type", "object") != "object":
+        raise wrong(f"{where}.type", "'object'")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(isinstance(value, (dict, bool)) for value in properties.values()):
+        raise wrong(f"{where}.properties", "an object of schemas")
+    required = schema.get("required") or []
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise wrong(f"{where}.required", "a list of names")
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise wrong(where, "an object")
+    role = message.get("role")
+    if role not in _ROLES:
+        raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
+    calls = message.get("tool_calls") if role == "assistant" else None
+    read: dict[str, Any] = {"role": role}
+    content = _content(message.get("content"), f"{where}.content")
+    if role == "assistant":
+        legacy = message.get("function_call")
+        if legacy:
+            raise unsupported(f"{where}.function_call", "use tool_calls.")
+        read["content"] = content if content or not calls else None
+        if read["content"] is None and not calls:
+            read["content"] = ""
+        thought = message.get("reasoning_content") or message.get("reasoning")
+        if isinstance(thought, str):
+            read["reasoning_content"] = thought
+        if calls:
+            read["tool_calls"] = _calls(calls, f"{where}.tool_calls")
+    elif content is None:
+        raise wrong(f"{where}.content", "a string or a list of text blocks")
+    else:
+        read["content"] = content
+    for name in ("name", "tool_call_id"):
+        if message.get(name) is not None:
+            read[name] = text(message[name], f"{where}.{name}")
+    return read
+
+
+def _content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise wrong(where, "a string or a list of text blocks")
+    parts: list[str] = []
+    for index, block in enumerate(content):
+        if isinstance(block, str):
+            parts.append(block)
+            continue
+        if not isinstance(block, dict):
+            raise wrong(f"{where}[{index}]", "a text block")
+        kind = block.get("type")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise unsupported(f"{where}[{index}].type", f"this is a text model, it cannot take {kind!r} blocks.")
+        value = block.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(value, str):
+            raise wrong(f"{where}[{index}].text", "a string")
+        parts.append(value)
+    return "".join(parts)
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise wrong(where, "a list of tool calls")
+    read: list[dict[str, Any]] = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise wrong(f"{where}[{index}].function", "an object")
+        name = text(function.get("name"), f"{where}[{index}].function.name")
+        arguments = function.get("arguments")
+        if isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(arguments or "", str):
+            raise wrong(f"{where}[{index}].function.arguments", "a string of JSON")
+        told: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments or ""}}
+        if call.get("id") is not None:
+            told["id"] = text(call["id"], f"{where}[{index}].id")
+        read.append(told)
+    return read
+
+
+def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> tuple[Any, str | None]:
+    """(auto | none | required | named, the tool's name)."""
+    choice = body.get("tool_choice")
+    if choice is None or choice == "auto":
+        return "auto", None
+    if choice == "none":
+        return "none", None
+    if not tools:
+        raise Refused(
+            "'tool_choice' is only allowed when 'tools' are given.", param="tool_choice", code="invalid_value"
+        )
+    if choice == "required" or choice == "any":
+        return "required", None
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict):
+        raise wrong("tool_choice", "'auto', 'none', 'required' or a function")
+    name = text(function.get("name"), "tool_choice.function.name")
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise wrong("tool_choice.function.name", "the name of one of the tools")
+    return "named", name

@@ -1,0 +1,51 @@
+"""Dialect: what the HTTP side needs to know of a client's language.
+
+Invariant: `read` either honours a field, or knows it harmless, or raises `Refused` with its name. The HTTP side does
+keys, bodies, disconnects and status codes; the session does the turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, read. `turns` are independent replies to give (OpenAI's `n`)."""
+
+    turns: Sequence[TurnRequest]
+    stream: bool
+    options: Any = None
+    """The dialect's own, for its replies."""
+
+
+class Writer(Protocol):
+    """Writes one streamed reply as server-sent events."""
+
+    def start(self, choice: int) -> bytes: ...
+
+    def piece(self, choice: int, piece: Piece) -> bytes: ...
+
+    def end(self, choice: int, turn: Turn) -> bytes: ...
+
+    def close(self, turns: Sequence[Turn]) -> bytes: ...
+
+    def error(self, refused: Refused) -> bytes: ...
+
+
+class Dialect(Protocol):
+    """One client language."""
+
+    path: str
+
+    def read(self, body: Mapping[str, Any], agent: str, target: str, debug_model: str | None) -> Asked: ...
+
+    def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]: ...
+
+    def writer(self, asked: Asked) -> Writer: ...
+
+    def error(self, refused: Refused) -> dict[str, Any]: ...

@@ -1,0 +1,59 @@
+"""Keys: 128 random bits for each (episode, agent, target), looked up on the server side.
+
+Invariant: a key encodes nothing, is never logged, and dies with its episode; dead ones are remembered for a while (as
+digests) so that a late client learns that its episode has ended rather than that its key was wrong. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ajet.gateway.turn import Refused
+
+if TYPE_CHECKING:
+    from ajet.gateway.session import Grant
+
+_REMEMBERED = 20_000
+
+
+class Keys:
+    """The living keys of one gateway."""
+
+    def __init__(self) -> None:
+        self._grants: dict[str, Grant] = {}
+        self._dead: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def grant(self, grant: Grant) -> str:
+        """A new key for it."""
+        secret = secrets.token_hex(16)
+        with self._lock:
+            self._grants[secret] = grant
+        return secret
+
+    def look_up(self, secret: str | None) -> Grant:
+        """What a key stands for. Raises Refused: 401 for an unknown key, 410 for that of an episode that has ended."""
+        grant = self._grants.get(secret or "")
+        if grant is not None:
+            return grant
+        if secret and _digest(secret) in self._dead:
+            raise Refused("this episode has ended", status=410, code="episode_finished")
+        raise Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
+
+    def revoke(self, dead: Iterable[str]) -> None:
+        """End these keys; unknown ones are let be."""
+        with self._lock:
+            for secret in dead:
+                if self._grants.pop(secret, None) is not None:
+                    self._dead[_digest(secret)] = None
+            while len(self._dead) > _REMEMBERED:
+                self._dead.popitem(last=False)
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=12).digest()

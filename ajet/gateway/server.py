@@ -1,0 +1,215 @@
+"""Gateway: the server thread and its event loop.
+
+Invariant: the loop belongs to the gateway (and the engine's dispatch) alone: no user code runs on it. Loopback unless
+`host` says otherwise; the port comes from the kernel unless one is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import socket
+import threading
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, TypeVar
+
+import httpx
+import uvicorn
+
+from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
+from ajet.gateway.app import build_app
+from ajet.gateway.keys import Keys
+from ajet.gateway.session import Inspect, Session
+from ajet.gateway.transport import GatewayTransport
+from ajet.schema.errors import UserError
+from ajet.tokens import Renderer
+
+T = TypeVar("T")
+_KEEP_ALIVE = 300
+_BACKLOG = 4096
+
+
+class Gateway:
+    """Serves one engine to the clients of many episodes.
+
+    `max_model_len` bounds prompt + reply, `max_response_tokens` one reply. `chat_engine_for` finds the chat engine of
+    a debug model by its name; without it, such agents talk to the engine, untrained.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine | ChatEngine,
+        renderer: Renderer | None,
+        *,
+        host: str | None = None,
+        port: int = 0,
+        advertise: str = "auto",
+        max_model_len: int,
+        max_response_tokens: int,
+        force_disable_toolcalls: bool = False,
+        chat_engine_for: Callable[[str], ChatEngine] | None = None,
+    ) -> None:
+        if isinstance(engine, TokenEngine) and renderer is None:
+            raise ValueError("a TokenEngine needs a Renderer")
+        self.engine, self.renderer = engine, renderer
+        self.max_model_len, self.max_response_tokens = max_model_len, max_response_tokens
+        self.force_disable_toolcalls, self.chat_engine_for = force_disable_toolcalls, chat_engine_for
+        self.keys = Keys()
+        self.app = build_app(self)
+        self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
+        self._base_url = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def base_url(self) -> str:
+        """What clients are given; ends in /v1."""
+        return self._base_url
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The gateway's event loop, while it runs."""
+        assert self._loop is not None, "the gateway is not started"
+        return self._loop
+
+    def start(self) -> Gateway:
+        """Bind, start the thread, and return once requests are answered."""
+        listening = self._bind()
+        self._base_url = _advertised(self._advertise, self._host, listening.getsockname()[1])
+        started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(listening, started), name="ajet-gateway", daemon=True)
+        self._thread.start()
+        started.wait()
+        return self
+
+    def close(self) -> None:
+        """Stop serving; running calls are cancelled. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None or self._server is None:
+            return
+        self._server.should_exit = self._server.force_exit = True
+        thread.join()
+
+    def open(
+        self,
+        episode: str,
+        *,
+        key: tuple[int, int, int],
+        sampling: Sampling,
+        trainable: Collection[str] | None,
+        model_name: str = "ajet",
+        inspect: Inspect | None = None,
+        terminate_on_inspect: bool = False,
+    ) -> Session:
+        """A session for one episode. `key` is (seed, task order, repeat): it names the episode's random numbers.
+        `inspect` names the abnormal-output checks that a reply fires. Thread-safe."""
+        return Session(
+            self,
+            episode,
+            key=key,
+            sampling=sampling,
+            trainable=trainable,
+            model_name=model_name,
+            inspect=inspect,
+            terminate_on_inspect=terminate_on_inspect,
+        )
+
+    def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run a coroutine on the gateway's loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(coro, self.loop)
+
+    def on_loop(self, function: Callable[[], None]) -> None:
+        """Run a function on the gateway's thread and wait for it; at once where that thread is this one or gone."""
+        thread = self._thread
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            function()
+            return
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                function()
+            finally:
+                done.set_result(None)
+
+        try:
+            self.loop.call_soon_threadsafe(run)
+        except RuntimeError:  # the loop closed meanwhile
+            function()
+            return
+        done.result()
+
+    def transport(self) -> httpx.AsyncBaseTransport:
+        """An in-process transport for httpx clients, usable from any event loop."""
+        return GatewayTransport(self)
+
+    def _bind(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self._host, self._port))
+        except OSError as error:
+            listening.close()
+            raise UserError(
+                f"The gateway cannot listen on {self._host}:{self._port}: {error.strerror}.",
+                where="ajet.gateway.host, ajet.gateway.port",
+                do="leave port 0 (the system chooses a free one)",
+            ) from error
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+        return listening
+
+    def _serve(self, listening: socket.socket, started: threading.Event) -> None:
+        config = uvicorn.Config(
+            self.app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        loop = self._loop = asyncio.new_event_loop()
+        try:
+            loop.call_soon(started.set)
+            loop.run_until_complete(self._server.serve(sockets=[listening]))
+            loop.run_until_complete(_cancel_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            listening.close()
+            loop.close()
+
+
+async def _cancel_all() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _own_address() -> str:
+    """The address by which other machines reach this one; loopback without a network. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _advertised(advertise: str, host: str, port: int) -> str:
+    if advertise == "auto":
+        address = _own_address() if host in ("0.0.0.0", "::") else host
+    elif "://" in advertise:
+        return advertise.rstrip("/") + ("" if advertise.rstrip("/").endswith("/v1") else "/v1")
+    else:
+        address = advertise
+    if address.count(":") > 1 and not address.startswith("["):
+        address = f"[{address}]"
+    place = address if address.rpartition(":")[2].isdigit() and not address.endswith("]") else f"{address}:{port}"
+    return f"http://{place}/v1"

@@ -1,0 +1,466 @@
+"""Session: one episode's conversation with its models.
+
+Invariants: a reply's ids are the engine's, recorded whatever becomes of the client; a request that extends an earlier
+call does so with that call's exact ids, otherwise it forks with a reason; the policy's own sampling rules over a
+client's wishes wherever a call trains. Everything but `__call__` and `close` runs on the gateway's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from ajet.engine.contract import ChatEngine, DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.gateway.capture import Capture, Entry, Recorder, Sampled
+from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
+from ajet.schema.call import Call, FinishReason, ForkReason
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.errors import EngineFailure
+from ajet.tokens import Rendered, Renderer, TemplateRefused
+
+if TYPE_CHECKING:
+    from ajet.gateway.server import Gateway
+
+Inspect = Callable[[Call, dict[str, Any]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key stands for."""
+
+    session: Session
+    agent: str
+    target: str
+    debug_model: str | None
+
+
+class Session:
+    """One episode at the gateway; made by `Gateway.open`."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        episode: str,
+        *,
+        key: tuple[int, int, int],
+        sampling: Sampling,
+        trainable: Collection[str] | None,
+        model_name: str,
+        inspect: Inspect | None,
+        terminate_on_inspect: bool,
+    ) -> None:
+        self.episode, self.model_name = episode, model_name
+        self._gateway = gateway
+        self._key, self._sampling = key, sampling
+        self._trainable = None if trainable is None else frozenset(trainable)
+        self._inspect, self._terminate = inspect, terminate_on_inspect
+        self._recorder = Recorder()
+        self._active: dict[int, tuple[asyncio.Task[Any] | None, Entry, Sampled]] = {}
+        self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """True once the episode has ended: its keys are dead."""
+        return self._closed
+
+    def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
+        """The endpoint of one agent; see schema.Endpoints."""
+        wanted = (agent_name, target_tag, debug_model)
+        with self._lock:
+            endpoint = self._endpoints.get(wanted)
+            if endpoint is None:
+                if self._closed:
+                    raise Refused("this episode has ended", status=410, code="episode_finished")
+                secret = self._gateway.keys.grant(Grant(self, *wanted))
+                endpoint = self._endpoints[wanted] = Endpoint(
+                    self._gateway.base_url, secret, self.model_name, self._gateway.transport
+                )
+            return endpoint
+
+    async def turn(self, request: TurnRequest, on_piece: OnPiece | None = None) -> Turn:
+        """One reply; `on_piece` hears of it while it is sampled. Raises Refused. Cancelling it frees the engine."""
+        self._refuse_ended()
+        target = request.target or request.agent
+        own = self._trainable is None or target in self._trainable
+        engine = self._gateway.engine
+        if not own and request.debug_model and self._gateway.chat_engine_for is not None:
+            engine = self._gateway.chat_engine_for(request.debug_model)
+        if self._gateway.force_disable_toolcalls and request.tools:
+            request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
+        if isinstance(engine, TokenEngine):
+            renderer = self._gateway.renderer
+            assert renderer is not None, "a token engine needs a renderer"
+            return await self._token_turn(request, target, own, engine, renderer, on_piece)
+        return await self._chat_turn(request, target, cast(ChatEngine, engine), on_piece)
+
+    async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
+        """The same as pieces, ended by the Turn; closing the iterator aborts the call."""
+        queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        task = asyncio.create_task(self.turn(request, queue.put_nowait))
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        try:
+            while (piece := await queue.get()) is not None:
+                yield piece
+            yield await task
+        finally:
+            task.cancel()
+
+    def close(self) -> Capture:
+        """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""
+        with self._lock:
+            self._closed = True
+            self._gateway.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
+        self._gateway.on_loop(self._abort_running)
+        return self._recorder.capture
+
+    def _abort_running(self) -> None:
+        for task, entry, sampled in list(self._active.values()):
+            self._settle_aborted(entry, sampled)
+            if task is not None:
+                task.cancel()
+
+    def _settle_aborted(self, entry: Entry, sampled: Sampled) -> None:
+        if not entry.settled:
+            sampled.write(entry.call)
+            self._recorder.settle(entry, "aborted")
+
+    def _refuse_ended(self) -> None:
+        if self._closed:
+            raise Refused("this episode has ended", status=410, code="episode_finished")
+        if self._recorder.capture.terminated is not None:
+            raise Refused(
+                f"this episode was ended by the check {self._recorder.capture.terminated!r}",
+                status=410,
+                code="episode_terminated",
+            )
+
+    # Token engines: what trains.
+
+    async def _token_turn(
+        self,
+        request: TurnRequest,
+        target: str,
+        trained: bool,
+        engine: TokenEngine,
+        renderer: Renderer,
+        on_piece: OnPiece | None,
+    ) -> Turn:
+        _refuse_passed(request.passed)
+        entry, prompt, sampling = self._enter(request, target, trained, engine, renderer)
+        call = entry.call
+        read_tools = request.tools if request.tool_choice != "none" else None
+        reply = renderer.reply_stream(read_tools, before=prompt, stop=request.stop)
+        draw = DrawKey(*self._key, call.index)
+        sampled = Sampled()
+        ids = call_ids(call.index)
+        finish: FinishReason = "error"
+        self._active[call.index] = (asyncio.current_task(), entry, sampled)
+        try:
+            async with aclosing(cast(Any, engine.generate(TokenRequest(prompt.ids, sampling, draw)))) as chunks:
+                async for chunk in chunks:
+                    sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version)
+                    sampled.top += chunk.top
+                    finish = chunk.finish or finish
+                    if on_piece is None and not request.stop and request.parallel_tool_calls:
+                        continue
+                    known = reply.kept
+                    deltas = reply.feed(chunk.ids)
+                    if on_piece is not None:
+                        kept = slice(known, reply.kept)
+                        on_piece(Piece(ids(deltas), sampled.ids[kept], sampled.logprobs_unit[kept], sampled.top[kept]))
+                    if reply.stopped is not None or (not request.parallel_tool_calls and has_call(deltas)):
+                        finish = "stop"
+                        break
+            if finish == "error":
+                raise EngineFailure("the engine ended a reply without a finish reason")
+        except asyncio.CancelledError:
+            self._settle_aborted(entry, sampled)
+            if self._closed:
+                raise Refused("this episode has ended", status=410, code="episode_finished") from None
+            raise
+        except EngineFailure as error:
+            sampled.write(call)
+            self._recorder.settle(entry, "error", error=str(error))
+            raise Refused(f"the engine failed: {error}", status=503, code="engine_failure") from error
+        finally:
+            if not entry.settled and finish == "error":
+                sampled.write(call)
+                self._recorder.settle(entry, "error", error="ajet: an unexpected error in the engine")
+            del self._active[call.index]
+        if entry.settled:
+            raise Refused("this episode has ended", status=410, code="episode_finished")
+        if not reply.kept:
+            reply.feed(sampled.ids)
+        rest = reply.close()
+        if on_piece is not None and rest:
+            on_piece(Piece(ids(rest)))
+        message = with_ids(reply.message(), call.index)
+        if finish == "stop" and message.get("tool_calls"):
+            finish = "tool_calls"
+        sampled.write(call, reply.kept)
+        entry.verbatim = reply.stopped is None
+        self._recorder.settle(
+            entry, finish, message=message, reply_text=renderer.decode(call.response_ids, after=prompt.ids)
+        )
+        if reply.stopped is not None:
+            call.extra["stop"] = reply.stopped
+        self._look(call, message)
+        return Turn(
+            call.index,
+            message,
+            finish,
+            len(prompt.ids),
+            len(call.response_ids),
+            sampled.ids[: reply.kept],
+            sampled.logprobs_unit[: reply.kept],
+            sampled.top[: reply.kept],
+            reply.stopped,
+        )
+
+    def _enter(
+        self, request: TurnRequest, target: str, trained: bool, engine: TokenEngine, renderer: Renderer
+    ) -> tuple[Entry, Rendered, Sampling]:
+        recorder = self._recorder
+        match = recorder.conversations.match(request.agent, request.messages)
+        parent, fork = match.nearest, match.reason
+        before: Rendered | None = None
+        prompt: Rendered | None = None
+        try:
+            told = recorder.spoken(request.messages, match.extends)
+            if match.extends is not None:
+                earlier = recorder.entries[match.extends]
+                before = recorder.prompt(match.extends)
+                prompt = renderer.extend(
+                    before,
+                    earlier.call.response_ids,
+                    earlier.call.finish,
+                    told,
+                    request.tools,
+                    verbatim=earlier.verbatim,
+                )
+                if prompt is None:
+                    before, fork = None, self._why_forked(earlier, request)
+            if prompt is None:
+                prompt = renderer.render(told, request.tools)
+        except TemplateRefused as refusal:
+            raise Refused(str(refusal), param="messages", code="template_refused") from refusal
+        if request.tool_choice in ("required", "named"):
+            forced = renderer.force_call(prompt, request.named_tool)
+            if forced is None:
+                raise Refused(
+                    "tool_choice can be 'auto' or 'none' with this model: its tool calls have no form that a prompt "
+                    "could begin",
+                    param="tool_choice",
+                    code="unsupported_value",
+                )
+            prompt = forced
+        sampling, notes = self._sampling_of(request, trained, len(prompt.ids), engine.max_model_len, renderer)
+        entry = recorder.enter(
+            agent=request.agent,
+            target=target,
+            trained=trained,
+            messages=request.messages,
+            tools=request.tools,
+            match=match,
+            prompt=prompt,
+            parent=parent,
+            before=before,
+            fork=fork,
+            temperature=sampling.temperature,
+        )
+        entry.call.extra.update(notes)
+        return entry, prompt, sampling
+
+    def _why_forked(self, earlier: Entry, request: TurnRequest) -> ForkReason:
+        if not len(earlier.call.response_ids):
+            return "unknown"
+        same_tools = earlier.call.tools == self._recorder.tool_index(request.tools)
+        return "template" if same_tools else "tools"
+
+    def _sampling_of(
+        self, request: TurnRequest, trained: bool, prompt_tokens: int, engine_room: int, renderer: Renderer
+    ) -> tuple[Sampling, dict[str, Any]]:
+        """The run's sampling for what trains, else the client's; and what of the client's was set aside."""
+        run = self._sampling
+        limit = min(self._gateway.max_model_len, engine_room)
+        if prompt_tokens >= limit:
+            raise Refused(
+                f"This model's maximum context length is {limit} tokens, and the messages are {prompt_tokens} tokens.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        bound = min(run.max_tokens, self._gateway.max_response_tokens, limit - prompt_tokens)
+        if request.max_tokens is not None:
+            bound = min(bound, request.max_tokens)
+        asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        asked = {name: value for name, value in asked.items() if value is not None and value != getattr(run, name)}
+        notes: dict[str, Any] = dict(request.notes)
+        ignored = dict(asked) if trained else {}
+        if "seed" in request.passed:
+            ignored["seed"] = request.passed["seed"]
+        if ignored:
+            notes["ignored"] = ignored
+        sampling = replace(
+            run,
+            max_tokens=bound,
+            stop_ids=tuple(dict.fromkeys((*renderer.end_ids, *run.stop_ids))),
+            top_logprobs=request.top_logprobs,
+            **({} if trained else cast(dict[str, Any], asked)),
+        )
+        return sampling, notes
+
+    # Chat engines: debug models and remote servers. Recorded, never trained.
+
+    async def _chat_turn(self, request: TurnRequest, target: str, engine: ChatEngine, on_piece: OnPiece | None) -> Turn:
+        recorder = self._recorder
+        match = recorder.conversations.match(request.agent, request.messages)
+        entry = recorder.enter(
+            agent=request.agent,
+            target=target,
+            trained=False,
+            messages=request.messages,
+            tools=request.tools,
+            match=match,
+            prompt=None,
+            temperature=self._sampling.temperature if request.temperature is None else request.temperature,
+        )
+        entry.call.extra.update(request.notes)
+        self._active[entry.call.index] = (asyncio.current_task(), entry, Sampled())
+        settled = False
+        try:
+            if on_piece is None:
+                answer = await engine.chat(chat_body(request, self._sampling))
+                message, finish, usage = _read_answer(answer)
+            else:
+                message, finish, usage = await _relay(engine.stream(chat_body(request, self._sampling)), on_piece)
+            settled = True
+        except asyncio.CancelledError:
+            settled = True
+            recorder.settle(entry, "aborted")
+            if self._closed:
+                raise Refused("this episode has ended", status=410, code="episode_finished") from None
+            raise
+        except EngineFailure as error:
+            settled = True
+            recorder.settle(entry, "error", error=str(error))
+            raise Refused(f"the engine failed: {error}", status=503, code="engine_failure") from error
+        finally:
+            if not settled:
+                recorder.settle(entry, "error", error="ajet: an unexpected error in the engine")
+            del self._active[entry.call.index]
+        if entry.settled:
+            raise Refused("this episode has ended", status=410, code="episode_finished")
+        recorder.settle(entry, finish, message=message)
+        self._look(entry.call, message)
+        return Turn(entry.call.index, message, finish, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
+
+    def _look(self, call: Call, message: dict[str, Any]) -> None:
+        if self._inspect is None:
+            return
+        fired = self._inspect(call, message)
+        if fired:
+            self._recorder.check(fired, call)
+            if self._terminate:
+                self._recorder.capture.terminated = fired[0]
+
+
+def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
+    """The request as a chat engine takes it: OpenAI's Chat Completions."""
+    body: dict[str, Any] = {"messages": list(request.messages)}
+    if request.tools:
+        body["tools"] = list(request.tools)
+        if request.tool_choice == "named":
+            body["tool_choice"] = {"type": "function", "function": {"name": request.named_tool}}
+        elif request.tool_choice != "auto":
+            body["tool_choice"] = request.tool_choice
+        if not request.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    body["temperature"] = run.temperature if request.temperature is None else request.temperature
+    body["top_p"] = run.top_p if request.top_p is None else request.top_p
+    body["max_tokens"] = run.max_tokens if request.max_tokens is None else min(run.max_tokens, request.max_tokens)
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return {**body, **request.passed}
+
+
+def call_ids(index: int) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
+    """Gives the tool calls in deltas of call `index` their ids."""
+
+    def give(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {"tool_calls": [{"id": f"call_{index}_{call['index']}", **call} for call in delta["tool_calls"]]}
+            if "tool_calls" in delta
+            else delta
+            for delta in deltas
+        ]
+
+    return give
+
+
+def with_ids(message: dict[str, Any], index: int) -> dict[str, Any]:
+    """The message with ids for its tool calls, unique in the session."""
+    for at, call in enumerate(message.get("tool_calls") or ()):
+        call["id"] = f"call_{index}_{at}"
+    return message
+
+
+def has_call(deltas: list[dict[str, Any]]) -> bool:
+    """True if these deltas hold a tool call."""
+    return any("tool_calls" in delta for delta in deltas)
+
+
+def _refuse_passed(passed: Mapping[str, Any]) -> None:
+    for name in passed:
+        if name != "seed":
+            raise Refused(f"{name} cannot be honoured by this model's engine", param=name, code="unsupported_parameter")
+
+
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+
+
+def _read_answer(answer: Mapping[str, Any]) -> tuple[dict[str, Any], FinishReason, Mapping[str, Any]]:
+    try:
+        choice = answer["choices"][0]
+        message = {name: value for name, value in choice["message"].items() if value is not None}
+        message.setdefault("role", "assistant")
+        message.setdefault("content", None if message.get("tool_calls") else "")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+    return message, _FINISH.get(choice.get("finish_reason"), "stop"), answer.get("usage") or {}
+
+
+async def _relay(
+    chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece
+) -> tuple[dict[str, Any], FinishReason, Mapping[str, Any]]:
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    finish: FinishReason = "stop"
+    usage: Mapping[str, Any] = {}
+    async with aclosing(cast(Any, chunks)) as stream:
+        async for chunk in stream:
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
+                finish = _FINISH.get(choice.get("finish_reason"), finish)
+                for name in ("content", "reasoning_content"):
+                    if delta.get(name):
+                        message[name] = message.get(name, "") + delta[name]
+                for call in delta.get("tool_calls") or ():
+                    told = calls.setdefault(call.get("index", 0), {"type": "function", "function": {"arguments": ""}})
+                    told["id"] = call.get("id") or told.get("id", "")
+                    function = call.get("function") or {}
+                    told["function"]["name"] = function.get("name") or told["function"].get("name", "")
+                    told["function"]["arguments"] += function.get("arguments") or ""
+                delta.pop("role", None)
+                if any(delta.values()):
+                    on_piece(Piece([delta]))
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        message["content"] = message["content"] or None
+    return message, finish, usage

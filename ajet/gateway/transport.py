@@ -1,0 +1,138 @@
+"""Transport: httpx clients of this process, handed straight to the gateway's loop.
+
+Invariant: the reply streams (each part reaches the client as the gateway sends it), from any thread's event loop; a
+client that closes its response, is cancelled or vanishes is a disconnect to the gateway, as over a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from ajet.gateway.server import Gateway
+
+Message = dict[str, Any]
+
+
+class GatewayTransport(httpx.AsyncBaseTransport):
+    """Hands requests to a gateway of this process. Holds no state of any loop."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """See httpx."""
+        exchange = _Exchange(self._gateway, request, await request.aread())
+        try:
+            exchange.begin()
+            start = await exchange.next()
+        except BaseException:
+            exchange.disconnect()
+            raise
+        return httpx.Response(start["status"], headers=start["headers"], stream=exchange, request=request)
+
+
+class _Exchange(httpx.AsyncByteStream):
+    """One request: the ASGI app on the gateway's loop, its messages queued in the client's."""
+
+    def __init__(self, gateway: Gateway, request: httpx.Request, body: bytes) -> None:
+        self._gateway = gateway
+        self._loop = asyncio.get_running_loop()
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._gone: asyncio.Event | None = None
+        self._left = False
+        self._ended = False
+        timeout = request.extensions.get("timeout") or {}
+        self._patience: float | None = timeout.get("read")
+        self._request = request
+        self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": request.method,
+            "headers": [(name.lower(), value) for name, value in request.headers.raw],
+            "scheme": request.url.scheme,
+            "path": request.url.path,
+            "raw_path": request.url.raw_path.partition(b"?")[0],
+            "query_string": request.url.query,
+            "root_path": "",
+            "server": (request.url.host, request.url.port),
+            "client": None,
+        }
+
+    def begin(self) -> None:
+        try:
+            self._gateway.loop.call_soon_threadsafe(self._launch)
+        except (RuntimeError, AssertionError) as error:
+            raise httpx.ConnectError("the gateway is closed", request=self._request) from error
+
+    async def next(self) -> Message:
+        try:
+            message = await asyncio.wait_for(self._messages.get(), self._patience)
+        except asyncio.TimeoutError as error:
+            self.disconnect()
+            raise httpx.ReadTimeout("the gateway sent nothing", request=self._request) from error
+        if message["type"] == "failed":
+            raise httpx.RemoteProtocolError("the gateway ended the request", request=self._request)
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self._ended:
+            message = await self.next()
+            self._ended = not message.get("more_body", False)
+            if message.get("body"):
+                yield message["body"]
+
+    async def aclose(self) -> None:
+        if not self._ended:
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """The client has left. Thread-safe, idempotent."""
+        self._left = True
+        try:
+            self._gateway.loop.call_soon_threadsafe(self._leave)
+        except (RuntimeError, AssertionError):
+            pass  # the gateway is closed: nothing runs there
+
+    # On the gateway's loop.
+
+    def _leave(self) -> None:
+        if self._gone is not None:
+            self._gone.set()
+
+    def _launch(self) -> None:
+        self._gone = asyncio.Event()
+        if self._left:
+            self._gone.set()
+        task = asyncio.get_running_loop().create_task(self._gateway.app(self._scope, self._receive, self._send))
+        task.add_done_callback(self._finished)
+        self._task = task
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._pass_on({"type": "failed"})
+
+    async def _receive(self) -> Message:
+        if self._incoming:
+            return self._incoming.pop()
+        assert self._gone is not None
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self._left:
+            raise OSError("the client has left")
+        self._pass_on(message)
+
+    def _pass_on(self, message: Message) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+        except RuntimeError:  # the client's loop is closed
+            self._left = True
+            self._leave()

@@ -1,0 +1,83 @@
+"""Turn: one request to a model and its reply, free of any client's dialect.
+
+Invariant: everything that a dialect may ask for is a field here, and the session honours it or raises `Refused` with
+the field's name; nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ajet.schema.call import FinishReason
+from ajet.schema.errors import AjetError
+from ajet.tokens.parsing import Delta
+
+
+class Refused(AjetError):
+    """A request that gets an error for an answer: an HTTP status, a code that programs can tell, the field at fault."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.status, self.code, self.param = message, status, code, param
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What a client asks of the model, as one reply.
+
+    `messages` and `tools` have OpenAI's shape, checked, with text contents as strings. None: not asked for.
+    """
+
+    agent: str
+    messages: Sequence[dict[str, Any]]
+    target: str = ""
+    """Target tag; empty: the agent's name."""
+    debug_model: str | None = None
+    tools: Sequence[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none", "required", "named"] = "auto"
+    named_tool: str | None = None
+    parallel_tool_calls: bool = True
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that only a chat engine can honour, by their name on the wire."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For people: goes into the call's `extra`."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some more of a reply, for streaming. `ids`, `logprobs` (temperature 1) and `top` align; they may outrun or trail
+    `deltas`, which wait for tags and characters to be whole."""
+
+    deltas: list[Delta]
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    top: Sequence[list[tuple[int, float]]] = ()
+
+
+OnPiece = Callable[[Piece], None]
+
+
+@dataclass(slots=True)
+class Turn:
+    """The reply. `message` has OpenAI's shape, tool calls with ids."""
+
+    call: int
+    message: dict[str, Any]
+    finish: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+    """[R] at temperature 1."""
+    top: Sequence[list[tuple[int, float]]] = ()
+    stopped: str | None = None
+    """The stop string that ended it."""

@@ -1,0 +1,13 @@
+"""tokens: messages -> ids, extend a conversation verbatim, ids -> message.
+
+In: OpenAI-shaped messages and tools, a tokenizer with its chat template. Out: `Rendered` prompts and parsed replies.
+Invariant: `extend` never re-encodes what was sampled: its ids are before.ids + reply ids + a newly encoded suffix, and
+it answers only if the chat template renders the whole history to exactly that text; otherwise the caller forks.
+"""
+
+from ajet.tokens.parsing import ReplyParser
+from ajet.tokens.renderer import Rendered, Renderer
+from ajet.tokens.stream import ReplyStream
+from ajet.tokens.template import TemplateRefused
+
+__all__ = ["Rendered", "Renderer", "ReplyParser", "ReplyStream", "TemplateRefused"]

@@ -1,0 +1,42 @@
+"""Decoding: ids -> text, a few at a time.
+
+Invariant: the pieces joined are the text of all ids decoded at once; a character whose bytes are split over tokens
+comes out whole, with the token that completes it. The context token in front makes tokenizers that strip a leading
+space (SentencePiece) decode a continuation as a continuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_WINDOW = 24
+
+
+class IncrementalDecoder:
+    """Turns one reply's ids into text; `decode` maps a list of ids to its text, special tokens included."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], context: int | None = None) -> None:
+        self._decode = decode
+        self._window: list[int] = [] if context is None else [context]
+        self._context = "" if context is None else decode([context])
+        self._given = len(self._context)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that these ids make certain."""
+        self._window.extend(ids)
+        text = self._decode(self._window)
+        ready = len(text.rstrip("\ufffd"))
+        piece = text[self._given : ready]
+        self._given = max(self._given, ready)
+        if len(self._window) > _WINDOW and ready == len(text):
+            self._window = self._window[-1:]
+            text = self._decode(self._window)
+            if text.endswith("\ufffd"):  # the last token only completes a character: keep one that stands alone
+                self._window, self._given = [], 0
+            else:
+                self._given = len(text)
+        return piece
+
+    def close(self) -> str:
+        """What was left: bytes that never became a character, as replacement characters."""
+        return self._decode(self._window)[self._given :] if self._window else ""

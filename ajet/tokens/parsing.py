@@ -1,0 +1,286 @@
+"""Parsing: a reply's text -> reasoning, content, tool calls, whole or piece by piece.
+
+Invariant: however the text is cut into pieces, the pieces' deltas add up to the same message; `parse` is the stream
+fed once. What does not read as a tool call stays in the content, character for character, so that a check can see it
+and the client is told no more than was said.
+
+Styles: `hermes` is <tool_call>{"name": …, "arguments": …}</tool_call> (Hermes, Qwen), `llama` a reply that is
+{"name": …, "parameters": …} (several joined by ;), perhaps after <|python_tag|>; reasoning is <think>…</think> at the
+reply's start. A tokenizer that carries a `response_schema` is parsed by transformers instead (`SchemaParser`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NoReturn, Protocol
+
+Style = Literal["hermes", "llama", "none"]
+Delta = dict[str, Any]
+"""A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THINK, _THOUGHT = "<think>", "</think>"
+_PYTHON = "<|python_tag|>"
+
+
+class Parser(Protocol):
+    """Reads one reply."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """More text of the reply; what is certain by now."""
+        ...
+
+    def close(self) -> list[Delta]:
+        """The reply has ended; what was held back."""
+        ...
+
+    @property
+    def raw(self) -> str:
+        """The text after the reasoning, as sampled."""
+        ...
+
+
+class ReplyParser:
+    """The styles above, as a machine that holds back only what may still turn out to be a tag.
+
+    `thinking` None: the model has no reasoning tags; False: they may open the reply; True: the prompt opened them.
+    """
+
+    def __init__(self, style: Style, *, tool_names: Collection[str] = (), thinking: bool | None = None) -> None:
+        self._style: Style = style if tool_names else "none"
+        self._held = ""
+        self._blank = ""
+        self._raw: list[str] = []
+        self._calls = 0
+        self._spoke = False
+        self._thought = False
+        self._step: Callable[[bool], list[Delta] | None] = self._content
+        if thinking is not None:
+            self._step = self._think if thinking else self._opening
+        self._after_reasoning()
+
+    @property
+    def raw(self) -> str:
+        return "".join(self._raw)
+
+    def feed(self, text: str) -> list[Delta]:
+        self._held += text
+        return self._advance(end=False)
+
+    def close(self) -> list[Delta]:
+        deltas = self._advance(end=True)
+        if self._blank and not self._calls:
+            deltas += self._say("")
+        return deltas
+
+    def _advance(self, *, end: bool) -> list[Delta]:
+        deltas: list[Delta] = []
+        while (more := self._step(end)) is not None:
+            deltas += more
+        return deltas
+
+    # Each step consumes from `_held` and returns deltas, or None when it needs more text.
+
+    def _after_reasoning(self) -> None:
+        if self._step == self._content and self._style == "llama":
+            self._step = self._whole
+
+    def _opening(self, end: bool) -> list[Delta] | None:
+        head = self._held.lstrip()
+        if head.startswith(_THINK):
+            self._held = head[len(_THINK) :]
+            self._step = self._think
+            return []
+        if not end and _THINK.startswith(head):
+            return None
+        self._step = self._content
+        self._after_reasoning()
+        return []
+
+    def _think(self, end: bool) -> list[Delta] | None:
+        thought, closed, rest = self._held.partition(_THOUGHT)
+        if closed:
+            self._held = rest
+            self._step = self._after_thought
+            return self._muse(thought, last=True)
+        if not self._held:
+            return None
+        keep = 0 if end else _overlap(self._held, _THOUGHT)
+        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return self._muse(ready, last=end) or None
+
+    def _muse(self, text: str, *, last: bool) -> list[Delta]:
+        text = self._blank + text
+        self._blank = ""
+        if not self._thought:
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        if not last:
+            self._blank = text[len(body) :]
+        self._thought = self._thought or bool(body)
+        return [{"reasoning_content": body}] if body else []
+
+    def _after_thought(self, end: bool) -> list[Delta] | None:
+        self._held = self._held.lstrip("\n")
+        if not self._held:
+            return None
+        self._step = self._content
+        self._after_reasoning()
+        return []
+
+    def _content(self, end: bool) -> list[Delta] | None:
+        if not self._held:
+            return None
+        if self._style != "hermes":
+            return self._say(self._take(len(self._held)))
+        at = self._held.find(_OPEN)
+        if at < 0:
+            ready = len(self._held) - (0 if end else _overlap(self._held, _OPEN))
+            return self._say(self._take(ready)) if ready else None
+        if at:
+            return self._say(self._take(at))
+        stop = self._held.find(_CLOSE)
+        if stop < 0:
+            return self._say(self._take(len(self._held))) if end else None
+        block = self._take(stop + len(_CLOSE))
+        function = _function(block[len(_OPEN) : -len(_CLOSE)], ("arguments",))
+        return self._say(block) if function is None else self._call(function)
+
+    def _whole(self, end: bool) -> list[Delta] | None:
+        head = self._held.lstrip()
+        if not end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
+            return None
+        functions = _llama_functions(head) if end else None
+        if functions is None:
+            self._step = self._content
+            return []
+        self._take(len(self._held))
+        return [delta for function in functions for delta in self._call(function)]
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        self._raw.append(taken)
+        return taken
+
+    def _say(self, text: str) -> list[Delta]:
+        """Content; blanks at its end wait, for they belong to a tool call if one follows."""
+        if self._style == "none":
+            return [{"content": text}] if text else []
+        if self._calls and not self._spoke and not self._blank:
+            text = text.lstrip()
+        text = self._blank + text
+        body = text.rstrip() if text != self._blank else text
+        self._blank = text[len(body) :]
+        self._spoke = self._spoke or bool(body)
+        return [{"content": body}] if body else []
+
+    def _call(self, function: dict[str, str]) -> list[Delta]:
+        self._blank = ""
+        call = {"index": self._calls, "type": "function", "function": function}
+        self._calls += 1
+        return [{"tool_calls": [call]}]
+
+
+class SchemaParser:
+    """A tokenizer's own `response_schema`, read by transformers once the reply is whole."""
+
+    def __init__(self, parse: Callable[[str], Any], *, tool_names: Collection[str] = ()) -> None:
+        self._parse, self._tools = parse, bool(tool_names)
+        self._text = ""
+
+    @property
+    def raw(self) -> str:
+        return self._text
+
+    def feed(self, text: str) -> list[Delta]:
+        self._text += text
+        return []
+
+    def close(self) -> list[Delta]:
+        try:
+            message = self._parse(self._text)
+        except (ValueError, TypeError, KeyError):
+            message = None
+        if not isinstance(message, dict):
+            return [{"content": self._text}] if self._text else []
+        functions = [_checked(call.get("function", call), ("arguments",)) for call in message.get("tool_calls") or ()]
+        if functions and (not self._tools or None in functions):
+            return [{"content": self._text}]
+        deltas: list[Delta] = []
+        thought = message.get("reasoning_content") or message.get("thinking")
+        if thought:
+            deltas.append({"reasoning_content": thought})
+        if message.get("content"):
+            deltas.append({"content": message["content"]})
+        for index, function in enumerate(functions):
+            deltas.append({"tool_calls": [{"index": index, "type": "function", "function": function}]})
+        return deltas
+
+
+def assemble(deltas: list[Delta]) -> dict[str, Any]:
+    """The assistant message that the deltas add up to; `content` is None only beside tool calls."""
+    content = "".join(delta.get("content", "") for delta in deltas)
+    thought = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [{key: call[key] for key in call if key != "index"} for call in calls]
+    return message
+
+
+def _overlap(text: str, tag: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `tag`."""
+    for size in range(min(len(text), len(tag) - 1), 0, -1):
+        if text.endswith(tag[:size]):
+            return size
+    return 0
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
+
+
+def _function(text: str, keys: tuple[str, ...]) -> dict[str, str] | None:
+    try:
+        return _checked(_JSON.decode(text.strip()), keys)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _checked(value: Any, keys: tuple[str, ...]) -> dict[str, str] | None:
+    """{name, arguments as JSON text}, or None for what is no tool call."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = next((value[key] for key in keys if key in value), None)
+    if not isinstance(arguments, dict) or set(value) - {"name", "id", "type", *keys}:
+        return None
+    spelled = json.dumps(arguments, ensure_ascii=False)
+    try:
+        spelled.encode(), value["name"].encode()
+    except UnicodeEncodeError:  # a lone surrogate: no client could send it back
+        return None
+    return {"name": value["name"], "arguments": spelled}
+
+
+def _llama_functions(text: str) -> list[dict[str, str]] | None:
+    text = text.removeprefix(_PYTHON).strip()
+    functions: list[dict[str, str]] = []
+    at = 0
+    while at < len(text):
+        try:
+            value, at = _JSON.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return None
+        function = _checked(value, ("parameters", "arguments"))
+        if function is None:
+            return None
+        functions.append(function)
+        rest = text[at:].lstrip("; \n")
+        at = len(text) - len(rest)
+    return functions or None

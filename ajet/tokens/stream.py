@@ -1,0 +1,95 @@
+"""ReplyStream: ids of one reply in, deltas of its message out, stop strings found on the way.
+
+Invariant: fed in any pieces, the deltas add up to what feeding everything at once gives; a stop string's text and
+what follows never reach a delta, and `kept` counts the ids up to and including the token that completed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.tokens.decoding import IncrementalDecoder
+from ajet.tokens.parsing import Delta, Parser, assemble
+
+
+class ReplyStream:
+    """One reply, incrementally. `end_ids` end it and are no part of its text."""
+
+    def __init__(
+        self, decoder: IncrementalDecoder, parser: Parser, end_ids: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self._decoder, self._parser = decoder, parser
+        self._end_ids, self._stop = frozenset(end_ids), tuple(stop)
+        self._hold = max((len(text) for text in self._stop), default=1) - 1
+        self._tail = ""
+        self._deltas: list[Delta] = []
+        self._closed = False
+        self.kept = 0
+        """Ids that belong to the reply; fewer than were fed when a stop string cut it."""
+        self.stopped: str | None = None
+        """The stop string that was found."""
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        """More sampled ids; what they make certain of the message."""
+        if self.stopped is not None:
+            return []
+        if not self._stop:
+            self.kept += len(ids)
+            text = self._decoder.feed([token for token in ids if token not in self._end_ids])
+            return self._keep(self._parser.feed(text)) if text else []
+        deltas: list[Delta] = []
+        for token in ids:
+            self.kept += 1
+            if token in self._end_ids:
+                continue
+            deltas += self._search(self._decoder.feed([token]))
+            if self.stopped is not None:
+                break
+        return self._keep(deltas)
+
+    def begin(self, forced: str) -> None:
+        """The beginning of this reply that the prompt already holds."""
+        self._keep(self._parser.feed(forced))
+
+    def close(self) -> list[Delta]:
+        """The reply has ended; what was held back."""
+        if self._closed:
+            return []
+        self._closed = True
+        deltas: list[Delta] = []
+        if self.stopped is None:
+            rest = self._decoder.close()
+            if self._stop:
+                deltas += self._search(rest)
+                rest, self._tail = self._tail, ""
+            if self.stopped is None and rest:
+                deltas += self._parser.feed(rest)
+        return self._keep(deltas + self._parser.close())
+
+    def message(self) -> dict[str, Any]:
+        """The whole message, in OpenAI's shape (tool calls without ids). Ends the stream."""
+        self.close()
+        return assemble(self._deltas)
+
+    @property
+    def raw(self) -> str:
+        """The text after the reasoning, as sampled."""
+        return self._parser.raw
+
+    def _search(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        self._tail += text
+        found = [(at, stop) for stop in self._stop if (at := self._tail.find(stop)) >= 0]
+        if found:
+            at, self.stopped = min(found)
+            ready, self._tail = self._tail[:at], ""
+        else:
+            cut = max(0, len(self._tail) - self._hold)
+            ready, self._tail = self._tail[:cut], self._tail[cut:]
+        return self._parser.feed(ready) if ready else []
+
+    def _keep(self, deltas: list[Delta]) -> list[Delta]:
+        self._deltas += deltas
+        return deltas

@@ -1,0 +1,169 @@
+"""Template: a tokenizer's chat template as a function of messages and tools.
+
+Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
+content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
+template knows no developer. A template that knows no tools gets them in the Hermes way, so that any chat model can
+be asked to use tools and none loses them silently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet.schema.errors import AjetError, UserError
+
+Message = dict[str, Any]
+
+_SYSTEM = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+class TemplateRefused(AjetError):
+    """The chat template raised on these messages (say, roles out of turn): the request is at fault, not ajet."""
+
+
+class ChatTemplate:
+    """Renders conversations to text. Thread-safe; compiled once per template by transformers."""
+
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "This model's tokenizer has no chat template, so messages cannot be rendered.",
+                where=str(getattr(tokenizer, "name_or_path", "") or "model.path"),
+                expected="a chat (instruct) model",
+                do="choose an instruct model, or put a chat_template.jinja beside its tokenizer",
+            )
+        self._plain: str = tokenizer.get_chat_template()
+        self._with_tools: str = tokenizer.get_chat_template(tools=[{}])
+        self._variables = {**tokenizer.special_tokens_map, **(options or {})}
+        self.knows_tools = "tools" in self._with_tools
+        self._knows_developer = "developer" in self._with_tools
+
+    @property
+    def source(self) -> str:
+        """The Jinja text that is used when tools are given."""
+        return self._with_tools
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        prompt: bool = True,
+        raw: Mapping[int, str] | None = None,
+    ) -> str:
+        """The conversation as text, ended by the generation prompt if `prompt`.
+
+        `raw` maps the index of an assistant message to the text that stands for its content and tool calls as they
+        were sampled. Raises TemplateRefused.
+        """
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        ready = self._ready(messages, raw or {})
+        if not self.knows_tools:
+            ready, tools = _in_hermes(ready, tools), None
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[ready],
+                tools=list(tools) if tools else None,
+                chat_template=self._with_tools if tools else self._plain,
+                add_generation_prompt=prompt,
+                **self._variables,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
+        return rendered[0]
+
+    def _ready(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
+        names: dict[str, str] = {}
+        ready: list[Message] = []
+        for index, message in enumerate(messages):
+            role = message["role"]
+            if role == "assistant":
+                for call in message.get("tool_calls") or ():
+                    if call.get("id"):
+                        names[call["id"]] = call["function"]["name"]
+                ready.append(_assistant(message, raw.get(index)))
+            elif role == "tool" or role == "function":
+                name = message.get("name") or names.get(message.get("tool_call_id") or "")
+                ready.append(
+                    {**message, "role": "tool", "content": text_of(message), **({"name": name} if name else {})}
+                )
+            elif role == "developer" and not self._knows_developer:
+                ready.append({**message, "role": "system", "content": text_of(message)})
+            elif isinstance(message.get("content"), str):
+                ready.append(message)
+            else:
+                ready.append({**message, "content": text_of(message)})
+        return ready
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """A message's content as one string: null is empty, text blocks are joined with nothing between them."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "".join(block.get("text") or "" for block in content or ())
+
+
+def arguments_of(call: Mapping[str, Any]) -> Any:
+    """A tool call's arguments as the JSON value they spell; the text itself if they spell none."""
+    arguments = call["function"].get("arguments")
+    if not isinstance(arguments, str):
+        return arguments if arguments is not None else {}
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except ValueError:
+        return arguments
+
+
+def _assistant(message: Message, raw: str | None) -> Message:
+    ready = {**message, "content": text_of(message) if raw is None else raw}
+    if raw is not None or not message.get("tool_calls"):
+        ready.pop("tool_calls", None)
+        return ready
+    ready["tool_calls"] = [
+        {**call, "type": "function", "function": {**call["function"], "arguments": arguments_of(call)}}
+        for call in message["tool_calls"]
+    ]
+    return ready
+
+
+def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
+    spelled: list[Message] = []
+    for message in messages:
+        if message["role"] == "tool":
+            block = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if spelled and spelled[-1].get("results"):
+                spelled[-1]["content"] += "\n" + block
+            else:
+                spelled.append({"role": "user", "content": block, "results": True})
+        elif message.get("tool_calls"):
+            blocks = [message["content"]] if message["content"] else []
+            for call in message["tool_calls"]:
+                function = call["function"]
+                arguments = json.dumps(function["arguments"], ensure_ascii=False)
+                blocks.append(f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {arguments}}}\n</tool_call>')
+            spelled.append({"role": "assistant", "content": "\n".join(blocks)})
+        else:
+            spelled.append(message)
+    if not tools:
+        return spelled
+    section = _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if spelled and spelled[0]["role"] == "system":
+        return [{**spelled[0], "content": f"{spelled[0]['content']}\n\n{section}"}, *spelled[1:]]
+    return [{"role": "system", "content": section}, *spelled]
