@@ -1,0 +1,157 @@
+"""Advantages against the formulas of the papers, written out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ajet.algorithm import credit, grpo, has_signal, reinforce_plus_plus, rloo
+from tests.local_fixtures import config_of, episode_of, group_of
+
+
+def test_grpo_by_hand():
+    rewards = [1.0, 0.0, 0.0, 1.0, 0.5]
+    mean = sum(rewards) / 5
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / 4)
+    expected = [(r - mean) / (std + 1e-6) for r in rewards]
+    np.testing.assert_allclose(grpo.advantages(np.array(rewards)), expected, rtol=1e-12)
+
+
+def test_dr_grpo_does_not_divide():
+    rewards = [3.0, 0.0, 0.0]
+    np.testing.assert_allclose(grpo.advantages(np.array(rewards), norm_by_std=False), [2.0, -1.0, -1.0])
+
+
+def test_rloo_by_hand():
+    rewards = [1.0, 0.0, 0.25, 2.0]
+    expected = [r - sum(o for j, o in enumerate(rewards) if j != i) / 3 for i, r in enumerate(rewards)]
+    np.testing.assert_allclose(rloo.advantages(np.array(rewards)), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", [grpo.advantages, rloo.advantages])
+def test_equal_rewards_are_exactly_zero(estimator):
+    assert not estimator(np.full(3, 0.1)).any()
+    assert not estimator(np.array([0.7])).any()
+
+
+def test_reinforce_plus_plus_by_hand():
+    rewards, penalties = [1.0, 0.0, 0.0], [[0.1, 0.2], [0.0], [0.3, 0.0, 0.1]]
+    returns = [[1 - 0.3, 1 - 0.2], [0.0], [-0.4, -0.1, -0.1]]
+    mean = sum(sum(row) / len(row) for row in returns) / 3
+    variance = sum(sum((x - mean) ** 2 for x in row) / len(row) for row in returns) / 2
+    expected = [[(x - mean) / (math.sqrt(variance) + 1e-6) for x in row] for row in returns]
+    found = reinforce_plus_plus.advantages(np.array(rewards), [np.array(row) for row in penalties])
+    for have, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-9)
+
+
+def test_reinforce_plus_plus_normalises_over_all_groups():
+    groups = [group_of(episode_of(1.0, uuid="a"), episode_of(1.0, uuid="b")), group_of(episode_of(0.0, uuid="c"))]
+    batch = credit(groups, config_of(algorithm__adv_estimator="reinforce_plus_plus"))
+    assert [sample.episode for sample in batch.samples] == ["a", "b", "c"]
+    assert groups[0].episodes[0].advantage == pytest.approx(1 / math.sqrt(3), rel=1e-4)
+    assert groups[1].episodes[0].advantage == pytest.approx(-2 / math.sqrt(3), rel=1e-4)
+
+
+def test_baseline_is_over_the_scored_episodes():
+    failed, unscored = episode_of(None, uuid="f", status="failed"), episode_of(None, (2,), uuid="n")
+    group = group_of(episode_of(1.0, (5, 2), uuid="a"), failed, episode_of(0.0, (1,), uuid="b"), unscored)
+    batch = credit([group], config_of(algorithm__norm_adv_by_std=False))
+    assert [episode.advantage for episode in group.episodes] == [0.5, None, -0.5, None]
+    assert failed.untrained == {"failed": 3} and unscored.untrained == {"no_score": 2}
+    for sample in batch.samples:
+        wanted = np.where(sample.timeline.mask, 0.5 if sample.episode == "a" else -0.5, 0)
+        np.testing.assert_array_equal(sample.advantages, wanted)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])
+def test_weights_are_those_of_decision_8(aggregation):
+    """Over two timelines of one episode, and with a silent group that counts but is not trained."""
+    group = group_of(episode_of(1.0, (4, 2), uuid="a"), episode_of(0.0, (3,), uuid="b"))
+    silent = group_of(episode_of(1.0, (7,), uuid="c"), episode_of(1.0, (1,), uuid="d"))
+    config = config_of(algorithm__loss_aggregation=aggregation, data__max_response_length=100)
+    batch = credit([group, silent], config)
+    wanted = {
+        "token": {"a": 1 / 17, "b": 1 / 17},
+        "sequence": {"a": 1 / (4 * 6), "b": 1 / (4 * 3)},
+        "sequence-sum": {"a": 1 / 400, "b": 1 / 400},
+    }[aggregation]
+    assert [sample.episode for sample in batch.samples] == ["a", "a", "b"]
+    for sample in batch.samples:
+        assert sample.weight == pytest.approx(wanted[sample.episode], rel=1e-12)
+
+
+def test_zero_variance_is_counted():
+    silent = group_of(episode_of(0.5, (4, 2), uuid="a"), episode_of(0.5, (3,), uuid="b"))
+    batch = credit([silent], config_of())
+    assert batch.samples == []
+    assert [episode.untrained["zero_variance"] for episode in silent.episodes] == [6, 3]
+    assert batch.metrics["credit/zero_variance_groups"] == 1
+    assert not has_signal(silent)
+
+
+def test_a_kl_term_trains_silent_groups_too():
+    """Their policy loss is 0, their KL loss is not: leaving them out would change the gradient."""
+    silent = group_of(episode_of(0.5, uuid="a"), episode_of(0.5, uuid="b"))
+    batch = credit([silent], config_of(use_kl_loss=True))
+    assert len(batch.samples) == 2 and not silent.episodes[0].untrained
+    assert all(not sample.advantages.any() for sample in batch.samples)
+
+
+def test_dynamic_sampling_leaves_silent_groups_out_of_the_weights():
+    group = group_of(episode_of(1.0, (4,), uuid="a"), episode_of(0.0, (2,), uuid="b"))
+    silent = group_of(episode_of(1.0, (7,), uuid="c"), episode_of(1.0, (1,), uuid="d"))
+    config = config_of(algorithm__dynamic_sampling=True, use_kl_loss=True)
+    batch = credit([silent, group], config)
+    assert [(s.episode, s.weight) for s in batch.samples] == [("a", 1 / 8), ("b", 1 / 4)]
+    assert silent.episodes[0].untrained == {"zero_variance": 7}
+
+
+def test_kl_in_reward_by_hand():
+    """The episode's return is its reward minus coefficient times the sum of log policy - log reference."""
+    group = group_of(episode_of(1.0, (2,), uuid="a"), episode_of(1.0, (1, 1), uuid="b"))
+
+    def logprobs(samples):
+        policy = [np.where(s.timeline.mask, -1.0, 0).astype(np.float32) for s in samples]
+        gap = {"a": 0.5, "b": 0.25}
+        reference = [np.where(s.timeline.mask, -1.0 - gap[s.episode], 0).astype(np.float32) for s in samples]
+        return policy, reference
+
+    config = config_of(
+        algorithm__use_kl_in_reward=True, algorithm__kl_in_reward_coef=0.1, algorithm__norm_adv_by_std=False
+    )
+    batch = credit([group], config, reference=logprobs)
+    returns = [1 - 0.1 * 2 * 0.5, 1 - 0.1 * 2 * 0.25]
+    mean = sum(returns) / 2
+    assert group.episodes[0].advantage == pytest.approx(returns[0] - mean)
+    assert group.episodes[1].advantage == pytest.approx(returns[1] - mean)
+    assert all(sample.reference is not None for sample in batch.samples)
+
+
+def test_kl_in_reward_of_reinforce_plus_plus_follows_the_order_of_sampling():
+    episode, other = episode_of(0.0, (1, 1), uuid="a"), episode_of(1.0, (1,), uuid="b")
+    episode.timelines.reverse()
+
+    def logprobs(samples):
+        return [s.timeline.mask.astype(np.float32) for s in samples], [np.zeros(s.timeline.ids.size) for s in samples]
+
+    config = config_of(
+        algorithm__use_kl_in_reward=True,
+        algorithm__kl_in_reward_coef=1.0,
+        algorithm__adv_estimator="reinforce_plus_plus",
+    )
+    batch = credit([group_of(episode, other)], config, reference=logprobs)
+    by_call = {s.timeline.spans[0].call: float(s.advantages.min()) for s in batch.samples if s.episode == "a"}
+    assert by_call[0] < by_call[1] < 0, "the first token pays for both, the second for itself"
+
+
+def test_kl_in_reward_without_a_reference_is_refused():
+    with pytest.raises(ValueError, match="reference"):
+        credit([group_of(episode_of(1.0))], config_of(algorithm__use_kl_in_reward=True))
+
+
+def test_no_groups():
+    batch = credit([], config_of())
+    assert batch.samples == [] and batch.trained_tokens == 0

@@ -1,0 +1,106 @@
+"""Flat weights, AdamW over them, and schedules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.backbone.local.optimizer import FlatAdamW, Schedule
+from ajet.schema.errors import ConfigError
+from tests.local_fixtures import config_of
+
+
+def parameters(dtype=torch.float32):
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"norm": (7,), "matrix": (13, 11), "bias": (3,), "wide": (600, 700)}
+    return [(name, torch.nn.Parameter(torch.randn(shape, generator=draw).to(dtype))) for name, shape in shapes.items()]
+
+
+def gradient_of(weights, step):
+    flat = torch.zeros(weights.size)
+    draw = torch.Generator().manual_seed(step)
+    for place in weights.places:
+        flat[place.start : place.stop] = torch.randn(place.stop - place.start, generator=draw)
+    return flat
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_numbers_as_torch(dtype, decay):
+    """In bfloat16 the masters follow the float32 optimizer too: nothing is lost between steps."""
+    named = parameters(dtype)
+    twins = {name: torch.nn.Parameter(p.detach().float().clone()) for name, p in named}
+    weights = FlatWeights(named)
+    mine = FlatAdamW(weights, betas=(0.9, 0.95), eps=1e-8, weight_decay=decay, clip=1.0)
+    theirs = torch.optim.AdamW(
+        [{"params": [p for p in twins.values() if p.ndim >= 2], "weight_decay": decay},
+         {"params": [p for p in twins.values() if p.ndim < 2], "weight_decay": 0.0}],
+        lr=1e-3, betas=(0.9, 0.95), eps=1e-8,
+    )  # fmt: skip
+    for step in range(5):
+        flat = gradient_of(weights, step)
+        for place in weights.places:
+            twins[place.name].grad = flat[place.start : place.stop].view(place.shape).clone()
+        norm = torch.nn.utils.clip_grad_norm_(twins.values(), 1.0)
+        theirs.step()
+        assert mine.step(flat, 1e-3) == pytest.approx(norm.item(), rel=1e-5)
+    for place in weights.places:
+        master = weights.master(place.start, place.stop).view(place.shape)
+        torch.testing.assert_close(master, twins[place.name].detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_masters_are_exact_and_values_are_rounded_to_the_nearest():
+    weights = FlatWeights([("w", torch.nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16)))])
+    draw = torch.Generator().manual_seed(1)
+    master = torch.randn(4096, generator=draw) * 10.0 ** torch.randint(-20, 20, (4096,), generator=draw)
+    weights.set_master(0, 4096, master.clone())
+    assert torch.equal(weights.master(0, 4096), master)
+    off = (weights.values.float() - master).abs()
+    assert torch.equal(off, (master.bfloat16().float() - master).abs()), "as close as torch's own rounding"
+
+
+def test_parameters_see_each_step_in_place():
+    named = parameters(torch.bfloat16)
+    weights = FlatWeights(named)
+    before = named[1][1].detach().clone()
+    FlatAdamW(weights, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip=None).step(gradient_of(weights, 0), 0.1)
+    assert not torch.equal(named[1][1].detach(), before)
+    assert all(p.untyped_storage().data_ptr() == weights.values.untyped_storage().data_ptr() for _, p in named)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(bad):
+    weights = FlatWeights(parameters())
+    optimizer = FlatAdamW(weights, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip=1.0)
+    flat = gradient_of(weights, 0)
+    flat[5] = bad
+    before = weights.values.clone()
+    assert not torch.isfinite(torch.tensor(optimizer.step(flat, 0.1)))
+    assert torch.equal(weights.values, before) and optimizer.steps == 0 and not optimizer.first.any()
+
+
+def test_small_steps_are_not_lost_in_bfloat16():
+    """1000 steps of 1e-5 move a weight of 1.0 by 0.01, although bfloat16 near 1 has steps of 0.0078."""
+    weights = FlatWeights([("w", torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16)))])
+    optimizer = FlatAdamW(weights, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, clip=None)
+    for _ in range(1000):
+        optimizer.step(torch.ones(64), 1e-5)
+    torch.testing.assert_close(weights.master(0, 64), torch.full((64,), 0.99), rtol=0, atol=2e-4)
+    assert weights.values.float().max() < 1
+
+
+def test_schedules():
+    optim = config_of(optim__lr=2.0, optim__lr_warmup_steps=3, optim__min_lr_ratio=0.1).trainer_common.optim
+    constant = Schedule.from_config(optim, None)
+    assert [constant.at(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    linear = Schedule(1.0, "linear", 0, 0.1, 10)
+    assert linear.at(0) == 1.0 and linear.at(5) == pytest.approx(0.55) and linear.at(10) == pytest.approx(0.1)
+    cosine = Schedule(1.0, "cosine", 0, 0.0, 10)
+    assert cosine.at(0) == 1.0 and cosine.at(5) == pytest.approx(0.5) and cosine.at(12) == pytest.approx(0.0)
+
+
+def test_a_falling_schedule_needs_an_end():
+    optim = config_of(optim__lr_schedule="cosine").trainer_common.optim
+    with pytest.raises(ConfigError, match="last step"):
+        Schedule.from_config(optim, None)

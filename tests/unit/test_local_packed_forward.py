@@ -1,0 +1,155 @@
+"""A packed row through the model equals the model's own forward pass over each sample alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.backbone.local import packed_forward, tree_attention
+from ajet.backbone.local.packed_forward import PackedForward
+from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.context_tracker.packing import pack
+from ajet.schema.errors import ConfigError
+from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
+
+MODELS = {
+    "qwen3": tiny_qwen3,
+    "llama": tiny_llama,
+    "sliding window": lambda: tiny_qwen3(
+        sliding_window=3, use_sliding_window=True, layer_types=["sliding_attention", "full_attention"]
+    ),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return MODELS[request.param]()
+
+
+@pytest.fixture(params=["dense", "by segment"])
+def attention(request, monkeypatch):
+    """Both ways of attending, the second in blocks of two queries."""
+    if request.param == "by segment":
+        monkeypatch.setattr(tree_attention, "DENSE", 0)
+        monkeypatch.setattr(tree_attention, "QUERY_BLOCK", 2)
+
+
+def packed_logprobs(forward, samples, rows, temperature=1.0):
+    found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
+    for row in rows:
+        values = forward.logprobs(row, temperature).numpy()
+        for value, sample, offset in zip(values, row.targets.sample, row.targets.offset, strict=True):
+            found[sample][offset] = value
+    return [values[sample.timeline.mask] for values, sample in zip(found, samples, strict=True)]
+
+
+def test_logprobs(model, attention):
+    samples = random_samples()
+    with torch.no_grad():
+        wanted = [plain_logprobs(model, sample, 0.7) for sample in samples]
+    forward = PackedForward(model)
+    assert forward.packed
+    rows = pack(samples, 4096)
+    assert sum(row.ids.size for row in rows) < sum(sample.timeline.ids.size for sample in samples)
+    for have, want in zip(packed_logprobs(forward, samples, rows, 0.7), wanted, strict=True):
+        np.testing.assert_allclose(have, want.numpy(), atol=2e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients(model, attention, monkeypatch, checkpointing):
+    monkeypatch.setattr(packed_forward, "CHUNK_BYTES", 4 * 97 * 5)
+    samples = random_samples()
+    loss = sum((plain_logprobs(model, sample) * (1 + index)).sum() for index, sample in enumerate(samples))
+    loss.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+    forward = PackedForward(model)
+    total = 0.0
+    for row in pack(samples, 24):
+        scale = torch.from_numpy(1.0 + row.targets.sample).float()
+        total += forward.backward(row, 1.0, lambda lp, entropy, at, scale=scale: (lp * scale[at]).sum())
+    assert total == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        largest = wanted[name].abs().max()
+        assert (parameter.grad - wanted[name]).abs().max() <= 1e-5 * largest + 1e-6, name
+
+
+def test_row_borders_change_nothing():
+    """The same samples in one row, in many, and without sharing."""
+    model, samples = tiny_qwen3(), random_samples(3)
+    forward = PackedForward(model)
+    found = [
+        np.concatenate(packed_logprobs(forward, samples, pack(samples, budget, share_prefixes=share)))
+        for budget, share in ((4096, True), (20, True), (4096, False))
+    ]
+    np.testing.assert_allclose(found[0], found[1], atol=2e-5)
+    np.testing.assert_allclose(found[0], found[2], atol=2e-5)
+
+
+def test_a_model_that_ignores_trees_gets_one_sample_at_a_time(monkeypatch):
+    """Recurrent or convolutional layers carry state along a row; here, attention that sees everything before."""
+    model, samples = tiny_qwen3(), random_samples()
+    with torch.no_grad():
+        wanted = torch.cat([plain_logprobs(model, sample) for sample in samples])
+
+    def careless(module, query, key, value, mask, *, trees, scaling=None, **other):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setattr(tree_attention, "tree_attention", careless)
+    try:
+        forward = PackedForward(model)
+    finally:
+        monkeypatch.undo()
+        tree_attention.register()
+    assert not forward.packed
+    found = packed_logprobs(forward, samples, pack(samples, 4096, share_prefixes=False))
+    np.testing.assert_allclose(np.concatenate(found), wanted.numpy(), atol=2e-5)
+
+
+def test_logits_that_are_not_the_heads_are_refused(monkeypatch):
+    model = tiny_qwen3()
+    plain = type(model).forward
+
+    def altered(self, *args, **kwargs):
+        out = plain(self, *args, **kwargs)
+        out.logits = out.logits.flip(-1)
+        return out
+
+    monkeypatch.setattr(type(model), "forward", altered)
+    with pytest.raises(ConfigError, match="logits"):
+        PackedForward(model)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_token_logprobs(temperature):
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 11, generator=draw, requires_grad=True)
+    targets = torch.tensor([0, 3, 10, 3, 7])
+    wanted = torch.log_softmax(logits / temperature, -1)
+    chosen = wanted.gather(1, targets[:, None]).squeeze(1)
+    weights = torch.arange(1.0, 6.0)
+    (gradient,) = torch.autograd.grad((chosen * weights).sum(), logits)
+    found, entropy = token_logprobs(logits, targets, temperature)
+    torch.testing.assert_close(found, chosen)
+    torch.testing.assert_close(entropy, -(wanted.exp() * wanted).sum(-1))
+    (mine,) = torch.autograd.grad((found * weights).sum(), logits)
+    torch.testing.assert_close(mine, gradient)
+    assert not entropy.requires_grad
+
+
+def test_no_more_logits_than_a_chunk_exist(monkeypatch):
+    monkeypatch.setattr(packed_forward, "CHUNK_BYTES", 4 * 97 * 3)
+    forward = PackedForward(tiny_qwen3())
+    sizes = []
+    plain = forward.logits
+    monkeypatch.setattr(forward, "logits", lambda hidden: sizes.append(hidden.shape[0]) or plain(hidden))
+    [row] = pack([sample_of(range(40), [(10, 40)])], 4096)
+    forward.logprobs(row, 1.0)
+    assert sum(sizes) == 30 and max(sizes) <= 3

@@ -1,0 +1,329 @@
+"""One training step: what it computes, and what it promises when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.algorithm import credit
+from ajet.backbone.local.trainer import Trainer, mini_batches
+from ajet.schema.batch import TrainingBatch
+from ajet.schema.errors import UserError
+from ajet.schema.timeline import SampledSpan
+from tests.local_fixtures import (
+    config_of,
+    episode_of,
+    group_of,
+    plain_logprobs,
+    random_samples,
+    sample_of,
+    tiny_llama,
+    tiny_qwen3,
+)  # fmt: skip
+
+
+def weights_of(trainer):
+    return trainer.policy.weights.master(0, trainer.policy.weights.size).clone()
+
+
+def gradient_of(trainer, samples, temperature=1.0):
+    """The gradient of one step, by parameter name."""
+    from ajet.backbone.local.losses import StepLoss
+
+    loss = StepLoss(samples, trainer.settings, 1.0, compare_engine=True)
+    trainer._gradients(loss, temperature)
+    weights = trainer.policy.weights
+    flat = weights.gradients.clone()
+    weights.drop_gradients()
+    return {place.name: flat[place.start : place.stop].view(place.shape) for place in weights.places}, loss.tally
+
+
+def test_gradient_is_that_of_the_formula():
+    """Sum over trained tokens of weight * (-A log p), by the plain forward pass."""
+    model, samples = tiny_qwen3(), random_samples()
+    twin = copy.deepcopy(model)
+    trainer = Trainer(model, config_of())
+    found, tally = gradient_of(trainer, samples, 0.8)
+    value = 0.0
+    for sample in samples:
+        advantage = torch.from_numpy(sample.advantages[sample.timeline.mask])
+        (sample.weight * -advantage * plain_logprobs(twin, sample, 0.8)).sum().backward()
+        value += float(sample.weight * -advantage.sum())
+    assert tally.loss == pytest.approx(value, rel=1e-5), "the ratio is 1, so the loss is -A"
+    for name, parameter in twin.named_parameters():
+        assert (found[name] - parameter.grad).abs().max() <= 1e-5 * parameter.grad.abs().max() + 1e-6, name
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])
+def test_splitting_a_timeline_leaves_loss_and_gradient_unchanged(aggregation):
+    """An episode as one timeline of two replies, or as two timelines of one reply each; rows large or small."""
+    ids = np.random.default_rng(5).integers(0, 97, 24).tolist()
+    whole = episode_of(1.0, (1,), uuid="a")
+    whole.timelines = [sample_of(ids, [(8, 13), (18, 24)]).timeline]
+    split = copy.deepcopy(whole)
+    first, second = sample_of(ids[:13], [(8, 13)]).timeline, sample_of(ids, [(18, 24)]).timeline
+    second.spans = (SampledSpan(1, 18, 24),)
+    split.timelines = [first, second]
+    results = []
+    for episode, budget in ((whole, 4096), (split, 4096), (split, 8)):
+        config = config_of(
+            algorithm__loss_aggregation=aggregation, micro_batch_tokens=budget, data__max_response_length=64
+        )
+        other = episode_of(0.0, (4,), uuid="b")
+        for one in (episode, other):
+            one.untrained.clear()
+        batch = credit([group_of(copy.deepcopy(episode), other)], config)
+        found, tally = gradient_of(Trainer(tiny_qwen3(), config), batch.samples)
+        results.append((tally.loss, found))
+    for loss, found in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-6)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, results[0][1][name], rtol=1e-4, atol=1e-6)
+
+
+def test_kl_in_the_loss():
+    """weight * (-A ratio + coefficient * k3), against a reference that differs from the policy."""
+    samples = random_samples()
+    config = config_of(use_kl_loss=True, kl_loss_coef=0.5, optim__lr=0.05)
+    trainer = Trainer(tiny_qwen3(), config)
+    trainer.update(TrainingBatch(1, samples))
+    policy, start = trainer.logprobs(samples), Trainer(tiny_qwen3(), config_of()).logprobs(samples)
+    reference = trainer.logprobs(samples, reference=True)
+    np.testing.assert_allclose(np.concatenate(reference), np.concatenate(start), atol=1e-5)
+    _, tally = gradient_of(trainer, samples)
+    gaps = [p - r for p, r in zip(policy, reference, strict=True)]
+    k3 = [np.where(s.timeline.mask, np.exp(-gap) - 1 + gap, 0) for s, gap in zip(samples, gaps, strict=True)]
+    wanted = sum(
+        s.weight * (0.5 * row.sum() - s.advantages[s.timeline.mask].sum()) for s, row in zip(samples, k3, strict=True)
+    )
+    assert tally.loss == pytest.approx(wanted, rel=1e-4)
+    assert tally.kl == pytest.approx(sum(row.sum() for row in k3), rel=1e-3) and tally.kl > 0.01
+    for sample, row in zip(samples, reference, strict=True):
+        sample.reference = row
+    assert gradient_of(trainer, samples)[1].loss == pytest.approx(wanted, rel=1e-4), "given with the samples"
+
+
+def test_no_kl_term_costs_no_reference():
+    trainer = Trainer(tiny_qwen3(), config_of())
+    with pytest.raises(ValueError, match="reference"):
+        trainer.logprobs(random_samples(), reference=True)
+
+
+def test_importance_weights_and_mismatch():
+    samples = random_samples(turns=1)
+    trainer = Trainer(tiny_qwen3(), config_of(algorithm__is_cap=1.5))
+    own = trainer.logprobs(samples)
+    _, tally = gradient_of(trainer, samples)
+    masks = [sample.timeline.mask for sample in samples]
+    gaps = np.concatenate([(s.timeline.logprobs - o)[m] for s, o, m in zip(samples, own, masks, strict=True)])
+    weights = np.minimum(np.exp(-gaps), 1.5)
+    scale = np.concatenate([(s.weight * -s.advantages)[m] for s, m in zip(samples, masks, strict=True)])
+    assert tally.loss == pytest.approx(float((weights * scale).sum()), rel=1e-4)
+    means = tally.means()
+    assert means["mismatch_kl"] == pytest.approx(gaps.mean(), rel=1e-4)
+    assert means["logprob_gap_max"] == pytest.approx(np.abs(gaps).max(), rel=1e-4)
+    assert means["is_capped_fraction"] == pytest.approx((weights == 1.5).mean())
+
+
+def test_mini_batches_are_whole_groups():
+    samples = random_samples(groups=5, size=2)
+    parts = mini_batches(samples, 2)
+    assert sorted(sum(parts, [])) == list(range(10))
+    assert [{samples[index].group for index in part} for part in parts] == [{0, 1}, {2, 3, 4}]
+    assert [len(part) for part in mini_batches(samples[:4], 3)] == [1, 2, 1]
+    assert mini_batches([], 3) == []
+
+
+def test_several_mini_batches_clip_against_the_policy_before_the_first():
+    samples = random_samples(groups=3)
+    trainer = Trainer(tiny_qwen3(), config_of(mini_batch_num=3, optim__lr=0.05))
+    metrics = trainer.update(TrainingBatch(1, samples))
+    assert trainer.optimizer.steps == 3 and trainer.version == 1
+    assert metrics["clip_fraction"] > 0
+    single = Trainer(tiny_qwen3(), config_of(optim__lr=0.05))
+    assert single.update(TrainingBatch(1, samples))["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_batch_gives_the_same_bits(dtype):
+    runs = []
+    for _ in range(2):
+        trainer = Trainer(tiny_qwen3(dtype=dtype), config_of(use_kl_loss=True, mini_batch_num=2, optim__lr=1e-3))
+        metrics = [trainer.update(TrainingBatch(step, random_samples(step))) for step in (1, 2)]
+        for row in metrics:
+            row.pop("seconds/train")
+        runs.append((weights_of(trainer), trainer.optimizer.first, trainer.optimizer.second, metrics))
+    assert all(torch.equal(a, b) for a, b in zip(runs[0][:3], runs[1][:3], strict=True))
+    assert runs[0][3] == runs[1][3]
+
+
+def test_bfloat16_trains_like_float32():
+    """A bfloat16 trainer with exact masters stays near the float32 one, and gradients are kept in float32."""
+    samples = random_samples()
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        found, _ = gradient_of(Trainer(tiny_qwen3(dtype=dtype), config_of()), samples)
+        gradients.append(torch.cat([row.reshape(-1) for row in found.values()]))
+    assert gradients[1].dtype == torch.float32
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.995
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
+    trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(mini_batch_num=parts, optim__lr=0.05))
+    trainer.update(TrainingBatch(1, random_samples(groups=3)))
+    before = (weights_of(trainer), trainer.optimizer.first.clone(), trainer.optimizer.second.clone())
+    steps, version = trainer.optimizer.steps, trainer.version
+    plain, calls = trainer._gradients, []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == parts:
+            raise MemoryError("no more")
+        return plain(*args)
+
+    monkeypatch.setattr(trainer, "_gradients", failing)
+    with pytest.raises(MemoryError):
+        trainer.update(TrainingBatch(2, random_samples(7, groups=3)))
+    after = (weights_of(trainer), trainer.optimizer.first, trainer.optimizer.second)
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert (trainer.optimizer.steps, trainer.version) == (steps, version)
+    assert trainer.policy.weights.gradients is None
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted():
+    trainer = Trainer(tiny_qwen3(), config_of())
+    before = weights_of(trainer)
+    samples = random_samples()
+    samples[2].advantages[samples[2].timeline.mask] = np.nan
+    metrics = trainer.update(TrainingBatch(1, samples))
+    assert metrics["steps_skipped"] == 1 and trainer.version == 1
+    assert torch.equal(weights_of(trainer), before) and trainer.optimizer.steps == 0
+    assert trainer.update(TrainingBatch(2, random_samples()))["steps_skipped"] == 0
+    assert not torch.equal(weights_of(trainer), before)
+
+
+def test_an_empty_batch():
+    trainer = Trainer(tiny_qwen3(), config_of())
+    before = weights_of(trainer)
+    assert trainer.update(TrainingBatch(1, []))["computed_tokens"] == 0
+    assert torch.equal(weights_of(trainer), before)
+
+
+def test_the_engine_sees_new_weights_without_a_copy():
+    trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(optim__lr=0.05))
+    engine_model = trainer.policy.engine_model
+    assert engine_model.config._attn_implementation == "sdpa"
+    assert not any(parameter.requires_grad for parameter in engine_model.parameters())
+    mine = {name: p.data_ptr() for name, p in trainer.policy.model.named_parameters()}
+    assert mine == {name: p.data_ptr() for name, p in engine_model.named_parameters()}
+    before = engine_model.model.embed_tokens.weight.clone()
+    trainer.update(TrainingBatch(1, random_samples()))
+    assert not torch.equal(engine_model.model.embed_tokens.weight, before)
+
+
+def test_gradient_checkpointing_changes_no_number():
+    samples = random_samples()
+    plain, _ = gradient_of(Trainer(tiny_qwen3(), config_of()), samples)
+    saving, _ = gradient_of(Trainer(tiny_qwen3(), config_of(gradient_checkpointing=True)), samples)
+    assert all(torch.equal(plain[name], saving[name]) for name in plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_checkpoint_restores_every_bit(tmp_path, dtype, rank):
+    """Two steps, save, one more; and from the checkpoint the same one more."""
+    config = config_of(optim__lr=0.01, lora__rank=rank)
+    trainer = Trainer(tiny_qwen3(dtype=dtype), config)
+    for step in (1, 2):
+        trainer.update(TrainingBatch(step, random_samples(step)))
+    torch.rand(3)
+    trainer.save(tmp_path, None)
+    rng = torch.rand(3)
+    last = trainer.update(TrainingBatch(3, random_samples(3)))
+
+    other = Trainer(tiny_qwen3(dtype=dtype), config)
+    other.load(tmp_path)
+    assert other.version == 2 and torch.equal(torch.rand(3), rng)
+    again = other.update(TrainingBatch(3, random_samples(3)))
+    assert torch.equal(weights_of(other), weights_of(trainer))
+    assert torch.equal(other.optimizer.second, trainer.optimizer.second)
+    assert {**last, "seconds/train": 0} == {**again, "seconds/train": 0}
+
+
+@pytest.mark.parametrize("make", [tiny_qwen3, tiny_llama])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_transformers_loads_what_was_saved(tmp_path, make, rank):
+    from transformers import AutoModelForCausalLM
+
+    trainer = Trainer(make(), config_of(optim__lr=0.01, lora__rank=rank))
+    samples = random_samples()
+    trainer.update(TrainingBatch(1, samples))
+    trainer.save(tmp_path, None)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert model.config._attn_implementation == "sdpa" and model.dtype == torch.float32
+    for sample, mine in zip(samples, trainer.logprobs(samples), strict=True):
+        with torch.no_grad():
+            theirs = plain_logprobs(model, sample).numpy()
+        np.testing.assert_allclose(mine[sample.timeline.mask], theirs, atol=1e-4)
+
+
+def test_lora_trains_adapters_only_and_the_reference_is_the_base(tmp_path):
+    samples = random_samples()
+    base = Trainer(tiny_qwen3(), config_of()).logprobs(samples)
+    trainer = Trainer(tiny_qwen3(), config_of(lora__rank=4, optim__lr=0.05, use_kl_loss=True))
+    assert trainer.policy.weights.size < 20_000
+    assert all(".lora_" in place.name for place in trainer.policy.weights.places)
+    np.testing.assert_allclose(np.concatenate(trainer.logprobs(samples)), np.concatenate(base), atol=1e-5)
+    for step in (1, 2):
+        trainer.update(TrainingBatch(step, samples))
+    assert np.abs(np.concatenate(trainer.logprobs(samples)) - np.concatenate(base)).max() > 0.01
+    np.testing.assert_allclose(
+        np.concatenate(trainer.logprobs(samples, reference=True)), np.concatenate(base), atol=1e-5
+    )
+    trainer.save(tmp_path, None)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_peft_loads_the_adapters(tmp_path):
+    from peft import PeftModel
+
+    trainer = Trainer(tiny_llama(), config_of(lora__rank=2, optim__lr=0.05))
+    samples = random_samples()
+    trainer.update(TrainingBatch(1, samples))
+    trainer.save(tmp_path, None)
+    model = PeftModel.from_pretrained(tiny_llama(), tmp_path / "adapter")
+    with torch.no_grad():
+        theirs = plain_logprobs(model, samples[0]).numpy()
+    np.testing.assert_allclose(trainer.logprobs(samples)[0][samples[0].timeline.mask], theirs, atol=1e-4)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    Trainer(tiny_qwen3(), config_of()).save(tmp_path, None)
+    with pytest.raises(UserError, match="another model"):
+        Trainer(tiny_qwen3(layers=1), config_of()).load(tmp_path)
+    with pytest.raises(UserError, match="no trainer state"):
+        Trainer(tiny_qwen3(), config_of()).load(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("limit", [10_000, 60_000, 100_000])
+def test_a_disk_that_fills_is_an_error_that_says_so(tmp_path, limit):
+    """A limit on file sizes stands for the disk: it is met in the model's file or in the trainer's state."""
+    from ajet.record.full_disk import is_full
+
+    trainer = Trainer(tiny_qwen3(), config_of())
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(Exception, match="(?i)too large") as raised:
+            trainer.save(tmp_path, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert is_full(raised.value, tmp_path)
+    assert trainer.update(TrainingBatch(1, random_samples()))["steps_skipped"] == 0, "training can go on"
