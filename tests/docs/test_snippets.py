@@ -1,0 +1,181 @@
+"""Every block in README and docs composes, runs or parses; links and named keys exist.
+
+Launches are played as `--dry-run` with a model that comes with ajet and a local data set in place of the hub's: all
+references, keys, flags and files that a page names are resolved, and nothing is started.
+"""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from ajet.config import load_experiment
+from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
+
+ALL = [block for page in PAGES for block in blocks(page)]
+LANGUAGES = {"yaml", "python", "bash", "json", "text"}
+MOST_NOT_RUN = 3
+OFFLINE_MODEL = "model.path=embedded:tiny-tools"
+PARSED_ONLY = {"stop", "chat", "completion"}
+"""Commands that need a run or change the shell's own files."""
+
+
+def of(language: str) -> list[Block]:
+    return [block for block in ALL if block.language == language and not block.excuse]
+
+
+@pytest.fixture
+def gsm8k(tmp_path):
+    """Two rows, laid out like the hub's data set."""
+    rows = [{"question": "What is 20 + 22?", "answer": "20 + 22 = 42\n#### 42"} for _ in range(2)]
+    folder = tmp_path / "data" / "gsm8k" / "main"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_there_are_pages():
+    names = {page.relative_to(ROOT).as_posix() for page in PAGES}
+    assert {"README.md", "README_zh.md", "docs/first_agent.md", "docs/first_agent_zh.md"} <= names
+    assert all(page.read_text().strip() for page in PAGES)
+
+
+def test_every_block_names_a_known_language():
+    assert [str(block) for block in ALL if block.language not in LANGUAGES] == []
+
+
+def test_few_blocks_are_not_run():
+    excused = [f"{block}: {block.excuse}" for block in ALL if block.excuse]
+    assert len(excused) <= MOST_NOT_RUN, excused
+
+
+@pytest.mark.parametrize("block", of("yaml"), ids=str)
+def test_yaml_composes(block, tmp_path):
+    file = tmp_path / "block.yaml"
+    file.write_text(block.text)
+    given = yaml.safe_load(block.text)
+    experiment = load_experiment(file)
+    for name in set(given) - {"ajet", "hydra", "defaults", "verl", "trinity"}:
+        assert experiment.sections[name] == given[name]
+    assert experiment.ajet.project_name == given.get("ajet", {}).get("project_name", "ajet_default_project")
+
+
+@pytest.mark.parametrize("block", of("json"), ids=str)
+def test_json_parses(block):
+    json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_python_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "block.py"
+    file.write_text(block.text)
+    name = f"block_of_{block.page.stem}_{block.line}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    for found in vars(module).values():
+        if isinstance(found, type) and found.__module__ == name and hasattr(found, "execute"):
+            found()  # a workflow class is made once per episode without arguments
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "bash" for b in blocks(page))], ids=str)
+def test_commands(page, tmp_path, monkeypatch, gsm8k, capfd):
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("COLUMNS", "160")
+    write_project(page, project)
+    for block in blocks(page):
+        if block.language == "bash" and not block.excuse:
+            for words in commands(block):
+                run(words, str(block), str(gsm8k))
+
+
+def run(words: list[str], where: str, gsm8k: str) -> None:
+    """Run one command, or the nearest harmless thing to it. Raises AssertionError for one that is not known."""
+    program, *rest = words
+    if program in ("mkdir", "touch"):
+        assert all(not word.startswith(("/", "..")) for word in rest), where
+        subprocess.run([program, "-p", *rest] if program == "mkdir" else words, check=True)
+    elif program == "make":
+        done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{where}: {done.stderr}"
+    elif words[:2] == ["pip", "install"]:
+        (wanted,) = re.findall(r"\[([\w,-]+)\]", " ".join(rest))
+        known = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
+        assert known is not None
+        assert set(wanted.split(",")) <= set(re.findall(r"^([\w-]+) = \[", known[1], re.M)), where
+    elif program == "ajet":
+        run_ajet(rest, where, gsm8k)
+    elif words[:3] == ["python", "-m", "ajet.cli.launcher"]:
+        run_ajet(words[3:], where, gsm8k)
+    else:
+        raise AssertionError(f"{where}: the test does not know the command {program}")
+
+
+def run_ajet(arguments: list[str], where: str, gsm8k: str) -> None:
+    from ajet.cli.launcher import app, main
+
+    if arguments[0] in PARSED_ONLY:
+        from typer.main import get_command
+
+        command = get_command(app)
+        with command.make_context("ajet", list(arguments)) as context:
+            name, found, rest = command.resolve_command(context, list(arguments))
+            found.make_context(name, rest, parent=context)
+        return
+    given = list(arguments)
+    if given[0].startswith("-") and "--help" not in given:
+        given += ["--dry-run", OFFLINE_MODEL]
+        if "math_agent" in " ".join(given):
+            given.append(f"task_reader.huggingface_dat_repo.dataset_path={gsm8k}")
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code in (0, None), f"{where}: ajet {' '.join(given)}"
+
+
+LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for match in LINK.finditer(text):
+        target = match[1] or match[2]
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in {slug(line) for line in file.read_text().splitlines() if line.startswith("#")}, target
+
+
+def slug(heading: str) -> str:
+    """A heading's anchor, as GitHub makes it."""
+    words = re.sub(r"[^\w\- ]", "", heading.lstrip("#").strip().lower())
+    return words.replace(" ", "-")
+
+
+KEY = re.compile(r"`(?:ajet\.)?((?:rollout|data|task_reader|task_judge|context_tracker|trainer_common|debug|gateway|model)"
+                 r"(?:\.\w+)+)(?:[:=] ?[^`]*)?`")  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_keys_named_in_the_text_exist(page):
+    from ajet.config.schema import AjetConfig
+    from ajet.config.schema.base import walk
+
+    known = {".".join(path) for path, _, _ in walk(AjetConfig)}
+    known |= {key.rsplit(".", n)[0] for key in known for n in range(1, key.count(".") + 1)}
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    named = {match[1] for match in KEY.finditer(text)}
+    assert named <= known, sorted(named - known)
