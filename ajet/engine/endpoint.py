@@ -89,6 +89,7 @@ class EndpointEngine:
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """One reply in chunks. Raises EngineFailure, also where the server breaks off."""
         body = {**request, "model": self.model, "stream": True}
+        ended = False
         try:
             async with self._client().stream("POST", "/chat/completions", json=body) as response:
                 if response.status_code >= 400:
@@ -100,17 +101,20 @@ class EndpointEngine:
                     data = line[5:].strip()
                     if data == "[DONE]":
                         return
-                    yield self._chunk(data)
+                    chunk = self._chunk(data)
+                    ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
+                    yield chunk
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
-        raise EngineFailure(f"{self.base_url} broke off its reply")
+        if not ended:
+            raise EngineFailure(f"{self.base_url} broke off its reply")
 
     def close(self) -> None:
         """Release connections. Idempotent."""
         clients, self._clients = dict(self._clients), WeakKeyDictionary()
         for loop, client in clients.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(lambda client=client: asyncio.ensure_future(client.aclose()))
+                loop.call_soon_threadsafe(_close_soon, client)
 
     def _client(self) -> httpx.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -144,6 +148,10 @@ class EndpointEngine:
 
     def _clean(self, text: str) -> str:
         return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+def _close_soon(client: httpx.AsyncClient) -> None:
+    asyncio.get_running_loop().create_task(client.aclose())
 
 
 @cache

@@ -1,0 +1,147 @@
+r"""What a model's reply says the answer is.
+
+Invariant: nothing raises whatever the text, every function is linear in it, and None means that the reply states no
+answer in that form. What stands in a <think> part is no answer. The last statement wins: models correct themselves.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any
+
+_BOX = re.compile(r"(?:\\boxed|\\fbox|\x08oxed|\x0cbox)\s*\{")
+r"""A box's opening. "\b" and "\f" are escapes in JSON and Python, so a box that a model wrote into a tool call's
+arguments arrives as a control character and the rest."""
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+
+
+def text_of(answer: Any) -> str:
+    """The text of an answer as agents hand it over: a string; a list of content blocks ({"type": "text", "text": …}),
+    or such a list printed with str(), as AgentScope's messages hold it; None is no text."""
+    if answer is None:
+        return ""
+    if isinstance(answer, str):
+        blocks = _printed_blocks(answer)
+        return answer if blocks is None else _joined(blocks)
+    if isinstance(answer, dict):
+        answer = [answer]
+    if isinstance(answer, (list, tuple)) and answer and all(_is_block(part) for part in answer):
+        return _joined(answer)
+    return str(answer)
+
+
+def visible(text: str) -> str:
+    """The text without its <think> parts: an unclosed one reaches to the end; one that is only closed began before
+    the text (templates that open it in the prompt)."""
+    kept: list[str] = []
+    start, thinking = 0, False
+    for tag in _THINK.finditer(text):
+        if tag.group(1):
+            if not thinking:
+                kept.clear()
+            start, thinking = tag.end(), False
+        elif not thinking:
+            kept.append(text[start : tag.start()])
+            thinking = True
+    if not thinking:
+        kept.append(text[start:])
+    return "".join(kept)
+
+
+def boxes(text: str) -> list[str]:
+    r"""The contents of all \boxed{} and \fbox{} outside <think>, in order. Braces nest and may be escaped; a box that
+    never closes is none; of a box within a box the outer one counts; `\boxed{{42}}` holds 42."""
+    text = visible(text)
+    found: list[str] = []
+    closing = _closings(text)
+    stop = 0
+    for box in _BOX.finditer(text):
+        end = closing.get(box.end() - 1)
+        if box.start() < stop or end is None:
+            continue
+        found.append(_unwrapped(text[box.end() : end]))
+        stop = end
+    return found
+
+
+def boxed_answer(text: Any) -> str | None:
+    """The content of the last box that is not empty, "" where all are, None without a box."""
+    found = boxes(text_of(text))
+    return next((content for content in reversed(found) if content), "" if found else None)
+
+
+def tagged_answer(text: Any) -> str | None:
+    """The content of the last <answer>…</answer> outside <think>, or None."""
+    found = _ANSWER.findall(visible(text_of(text)))
+    return found[-1].strip() if found else None
+
+
+def hash_answer(text: Any) -> str | None:
+    """What follows the last #### on its line, as GSM8K's solutions end ("#### 1,234" gives "1,234"), or None."""
+    found = _HASHES.findall(visible(text_of(text)))
+    return found[-1].strip() if found else None
+
+
+def extract_answer(text: Any) -> str | None:
+    """The answer a reply states: in a box, else in <answer> tags (a box inside them counts), else after ####; None
+    when it states none."""
+    for form in (boxed_answer, tagged_answer, hash_answer):
+        answer = form(text)
+        if answer:
+            return answer
+    return None
+
+
+def _closings(text: str) -> dict[int, int]:
+    """The place of the closing brace of each opening one that has one."""
+    closing: dict[int, int] = {}
+    opened: list[int] = []
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if brace.group() == "{":
+            opened.append(brace.start())
+        elif brace.group() == "}" and opened:
+            closing[opened.pop()] = brace.start()
+    return closing
+
+
+def _unwrapped(content: str) -> str:
+    """Without braces or a box around the whole of it."""
+    closing = _closings(content)
+    start, stop = 0, len(content)
+    while True:
+        while start < stop and content[start].isspace():
+            start += 1
+        while stop > start and content[stop - 1].isspace():
+            stop -= 1
+        box = _BOX.match(content, start, stop)
+        brace = box.end() - 1 if box else start
+        if brace >= stop or content[brace] != "{" or closing.get(brace) != stop - 1:
+            return content[start:stop]
+        start, stop = brace + 1, stop - 1
+
+
+def _is_block(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type", "text"), str) and ("type" in part or "text" in part)
+
+
+def _joined(blocks: Any) -> str:
+    texts = [part.get("text") for part in blocks if part.get("type", "text") == "text"]
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _printed_blocks(text: str) -> list[dict[str, Any]] | None:
+    inside = text.strip()
+    if not (inside.startswith("[{") and inside.endswith("}]")):
+        return None
+    for read in (ast.literal_eval, json.loads):
+        try:
+            value = read(inside)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(value, list) and all(_is_block(part) for part in value):
+            return value
+    return None

@@ -1,0 +1,186 @@
+"""Whether two mathematical answers are equal, by value and not by spelling (math-verify decides).
+
+Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. Plain numbers
+are compared here, exactly. Everything else goes to a worker process that is killed when it does not answer, because
+nothing else stops a computation like 9**9**9 (math-verify's own limit is a signal, which works in the main thread
+only and not inside one long operation).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from fractions import Fraction
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from ajet.schema.errors import JudgeFailure, MissingExtra
+
+WORKERS = 2
+"""Worker processes at most, each started when needed; one holds about 100 MB."""
+START_LIMIT = 120.0
+"""Seconds a worker may take to import math-verify."""
+PACKAGES = str(Path(__file__).parents[2])
+"""Where a worker finds this package, however this process did."""
+LONGEST = 10_000
+"""Characters; what is longer is no answer."""
+_DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?")
+_FRACTION = re.compile(r"([+-]?\d{1,100})\s*/\s*(\d{1,100})")
+
+
+def require() -> None:
+    """Raises MissingExtra when math-verify is not installed: judges ask when they are made, not in mid-run."""
+    if find_spec("math_verify") is None:
+        raise MissingExtra("math-verify", "local", needed_for="Comparing mathematical answers")
+
+
+def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
+    """Whether `candidate` equals the answer `reference`: 1/2 = 0.5 = \\frac{1}{2}, 1,234 = 1234, (x+1)^2 expanded.
+
+    False also where the comparison takes longer than `timeout` seconds: an answer that cannot be checked is not
+    accepted. Raises MissingExtra when it takes math-verify and that is not installed, JudgeFailure when no worker
+    starts.
+    """
+    left, right = _bare(candidate), _bare(reference)
+    if not left or not right or max(len(left), len(right)) > LONGEST:
+        return False
+    if left == right:
+        return True
+    one, other = _number(left), _number(right)
+    if one is not None and other is not None:
+        if one == other:
+            return True
+        if "/" not in left and "/" not in right:
+            return False
+    require()
+    return _pool().ask(left, right, timeout)
+
+
+def _bare(text: str) -> str:
+    text = text.strip().rstrip(".").strip()
+    while len(text) > 1 and text[0] == text[-1] == "$":
+        text = text[1:-1].strip()
+    return text
+
+
+def _number(text: str) -> Fraction | None:
+    """The value of an integer, decimal or fraction of such; None of anything else."""
+    text = text.removeprefix("\\").removeprefix("$").strip()
+    if len(text) <= 200 and _DECIMAL.fullmatch(text) and any(letter.isdigit() for letter in text):
+        return Fraction(text.replace(",", ""))
+    parts = _FRACTION.fullmatch(text)
+    if parts and int(parts.group(2)):
+        return Fraction(int(parts.group(1)), int(parts.group(2)))
+    return None
+
+
+class _Worker:
+    """One process that compares one pair at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ajet.task_judge.math_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))},
+        )
+        self.alive = self._line(START_LIMIT) == "ready"
+        if not self.alive:
+            self.close()
+            raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True)
+
+    def ask(self, left: str, right: str, timeout: float) -> bool | None:
+        """The worker's answer; None when it gave none, and then it is dead."""
+        try:
+            self._stdin.write(json.dumps([left, right, timeout]) + "\n")
+            self._stdin.flush()
+        except OSError:
+            self.close()
+            return None
+        answer = self._line(timeout)
+        if answer not in ("true", "false"):
+            self.close()
+            return None
+        return answer == "true"
+
+    def close(self) -> None:
+        """End the process."""
+        self.alive = False
+        self._process.kill()
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+
+    def _line(self, timeout: float) -> str:
+        """What it says within `timeout` seconds; killed, it says nothing."""
+        killer = threading.Timer(timeout, self._process.kill)
+        killer.daemon = True
+        killer.start()
+        try:
+            return self._stdout.readline().strip()
+        finally:
+            killer.cancel()
+
+    @property
+    def _stdin(self) -> IO[str]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    @property
+    def _stdout(self) -> IO[str]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+
+class _Pool:
+    """Hands each comparison to an idle worker."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._slots = threading.BoundedSemaphore(WORKERS)
+        self._idle: list[_Worker] = []
+
+    def ask(self, left: str, right: str, timeout: float) -> bool:
+        with self._slots:
+            try:
+                worker = self._idle.pop()
+            except IndexError:
+                worker = _Worker()
+            answer = worker.ask(left, right, timeout)
+            if worker.alive:
+                self._idle.append(worker)
+        return bool(answer)
+
+    def close(self) -> None:
+        """End all idle workers."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+_pools: list[_Pool] = []
+_lock = threading.Lock()
+
+
+def _pool() -> _Pool:
+    """The pool of this process; a forked child must not talk to its parent's workers."""
+    with _lock:
+        if not _pools or _pools[-1].process != os.getpid():
+            _pools[:] = [_Pool()]
+        return _pools[-1]
+
+
+@atexit.register
+def _close() -> None:
+    for pool in _pools:
+        if pool.process == os.getpid():
+            pool.close()

@@ -1,0 +1,44 @@
+"""MathAnswerJudge: is the final answer the right number, or expression?
+
+Invariant: 1 where the answer equals the reference by value, 0 where it does not or there is none; no score where the
+task itself has no reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+from ajet.task_judge.extraction import extract_answer, hash_answer, text_of
+from ajet.task_judge.math_equality import equal, require
+
+
+class MathAnswerJudge(BaseJudge):
+    """Compares the workflow's `metadata["final_answer"]` with the task's `metadata["answer"]`.
+
+    The answer is what stands in the reply's last box, else in its <answer> tags, else after ####, else the whole text
+    when it is one short line. The reference is what follows #### (as in GSM8K) or the whole field."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        require()
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
+        """Reward 1 or 0; no score when the task has no `answer`. Raises JudgeFailure when nothing can be compared."""
+        wanted = workflow_task.task.metadata.get("answer")
+        reference = "" if wanted is None else hash_answer(wanted) or text_of(wanted).strip()
+        if not reference:
+            return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
+        text = text_of(workflow_output.metadata.get("final_answer"))
+        given = extract_answer(text) or _short(text)
+        if not given:
+            return Verdict(0.0, False, "no answer found in the reply")
+        right = equal(given, reference)
+        return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
+
+
+def _short(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= 80 and "\n" not in text else ""

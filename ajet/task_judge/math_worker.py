@@ -1,0 +1,67 @@
+"""The process in which math-verify runs: pairs in, true or false out, a line each.
+
+Invariant: it cannot outlive a comparison by more than its time limit nor grow past its memory limit, even when the
+process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from typing import Any
+
+MEMORY = 2 << 30
+"""Bytes of address space above what it has after its imports, where the system can limit that."""
+GRACE = 2
+"""Seconds after the asker's limit at which it ends itself."""
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    logging.disable(logging.CRITICAL)
+    answers, sys.stdout = sys.stdout, sys.stderr
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    forms = [LatexExtractionConfig(), ExprExtractionConfig()]
+
+    def parsed(text: str) -> list[Any]:
+        delimited = "$" in text or "\\[" in text or "\\(" in text
+        read: list[Any] = parse(text if delimited else f"${text}$", forms, parsing_timeout=None)
+        return read
+
+    def same(candidate: str, reference: str) -> bool:
+        try:
+            return bool(verify(parsed(reference), parsed(candidate), timeout_seconds=None))
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
+            return False
+
+    same("1/2", "\\frac{1}{2}")  # builds the parser
+    _limit_memory()
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        candidate, reference, timeout = json.loads(line)
+        if hasattr(signal, "alarm"):
+            signal.alarm(int(timeout) + GRACE)
+        print(json.dumps(same(candidate, reference)), file=answers, flush=True)
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+    except ImportError:
+        return
+    try:
+        with open("/proc/self/statm") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Which judge an experiment has: `task_judge.judge_type` by name, `judge_protocol` by reference.
+
+Invariant: a run starts with a judge that was made, or does not start; what is wrong is one UserError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ajet.schema.errors import ConfigError, UserError
+from ajet.task_judge.judge import Judge, Judging
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+Opener = Callable[["Experiment"], "Judging | None"]
+_openers: dict[str, Opener] = {}
+
+
+def register(judge_type: str) -> Callable[[Opener], Opener]:
+    """Make the decorated function open judges of this `judge_type`; it answers None where the task reader's own judge
+    is to decide."""
+
+    def keep(opener: Opener) -> Opener:
+        _openers[judge_type] = opener
+        return opener
+
+    return keep
+
+
+def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
+    """The experiment's judge: the one it names, else the task reader's own, else none. Raises ConfigError,
+    UnresolvedReference, or the UserError that the judge raises when it is made."""
+    settings = experiment.ajet
+    opener = _openers.get(settings.task_judge.judge_type)
+    if opener is None:
+        raise ConfigError(
+            f"The judge type {settings.task_judge.judge_type} is not part of this version.",
+            where="task_judge.judge_type",
+            expected=", ".join(sorted(_openers)),
+        )
+    return Judge(opener(experiment) or reader_judge, gamma=settings.rollout.gamma)
+
+
+@register("customized_protocol")
+def _by_reference(experiment: Experiment) -> Judging | None:
+    from ajet.config import resolve_reference
+
+    key = "task_judge.judge_protocol"
+    reference = experiment.ajet.task_judge.judge_protocol
+    if not reference:
+        return None
+    kind = resolve_reference(reference, base=experiment.base, what=key)
+    if not isinstance(kind, type) or not callable(getattr(kind, "compute_reward", None)):
+        raise ConfigError(
+            f"{reference} is no judge.",
+            where=key,
+            expected="a class with compute_reward(workflow_task, workflow_output), such as a subclass of BaseJudge",
+        )
+    try:
+        judging: Judging = kind(experiment.config)
+    except UserError:
+        raise
+    except Exception as problem:
+        raise ConfigError(
+            f"{reference} could not be made: {type(problem).__name__}: {problem}",
+            where=key,
+            expected="a class that can be called with the config alone",
+        ) from problem
+    return judging
