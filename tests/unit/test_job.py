@@ -1,0 +1,112 @@
+"""AgentJetJob: what it dumps is a YAML that loads to what was asked for."""
+
+import sys
+
+import pytest
+import yaml
+
+from ajet import AgentJetJob
+from ajet.config import load_experiment, resolve_reference
+from ajet.schema.errors import ConfigError, UserError
+from ajet.workflow import Workflow
+
+WORKFLOW = """
+from ajet import Workflow, WorkflowOutput
+
+
+class Mine(Workflow):
+    async def execute(self, workflow_task, tuner):
+        return WorkflowOutput(reward=1.0)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The class Mine, imported from a file of the user's."""
+    (tmp_path / "my_workflow.py").write_text(WORKFLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_workflow", raising=False)
+    import my_workflow
+
+    return my_workflow.Mine
+
+
+def test_what_is_dumped_loads(tmp_path):
+    job = AgentJetJob(backbone="local", model="embedded:tiny-tools", n_gpu=2, algorithm="rloo", n_gpu_for_infer=3)
+    path = job.set_workflow("workflow.py->Mine").dump_job_as_yaml(tmp_path / "job.yaml")
+    ajet = load_experiment(path).ajet
+    assert (ajet.backbone, ajet.model.path) == ("local", "embedded:tiny-tools")
+    assert ajet.trainer_common.n_gpus_per_node == 2
+    assert ajet.trainer_common.algorithm.adv_estimator == "rloo"
+    assert ajet.rollout.n_vllm_engine == 3
+    assert ajet.rollout.user_workflow == "workflow.py->Mine"
+
+
+def test_the_defaults_of_a_job_are_those_of_a_yaml(tmp_path):
+    (tmp_path / "empty.yaml").write_text("ajet: {backbone: local, model: {path: 'embedded:smollm2-135m'}}\n")
+    given = load_experiment(tmp_path / "empty.yaml").ajet.model_dump()
+    job = load_experiment(AgentJetJob().dump_job_as_yaml(tmp_path / "job.yaml")).ajet.model_dump()
+    different = {key for key in given if given[key] != job[key]}
+    assert different == {"experiment_name", "trainer_common"}
+    trainer = {key for key, value in given["trainer_common"].items() if value != job["trainer_common"][key]}
+    assert trainer == {"n_gpus_per_node"}
+
+
+def test_the_name_is_the_experiment(tmp_path):
+    path = AgentJetJob(name="my_run").dump_job_as_yaml(tmp_path / "other.yaml")
+    assert load_experiment(path).name == "my_run"
+
+
+def test_a_workflow_class_becomes_a_reference_that_finds_it(mine, tmp_path):
+    path = AgentJetJob().set_workflow(mine).dump_job_as_yaml(tmp_path / "elsewhere.yaml")
+    reference = load_experiment(path).ajet.rollout.user_workflow
+    found = resolve_reference(reference, base=tmp_path / "elsewhere", expect=Workflow)
+    assert found.__name__ == "Mine" and issubclass(found, Workflow)
+
+
+def test_a_class_that_no_reference_can_name_is_refused():
+    class Local(Workflow):
+        async def execute(self, workflow_task, tuner): ...
+
+    with pytest.raises(UserError, match="can't be named by a reference"):
+        AgentJetJob().set_workflow(Local)
+
+
+def test_data_of_the_hub(tmp_path):
+    job = AgentJetJob().set_data(type="hf", dataset_path="gsm8k/main", training_split="train[:10]")
+    reader = load_experiment(job.dump_job_as_yaml(tmp_path / "job.yaml")).ajet.task_reader
+    assert reader.type == "huggingface_dat_repo"
+    hub = reader.huggingface_dat_repo
+    assert (hub.dataset_path, hub.training_split, hub.validation_split) == ("gsm8k/main", "train[:10]", "test")
+
+
+@pytest.mark.parametrize(
+    ("validation", "expected"), [("held_out.jsonl", "held_out.jsonl"), ("test", "train.jsonl")], ids=["file", "none"]
+)
+def test_data_of_json_lines(tmp_path, validation, expected):
+    job = AgentJetJob().set_data("jsonl", "train.jsonl", validation_split=validation)
+    reader = load_experiment(job.dump_job_as_yaml(tmp_path / "job.yaml")).ajet.task_reader
+    assert reader.type == "jsonl_dataset_file"
+    assert reader.jsonl_dataset_file.training.file_path == "train.jsonl"
+    assert reader.jsonl_dataset_file.validation.file_path == expected
+
+
+def test_any_other_key_and_the_judge(tmp_path):
+    job = AgentJetJob().set(rollout__num_repeat=8, trainer_common__optim__lr=1e-4).set_judge("judge.py->MyJudge")
+    ajet = load_experiment(job.dump_job_as_yaml(tmp_path / "job.yaml")).ajet
+    assert (ajet.rollout.num_repeat, ajet.trainer_common.optim.lr) == (8, 1e-4)
+    assert ajet.task_judge.judge_protocol == "judge.py->MyJudge"
+
+
+def test_a_key_that_does_not_exist_is_found_when_it_loads(tmp_path):
+    path = AgentJetJob().set(rollout__num_repeats=8).dump_job_as_yaml(tmp_path / "job.yaml")
+    with pytest.raises(ConfigError, match="num_repeat"):
+        load_experiment(path)
+
+
+def test_what_it_dumps_is_readable(tmp_path):
+    path = AgentJetJob(name="名字").set_workflow("workflow.py->Mine").dump_job_as_yaml(tmp_path / "job.yaml")
+    text = path.read_text()
+    assert "名字" in text and "!!python" not in text
+    assert list(yaml.safe_load(text)) == ["ajet"]
