@@ -1,0 +1,85 @@
+"""The wheel: what is in it, and that it works unpacked, from any folder, without the repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIAL_YAML = """
+ajet:
+  project_name: math_agent
+  model: {path: embedded:tiny-tools}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: "tutorial.example_math_agent.workflow->MathAgentWorkflow"}
+hydra:
+  searchpath:
+    - file://ajet/default_config
+    - file://ajet/default_config/verl
+    - file://ajet/default_config/trinity
+defaults:
+  - verl_default
+  - trinity_default
+  - ajet_default
+  - _self_
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel's path."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `pip install` would fill site-packages."""
+    folder = tmp_path_factory.mktemp("site")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def python(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """This interpreter with the unpacked wheel before everything else, in a folder outside of the repository."""
+    env = {**os.environ, "PYTHONPATH": str(unpacked), "NO_COLOR": "1", "COLUMNS": "120", "TERM": "dumb"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for source, inside in (("ajet", "ajet"), ("default_config", "ajet/default_config"), ("tutorial", "ajet/tutorial")):
+        tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
+        files = {inside + line.removeprefix(source) for line in tracked.stdout.splitlines() if (ROOT / line).exists()}
+        assert files and files <= names, files - names
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("tests", "launcher_record"))]
+    (entry,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert "ajet = ajet.cli.launcher:main" in zipfile.ZipFile(wheel).read(entry).decode()
+
+
+def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None:
+    done = python(unpacked, tmp_path, "-c", "import ajet; print(ajet.__file__)")
+    assert Path(done.stdout.strip()).is_relative_to(unpacked), done.stderr
+
+
+def test_help_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
+    done = python(unpacked, tmp_path, "-m", "ajet.cli.launcher", "--help")
+    assert done.returncode == 0 and "--backbone" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_tutorial_yaml_composes_from_any_folder(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "math_agent.yaml").write_text(TUTORIAL_YAML)
+    done = python(unpacked, tmp_path, "-m", "ajet.cli.launcher", "config", "validate", "--conf", "mine/math_agent.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
