@@ -33,10 +33,14 @@ def launch(
         bool, typer.Option("--traceback", help="Show the traceback of every error.", rich_help_panel=_START)
     ] = False,
     with_ray: Annotated[
-        bool, typer.Option("--with-ray", help="Start a Ray head when none runs (verl, trinity).", rich_help_panel=_CLUSTER)
+        bool,
+        typer.Option("--with-ray", help="Start a Ray head when none runs (verl, trinity).", rich_help_panel=_CLUSTER),
     ] = False,
     with_ray_cluster: Annotated[
-        bool, typer.Option("--with-ray-cluster", help="Join the cluster at RAY_ADDRESS (verl, trinity).", rich_help_panel=_CLUSTER)
+        bool,
+        typer.Option(
+            "--with-ray-cluster", help="Join the cluster at RAY_ADDRESS (verl, trinity).", rich_help_panel=_CLUSTER
+        ),
     ] = False,
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Open the viewer (not in this version).", rich_help_panel=_CLUSTER)
@@ -45,7 +49,13 @@ def launch(
         bool, typer.Option("--skip-check-avail-gpu", help="Accept busy GPUs (verl, trinity).", rich_help_panel=_CLUSTER)
     ] = False,
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Prefix for the names of services (none in this version).", rich_help_panel=_CLUSTER)
+        str,
+        typer.Option(
+            "--prefix",
+            metavar="TEXT",
+            help="Prefix for the names of services (none in this version).",
+            rich_help_panel=_CLUSTER,
+        ),
     ] = "",
     kill: Annotated[
         str, typer.Option("--kill", metavar="NAMES", help='End these runs, "a|b".', rich_help_panel=_OTHERS)

@@ -1,7 +1,7 @@
 """Entry point: `ajet …` and `python -m ajet.cli.launcher …`.
 
 Invariant: no subcommand word is needed to launch. A first argument that begins with `-` (and does not ask for help, the
-version or completion) means `launch`; no argument at all means help.
+version or shell completion) means `launch`; no argument at all means help.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from typing import Any, get_type_hints
 import typer
 
 import ajet
-from ajet.cli import chat, completion, config, init, stop
+from ajet.cli import chat, config, init, stop
 from ajet.cli.exit import Boundary
 from ajet.cli.launch import launch
 
-_NOT_A_LAUNCH = ("--help", "-h", "--version")
+_NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
     name="ajet",
     cls=Boundary,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     subcommand_metavar="[KEY=VALUE]...  |  COMMAND [ARGS]...",
@@ -61,7 +60,6 @@ app.command("init")(init.init)
 app.add_typer(config.app, name="config")
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
-app.command("completion")(completion.completion)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

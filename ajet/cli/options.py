@@ -29,7 +29,11 @@ Conf = Annotated[
 BackboneChoice = Annotated[
     Optional[Backbone],  # noqa: UP045
     typer.Option(
-        "--backbone", help="Overrides ajet.backbone.", show_default=False, rich_help_panel="Experiment", metavar="debug|local|verl|trinity"
+        "--backbone",
+        help="Overrides ajet.backbone.",
+        show_default=False,
+        rich_help_panel="Experiment",
+        metavar="debug|local|verl|trinity",
     ),
 ]
 ExpDir = Annotated[

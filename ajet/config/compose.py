@@ -83,7 +83,7 @@ def collect_layers(
     for name in ["ajet_default", *([layer_name] if layer_name else [])]:
         defaults = read_document(default_config() / f"{name}.yaml")
         stack.append(Layer(defaults.path.name, defaults.tree, defaults))
-    users = {"ajet": without_empty_sections(parts.ajet), **parts.sections, **parts.backbone}
+    users = {"ajet": without_empty_sections(parts.ajet, document), **parts.sections, **parts.backbone}
     stack.append(Layer(document.path.name, users, document))
     if flag is not None:
         stack.append(Layer(f"--backbone {flag}", {"ajet": {"backbone": flag}}))
@@ -121,17 +121,25 @@ def compose(layers: Layers, overrides: Sequence[Override], *, backbone: str, fla
         GlobalHydra.instance().hydra = earlier
 
 
-def without_empty_sections(tree: dict[Any, Any]) -> dict[Any, Any]:
-    """`rollout:` with nothing below it says nothing; as a null it would erase the defaults."""
+def without_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any, Any]:
+    """`rollout:` with nothing below it says nothing; as a null it would erase the defaults. Raises ConfigError for a
+    section that is no mapping."""
     from ajet.config.keys import find_key
 
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         kept: dict[Any, Any] = {}
         for name, value in node.items():
-            is_section = isinstance(find_key((*path, name)), type)
-            if value is None and is_section:
-                continue
-            kept[name] = cleaned(value, (*path, name)) if is_section and isinstance(value, dict) else value
+            here = (*path, name)
+            if not isinstance(find_key(here), type) or (isinstance(value, str) and "${" in value):
+                kept[name] = value
+            elif isinstance(value, dict):
+                kept[name] = cleaned(value, here)
+            elif value is not None:
+                raise ConfigError(
+                    f"ajet.{'.'.join(here)} is {value!r}.",
+                    where=document.where(("ajet", *here), value=True),
+                    expected="a mapping of keys",
+                )
         return kept
 
     return cleaned(tree, ())
@@ -162,7 +170,7 @@ def _explained(error: Exception, layers: Layers) -> ConfigError:
                     )
     cause = error.__cause__ or error
     return ConfigError(
-        f"The config does not compose: {str(error).splitlines()[0]}",
+        f"The config does not compose: {' '.join(str(error).split())}",
         where="command line" if "override" in str(error) else layers.stack[-1].title,
         do="a key that does not exist yet is added by +key=value" if "struct" in f"{error}{cause}" else "",
     )

@@ -74,10 +74,6 @@ class Experiment:
         """Keys that were set and have no effect, each with the reason; a run says so once in its log."""
         return ignored(self.layers)
 
-    def find(self, path: str | Path) -> Path | None:
-        """A local file or folder: beside the YAML, else in the working directory; None where neither has it."""
-        return _local(str(path), self.base)
-
     def resolved_yaml(self) -> str:
         """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder."""
         tree = {"ajet": self._effective(), **self.sections, **self.backbone_overrides}

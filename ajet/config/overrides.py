@@ -15,6 +15,7 @@ from ajet.config.keys import find_key, first_names, unknown_key
 from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
 
+_OPENERS = ("[", "{", "'", '"', "")
 _SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
 
 
@@ -54,14 +55,26 @@ def _parse(text: str, roots: Collection[str]) -> Override:
     composed = f"{sign}{'.'.join(path)}{rest}"
     try:
         parsed = OverridesParser.create().parse_override(composed)
-        if parsed.is_sweep_override():
-            raise _bad(text, "one value; a list is written key=[a,b]")
-        value = None if parsed.is_delete() else parsed.value()
     except HydraException as error:
-        raise _bad(
-            text, f"Hydra's grammar ({str(error).splitlines()[0]}); quote what holds special characters"
-        ) from error
+        if not rest or rest[1:].lstrip()[:1] in _OPENERS or "${" in rest:
+            raise _bad(text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters") from error
+        composed = f"{sign}{'.'.join(path)}={_quoted(rest[1:])}"
+        parsed = OverridesParser.create().parse_override(composed)
+    if parsed.is_sweep_override():
+        raise _bad(text, "one value; a list is written key=[a,b]")
+    value = None if parsed.is_delete() else parsed.value()
     return Override(text, composed, path, _plain(value), deletes=parsed.is_delete())
+
+
+def _quoted(text: str) -> str:
+    """As a quoted string of the grammar: what it refuses and what opens no list, mapping or quote is text
+    (`workflow.py->Class`)."""
+    escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
+    return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]
 
 
 def _sign(sign: str, path: tuple[str, ...], text: str) -> str:

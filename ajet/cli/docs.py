@@ -1,0 +1,111 @@
+"""`python -m ajet.cli.docs [--check]`: what is generated from the code.
+
+Invariant: docs/configuration.md, docs/cli.md and default_config/ajet_default.yaml say what the schema and the command
+line say; `--check` (part of `make check`) exits 1 and names what is stale.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file of the repository with the text it should have."""
+    from ajet.config.generate import configuration_md, defaults_yaml
+
+    return {
+        ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
+        ROOT / "docs" / "configuration.md": configuration_md(),
+        ROOT / "docs" / "cli.md": cli_md(),
+    }
+
+
+def cli_md() -> str:
+    """Every command with its arguments and options, read from the command line itself."""
+    from ajet.cli.launcher import app
+
+    group: Any = typer.main.get_command(app)
+    lines = [
+        "# The command line",
+        "",
+        "<!-- Generated from ajet/cli by `make docs`; change the help texts there. -->",
+        "",
+        "`python -m ajet.cli.launcher` is the same as `ajet`. A first argument that begins with `-` launches a run;",
+        "`key=value` arguments use Hydra's grammar, with or without the leading `ajet.`.",
+        "",
+        "Exit codes: 0 done, 2 something you can mend (one screen says what), 1 unexpected (the traceback is in the",
+        "log), 130 Ctrl-C.",
+        "",
+        *_command("ajet", group.commands["launch"], "Launch a run."),
+    ]
+    for name, command in group.commands.items():
+        if name == "launch":
+            continue
+        for path, each in _flat(f"ajet {name}", command):
+            lines += _command(path, each, each.help or "")
+    shared = ["--version", "--install-completion", "--show-completion"]
+    lines += ["## Everywhere", "", f"`ajet` also takes {', '.join(f'`{name}`' for name in shared)}."]
+    lines += ["Every command takes `--help` and `--traceback`.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _flat(path: str, command: Any) -> list[tuple[str, Any]]:
+    inner = getattr(command, "commands", None)
+    if not inner:
+        return [(path, command)]
+    return [pair for name, each in inner.items() for pair in _flat(f"{path} {name}", each)]
+
+
+def _command(path: str, command: Any, summary: str) -> list[str]:
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option" and "--help" not in param.opts]
+    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *(_argument(param) for param in arguments)])
+    lines = [f"## `{path}`", "", summary.strip().splitlines()[0], "", "```text", usage, "```", ""]
+    if arguments:
+        lines += ["| argument | meaning |", "|---|---|"]
+        lines += [f"| `{_cell(_argument(param))}` | {_cell(param.help or '')} |" for param in arguments] + [""]
+    panel = None
+    for param in options:
+        title = getattr(param, "rich_help_panel", None) or ""
+        if title != panel:
+            lines += ([""] if panel is not None else []) + ([f"{title}:", ""] if title else [])
+            lines += ["| option | meaning |", "|---|---|"]
+            panel = title
+        metavar = "" if param.is_flag else f" {param.metavar or param.name.upper()}"
+        lines.append(f"| `{_cell(param.opts[0] + metavar)}` | {_cell(param.help or '')} |")
+    return [*lines, ""] if options else lines
+
+
+def _argument(param: Any) -> str:
+    return str(param.metavar or param.name.upper())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the files; with `--check` only compare. The exit code."""
+    stale = []
+    for path, text in generated().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale.append(path.relative_to(ROOT))
+        if "--check" not in sys.argv[1:]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    if stale and "--check" in sys.argv[1:]:
+        print(f"stale: {', '.join(map(str, stale))}; `make docs` writes them anew", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

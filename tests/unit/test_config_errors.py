@@ -1,0 +1,137 @@
+"""What a person gets for each mistake in a YAML or an override: the place, what was expected, what to do."""
+
+import pytest
+
+from ajet.config import Experiment, load_experiment
+from ajet.schema.errors import ConfigError
+
+
+def refused(tmp_path, text, *overrides, **more) -> ConfigError:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path, overrides=overrides, **more)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("ajet:\n  rollout:\n    num_repeats: 4\n", ":3:5", ["ajet.rollout.num_repeats", "ajet.rollout.num_repeat?"]),
+        ("ajet:\n  num_repeat: 4\n", ":2:3", ["did you mean ajet.rollout.num_repeat?"]),
+        ("ajet:\n  modle: {path: x}\n", ":2:3", ["did you mean ajet.model?"]),
+        ("ajet:\n  rollout:\n    num_repeat: many\n", ":3:17", ["'many'", "integer, at least 1"]),
+        ("ajet:\n  rollout:\n    num_repeat: 0\n", ":3:17", ["at least 1"]),
+        ("ajet:\n  rollout:\n    num_repeat: true\n", ":3:17", ["True", "integer"]),
+        ("ajet:\n  rollout:\n    num_repeat:\n", ":3:", ["None", "integer"]),
+        ("ajet:\n  rollout: [1]\n", ":2:12", ["a mapping of keys"]),
+        ("ajet:\n  backbone: verll\n", ":2:13", ["one of debug, local, verl, trinity", "did you mean verl?"]),
+        ("ajet:\n  task_reader:\n    type: jsonl\n", ":3:11", ["jsonl_dataset_file", "reference"]),
+        ("ajet:\n  trainer_common:\n    logger: [console, wandbb]\n", ":3:13", ["wandb"]),
+        ("ajet:\n  trainer_common:\n    optim: {betas: [0.9]}\n", ":3:", ["betas"]),
+        ("ajet:\n  model:\n    path: <YOUR_MODEL_PATH>\n", ":3:11", ["still reads <YOUR_MODEL_PATH>"]),
+        ("own:\n  key: sk-<YOUR_KEY>\n", ":2:8", ["own.key still reads"]),
+        ("ajet:\n  model: {path: '${ajet.no.such}'}\n", ":2:17", ["ajet.model.path can't be resolved"]),
+        ("own: {a: '${oc.env:AJET_NO_SUCH_VARIABLE}'}\n", ":1:10", ["AJET_NO_SUCH_VARIABLE"]),
+        ("ajet: {}\nown:\n  a: '${oops'\n", ":3:6", ["is no interpolation"]),
+        ("ajet:\n  rollout: {a: 1\n", ":3:1", ["does not parse"]),
+        ("ajet:\n\trollout: 1\n", ":2:1", ["does not parse"]),
+        ("ajet:\n  seed: 1\n  seed: 2\n", ":3:3", ["'seed' occurs twice"]),
+        ("ajet: 5\n", ":1:7", ["not a mapping"]),
+        ("- ajet\n", ":1:1", ["not a mapping"]),
+        ("own:\n  a: {{x}}\n", ":2:", ["a key must be text"]),
+        ("ajet:\n  experiment_name: a/b\n", ":2:20", ["the name of one folder"]),
+    ],
+)
+def test_a_mistake_in_the_yaml(tmp_path, text, where, words):
+    error = refused(tmp_path, text)
+    assert f"x.yaml{where}" in error.where
+    for word in words:
+        assert word in str(error), str(error)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.num_repeats=4", ["did you mean ajet.rollout.num_repeat?"]),
+        ("temprature=1", ["did you mean ajet.rollout.temperature?"]),
+        ("rollout.num_repeat", ["key=value"]),
+        ("rollout.num_repeat=1,2", ["one value"]),
+        ("rollout.num_repeat={a", ["grammar"]),
+        ("rollout.num_repeat=[a", ["grammar"]),
+        ("hydra.run.dir=x", ["Hydra's own settings"]),
+        ("rollout.num_repeat=many", ["override rollout.num_repeat=many", "integer"]),
+        ("own.b.c=1", ["+key=value"]),
+        ("model.path=<YOUR_MODEL>", ["still reads"]),
+    ],
+)
+def test_a_mistake_in_an_override(tmp_path, override, words):
+    error = refused(tmp_path, "ajet: {}\nown: {a: 1}\n", override)
+    for word in words:
+        assert word in str(error), str(error)
+
+
+def test_several_mistakes_are_shown_together(tmp_path):
+    error = refused(tmp_path, "ajet:\n  sed: 1\n  rollout: {num_repeat: x, top_p: 3}\n  model: {path: <YOUR_M>}\n")
+    for part in ("4 settings", "x.yaml:2:3", "ajet.seed", "x.yaml:3:25", "x.yaml:3:35", "x.yaml:4:17"):
+        assert part in str(error), str(error)
+    assert len(str(error).splitlines()) <= 12
+
+
+def test_a_missing_file_names_a_similar_one(tmp_path):
+    (tmp_path / "math.yaml").write_text("ajet: {}")
+    with pytest.raises(ConfigError, match="did you mean .*math.yaml"):
+        load_experiment(tmp_path / "maths.yaml")
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"backbone": "verl"}, "The verl backbone is not part of this version"),
+        ({"backbone": "trinity"}, "The trinity backbone is not part of this version"),
+        ({"rollout": {"engine": "vllm"}}, "The vllm engine is not part of this version"),
+        ({"task_reader": {"type": "env_service"}}, "The env_service reader is not part of this version"),
+        ({"task_reader": {"type": "data_generation"}}, "The data_generation reader is not part of this version"),
+        ({"task_judge": {"judge_type": "rubrics_auto_grader"}}, "The rubrics_auto_grader judge is not part of"),
+        ({"trainer_common": {"mode": "separate_async"}}, "The mode separate_async is not part of this version"),
+    ],
+)
+def test_what_a_later_version_brings_composes_and_is_refused_in_one_sentence(tmp_path, tree, sentence):
+    ready = {"model": {"path": "m"}, "task_reader": {"type": "random_dummy"}, "rollout": {"user_workflow": "w.py->W"}}
+    merged = {**ready, **tree, "rollout": {**ready["rollout"], **tree.get("rollout", {})}}
+    Experiment.from_dict({"ajet": ready}, base=tmp_path).require_ready()
+    experiment = Experiment.from_dict({"ajet": merged}, base=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        experiment.require_ready()
+    assert sentence in caught.value.what and "\n" not in caught.value.what
+    assert ".yaml:" in caught.value.where
+
+
+def test_what_is_missing_for_a_run_is_one_sentence(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        Experiment.from_dict({"ajet": {"project_name": "p"}}, base=tmp_path).require_ready()
+    assert caught.value.what == (
+        "Still missing for a run: ajet.model.path (the model to tune), ajet.rollout.user_workflow (the Workflow class, "
+        "as workflow.py->MyWorkflow) and ajet.task_reader.huggingface_dat_repo.dataset_path (the data set)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "key"),
+    [
+        ({"task_reader": {"type": "jsonl_dataset_file"}}, "ajet.task_reader.jsonl_dataset_file.training.file_path"),
+        ({"task_reader": {"type": "reasoning_gym"}}, "ajet.task_reader.reasoning_gym.dataset"),
+        ({"rollout": {"engine": "endpoint"}}, "ajet.rollout.endpoint.base_url"),
+    ],
+)
+def test_a_missing_section_is_named(tmp_path, tree, key):
+    with pytest.raises(ConfigError, match=key):
+        Experiment.from_dict({"ajet": tree}, base=tmp_path).require_ready()
+
+
+def test_ignored_keys_are_named_with_their_reason_and_only_when_set(tmp_path):
+    assert Experiment.from_dict({"ajet": {"seed": 1}}, base=tmp_path).ignored == []
+    tree = {"rollout": {"mode": "async"}, "task_runner": {"wrapper_type": "asyncio"}, "execute_test": "x"}
+    ignored = dict(Experiment.from_dict({"ajet": tree}, base=tmp_path).ignored)
+    assert set(ignored) == {"ajet.rollout.mode", "ajet.task_runner.wrapper_type", "ajet.execute_test"}
+    assert all(ignored.values())
