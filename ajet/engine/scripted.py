@@ -180,7 +180,7 @@ def _fail(future: asyncio.Future[None]) -> None:
         future.set_exception(EngineFailure("the engine was closed"))
 
 
-ChatScript = Sequence["dict[str, Any] | str"] | Callable[[dict[str, Any]], "dict[str, Any] | str"]
+ChatScript = Sequence[dict[str, Any] | str] | Callable[[dict[str, Any]], dict[str, Any] | str]
 
 
 class ScriptedChat:

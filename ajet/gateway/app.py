@@ -62,6 +62,10 @@ def build_app(gateway: Gateway) -> Starlette:
         told = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
         return JSONResponse(error_body(told), status_code=error.status_code)
 
+    async def failed(request: Request, error: Exception) -> Response:
+        logger.opt(exception=error).error("the gateway failed on {} {}", request.method, request.url.path)
+        return JSONResponse(error_body(Refused("internal error", status=500, code="internal_error")), status_code=500)
+
     renderer = gateway.renderer
     chat = ChatDialect(renderer.decode if renderer is not None else None)
     return Starlette(
@@ -71,7 +75,7 @@ def build_app(gateway: Gateway) -> Starlette:
             Route("/v1/models/{name:path}", model),
             *[Route(dialect.path, _Endpoint(gateway.keys, dialect), methods=["POST"]) for dialect in (chat,)],
         ],
-        exception_handlers={Refused: refused, HTTPException: http_error},
+        exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
     )
 
 
@@ -228,6 +232,8 @@ def _too_large() -> Refused:
 def _object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body)
+        if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):

@@ -50,7 +50,8 @@ class Gateway:
         force_disable_toolcalls: bool = False,
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
     ) -> None:
-        if isinstance(engine, TokenEngine) and renderer is None:
+        self.samples_tokens = isinstance(engine, TokenEngine)
+        if self.samples_tokens and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
         self.engine, self.renderer = engine, renderer
         self.max_model_len, self.max_response_tokens = max_model_len, max_response_tokens

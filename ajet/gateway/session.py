@@ -88,15 +88,15 @@ class Session:
         self._refuse_ended()
         target = request.target or request.agent
         own = self._trainable is None or target in self._trainable
-        engine = self._gateway.engine
+        engine, samples_tokens = self._gateway.engine, self._gateway.samples_tokens
         if not own and request.debug_model and self._gateway.chat_engine_for is not None:
-            engine = self._gateway.chat_engine_for(request.debug_model)
+            engine, samples_tokens = self._gateway.chat_engine_for(request.debug_model), False
         if self._gateway.force_disable_toolcalls and request.tools:
             request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
-        if isinstance(engine, TokenEngine):
+        if samples_tokens:
             renderer = self._gateway.renderer
             assert renderer is not None, "a token engine needs a renderer"
-            return await self._token_turn(request, target, own, engine, renderer, on_piece)
+            return await self._token_turn(request, target, own, cast(TokenEngine, engine), renderer, on_piece)
         return await self._chat_turn(request, target, cast(ChatEngine, engine), on_piece)
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
@@ -110,6 +110,7 @@ class Session:
             yield await task
         finally:
             task.cancel()
+            await asyncio.wait([task])
 
     def close(self) -> Capture:
         """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""
@@ -155,8 +156,11 @@ class Session:
         entry, prompt, sampling = self._enter(request, target, trained, engine, renderer)
         call = entry.call
         read_tools = request.tools if request.tool_choice != "none" else None
-        reply = renderer.reply_stream(read_tools, before=prompt, stop=request.stop)
+        reply = renderer.reply_stream(
+            read_tools, before=prompt, stop=request.stop, single_call=not request.parallel_tool_calls
+        )
         draw = DrawKey(*self._key, call.index)
+        watched = bool(request.stop) or not request.parallel_tool_calls
         sampled = Sampled()
         ids = call_ids(call.index)
         finish: FinishReason = "error"
@@ -167,14 +171,14 @@ class Session:
                     sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version)
                     sampled.top += chunk.top
                     finish = chunk.finish or finish
-                    if on_piece is None and not request.stop and request.parallel_tool_calls:
+                    if on_piece is None and not watched:
                         continue
                     known = reply.kept
                     deltas = reply.feed(chunk.ids)
                     if on_piece is not None:
                         kept = slice(known, reply.kept)
                         on_piece(Piece(ids(deltas), sampled.ids[kept], sampled.logprobs_unit[kept], sampled.top[kept]))
-                    if reply.stopped is not None or (not request.parallel_tool_calls and has_call(deltas)):
+                    if reply.cut:
                         finish = "stop"
                         break
             if finish == "error":
@@ -195,9 +199,11 @@ class Session:
             del self._active[call.index]
         if entry.settled:
             raise Refused("this episode has ended", status=410, code="episode_finished")
-        if not reply.kept:
+        if on_piece is None and not watched:
             reply.feed(sampled.ids)
         rest = reply.close()
+        if reply.stopped is not None:
+            finish = "stop"
         if on_piece is not None and rest:
             on_piece(Piece(ids(rest)))
         message = with_ids(reply.message(), call.index)
@@ -408,11 +414,6 @@ def with_ids(message: dict[str, Any], index: int) -> dict[str, Any]:
     for at, call in enumerate(message.get("tool_calls") or ()):
         call["id"] = f"call_{index}_{at}"
     return message
-
-
-def has_call(deltas: list[dict[str, Any]]) -> bool:
-    """True if these deltas hold a tool call."""
-    return any("tool_calls" in delta for delta in deltas)
 
 
 def _refuse_passed(passed: Mapping[str, Any]) -> None:

@@ -7,7 +7,8 @@ client that closes its response, is cancelled or vanishes is a disconnect to the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,7 +16,7 @@ import httpx
 if TYPE_CHECKING:
     from ajet.gateway.server import Gateway
 
-Message = dict[str, Any]
+Message = MutableMapping[str, Any]
 
 
 class GatewayTransport(httpx.AsyncBaseTransport):
@@ -95,10 +96,8 @@ class _Exchange(httpx.AsyncByteStream):
     def disconnect(self) -> None:
         """The client has left. Thread-safe, idempotent."""
         self._left = True
-        try:
+        with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
             self._gateway.loop.call_soon_threadsafe(self._leave)
-        except (RuntimeError, AssertionError):
-            pass  # the gateway is closed: nothing runs there
 
     # On the gateway's loop.
 

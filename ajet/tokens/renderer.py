@@ -83,27 +83,27 @@ class Renderer:
 
         None: the template renders this history otherwise (thinking stripped, content trimmed, another end token), so
         the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens'.
-        `finish` "length" or "aborted" says that no end token was sampled; the suffix then brings the template's.
-        Raises TemplateRefused.
+        Where no end token was sampled (`finish` "length"), the suffix brings the template's. Raises TemplateRefused.
         """
-        if len(messages) < before.count + 1 or len(reply_ids) == 0:
+        if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
             return None
-        at = before.count
-        reply_text = self.decode(reply_ids, after=before.ids)
-        head = before.text + reply_text
-        raw = before.raw
-        text = self._template.text(messages, tools, raw=dict(raw))
+        at, raw = before.count, before.raw
+        head = before.text + self.decode(reply_ids, after=before.ids)
+        called = bool(messages[at].get("tool_calls"))
+        try:
+            text = self._template.text(messages, tools, raw=dict(raw))
+        except TemplateRefused:  # several calls in one reply, say, which the model made all the same
+            if not called:
+                raise
+            text = ""
+        if not text.startswith(head) and called and verbatim:
+            raw = (*raw, (at, self._raw_reply(before, reply_ids)))
+            text = self._template.text(messages, tools, raw=dict(raw))
         if not text.startswith(head):
-            if not verbatim:
+            kept = self._with_thoughts(head, text, at, messages, tools, raw) if verbatim else None
+            if kept is None:
                 return None
-            if messages[at].get("tool_calls"):
-                raw = (*raw, (at, self._raw_reply(before, reply_ids)))
-                text = self._template.text(messages, tools, raw=dict(raw))
-            if not text.startswith(head):
-                kept = self._with_thoughts(head, finish, text, at, messages, tools, raw)
-                if kept is None:
-                    return None
-                text = kept
+            text = kept
         ids = np.concatenate([before.ids, reply_ids, self.encode(text[len(head) :])])
         return Rendered(text, ids.astype(np.int32, copy=False), len(messages), raw)
 
@@ -126,8 +126,10 @@ class Renderer:
         *,
         before: Rendered | None = None,
         stop: Sequence[str] = (),
+        single_call: bool = False,
     ) -> ReplyStream:
-        """An incremental parser of one reply to the prompt `before`."""
+        """An incremental parser of one reply to the prompt `before`, that ends it at a `stop` string or, with
+        `single_call`, after its first tool call."""
         names = [tool["function"]["name"] for tool in tools or ()]
         forced = before.forced if before is not None else ""
         prompt = before.text[: len(before.text) - len(forced)] if before is not None else ""
@@ -138,7 +140,7 @@ class Renderer:
         else:
             opened = prompt.rstrip("\n").endswith("<think>")
             parser = ReplyParser(self._style, tool_names=names, thinking=opened or False if self._thinks else None)
-        stream = ReplyStream(IncrementalDecoder(self._decode, context), parser, self.end_ids, stop)
+        stream = ReplyStream(IncrementalDecoder(self._decode, context), parser, self.end_ids, stop, single_call)
         if forced:
             stream.begin(forced)
         return stream
@@ -197,7 +199,6 @@ class Renderer:
     def _with_thoughts(
         self,
         head: str,
-        finish: str,
         text: str,
         at: int,
         messages: Sequence[Message],

@@ -14,39 +14,48 @@ from ajet.tokens.parsing import Delta, Parser, assemble
 
 
 class ReplyStream:
-    """One reply, incrementally. `end_ids` end it and are no part of its text."""
+    """One reply, incrementally. `end_ids` end it and are no part of its text; `single_call` ends it after the first
+    tool call."""
 
     def __init__(
-        self, decoder: IncrementalDecoder, parser: Parser, end_ids: Sequence[int], stop: Sequence[str] = ()
+        self,
+        decoder: IncrementalDecoder,
+        parser: Parser,
+        end_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        single_call: bool = False,
     ) -> None:
         self._decoder, self._parser = decoder, parser
-        self._end_ids, self._stop = frozenset(end_ids), tuple(stop)
+        self._end_ids, self._stop, self._single = frozenset(end_ids), tuple(stop), single_call
         self._hold = max((len(text) for text in self._stop), default=1) - 1
         self._tail = ""
         self._deltas: list[Delta] = []
         self._closed = False
+        self._called = False
         self.kept = 0
-        """Ids that belong to the reply; fewer than were fed when a stop string cut it."""
+        """Ids that belong to the reply; fewer than were fed when it was cut."""
         self.stopped: str | None = None
         """The stop string that was found."""
 
+    @property
+    def cut(self) -> bool:
+        """True once nothing more is wanted: a stop string was found, or the one tool call is complete."""
+        return self.stopped is not None or (self._single and self._called)
+
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """More sampled ids; what they make certain of the message."""
-        if self.stopped is not None:
-            return []
-        if not self._stop:
+        if not self._stop and not self._single:
             self.kept += len(ids)
             text = self._decoder.feed([token for token in ids if token not in self._end_ids])
             return self._keep(self._parser.feed(text)) if text else []
         deltas: list[Delta] = []
         for token in ids:
-            self.kept += 1
-            if token in self._end_ids:
-                continue
-            deltas += self._search(self._decoder.feed([token]))
-            if self.stopped is not None:
+            if self.cut:
                 break
-        return self._keep(deltas)
+            self.kept += 1
+            if token not in self._end_ids:
+                deltas += self._keep(self._search(self._decoder.feed([token])))
+        return deltas
 
     def begin(self, forced: str) -> None:
         """The beginning of this reply that the prompt already holds."""
@@ -58,13 +67,10 @@ class ReplyStream:
             return []
         self._closed = True
         deltas: list[Delta] = []
-        if self.stopped is None:
-            rest = self._decoder.close()
-            if self._stop:
-                deltas += self._search(rest)
-                rest, self._tail = self._tail, ""
-            if self.stopped is None and rest:
-                deltas += self._parser.feed(rest)
+        if not self.cut:
+            deltas += self._search(self._decoder.close())
+        if not self.cut and self._tail:
+            deltas += self._parser.feed(self._tail)
         return self._keep(deltas + self._parser.close())
 
     def message(self) -> dict[str, Any]:
@@ -91,5 +97,10 @@ class ReplyStream:
         return self._parser.feed(ready) if ready else []
 
     def _keep(self, deltas: list[Delta]) -> list[Delta]:
+        if self._single:
+            calls = [delta for delta in deltas if "tool_calls" in delta]
+            for extra in calls if self._called else calls[1:]:
+                deltas.remove(extra)
+            self._called = self._called or bool(calls)
         self._deltas += deltas
         return deltas

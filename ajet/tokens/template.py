@@ -36,7 +36,7 @@ class TemplateRefused(AjetError):
 
 
 class ChatTemplate:
-    """Renders conversations to text. Thread-safe; compiled once per template by transformers."""
+    """Renders conversations to text. Thread-safe; transformers compiles each template once."""
 
     def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
@@ -46,9 +46,9 @@ class ChatTemplate:
                 expected="a chat (instruct) model",
                 do="choose an instruct model, or put a chat_template.jinja beside its tokenizer",
             )
-        self._plain: str = tokenizer.get_chat_template()
+        self._tokenizer = tokenizer
+        self._options = dict(options or {})
         self._with_tools: str = tokenizer.get_chat_template(tools=[{}])
-        self._variables = {**tokenizer.special_tokens_map, **(options or {})}
         self.knows_tools = "tools" in self._with_tools
         self._knows_developer = "developer" in self._with_tools
 
@@ -71,22 +71,20 @@ class ChatTemplate:
         were sampled. Raises TemplateRefused.
         """
         from jinja2 import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
 
         ready = self._ready(messages, raw or {})
         if not self.knows_tools:
             ready, tools = _in_hermes(ready, tools), None
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[ready],
+            return self._tokenizer.apply_chat_template(
+                ready,
                 tools=list(tools) if tools else None,
-                chat_template=self._with_tools if tools else self._plain,
                 add_generation_prompt=prompt,
-                **self._variables,
+                tokenize=False,
+                **self._options,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error
-        return rendered[0]
 
     def _ready(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
         names: dict[str, str] = {}

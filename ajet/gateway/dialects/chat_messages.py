@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.fields import text, unsupported, wrong
-from ajet.gateway.turn import Refused
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -142,10 +141,8 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     if choice == "none":
         return "none", None
     if not tools:
-        raise Refused(
-            "'tool_choice' is only allowed when 'tools' are given.", param="tool_choice", code="invalid_value"
-        )
-    if choice == "required" or choice == "any":
+        raise wrong("tool_choice", "'tools' beside it")
+    if choice in ("required", "any"):
         return "required", None
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
