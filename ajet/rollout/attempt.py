@@ -7,9 +7,10 @@ never opens one.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,7 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Session
+    from ajet.workflow.tuner import ModelTuner
 
 
 class Attempt:
@@ -46,7 +48,7 @@ class Attempt:
         with self._lock:
             if self._closed:
                 raise failed("stopped", "the episode was stopped before its workflow began", boundary="ajet")
-            self.session = self._open_session(trainable or None)
+            self.session = self._open_session(trainable)
         self.stage = "execute"
         return self.session
 
@@ -70,28 +72,47 @@ class Performable(Protocol):
         ...
 
 
+def is_plain(attempt: Performable) -> bool:
+    """Whether `execute` is a plain function: it then gets a thread without a running event loop."""
+    return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
+
+
 async def perform(attempt: Performable) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
+    with no_exit():
+        workflow, tuner = _begin(attempt)
+        return _checked(workflow, await workflow.execute(attempt.task, tuner))
+
+
+def perform_plain(attempt: Performable) -> WorkflowOutput:
+    """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
+    with no_exit():
+        workflow, tuner = _begin(attempt)
+        output = workflow.execute(attempt.task, tuner)
+        if inspect.isawaitable(output):
+            output = asyncio.run(_awaited(output))
+        return _checked(workflow, output)
+
+
+def _begin(attempt: Performable) -> tuple[Any, ModelTuner]:
     from ajet.workflow.tuner import ModelTuner
 
-    with no_exit():
-        workflow = attempt.workflow_class()
-    session = attempt.open(getattr(workflow, "trainable_targets", None))
-    return await execute(workflow, attempt.task, ModelTuner(attempt.config, session))
+    workflow = attempt.workflow_class()
+    trainable = getattr(workflow, "trainable_targets", None) or None
+    return workflow, ModelTuner(attempt.config, attempt.open(trainable), trainable=trainable)
 
 
-async def execute(workflow: Any, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-    """Call `execute` (a coroutine function or a plain one) and check what it returns."""
-    with no_exit():
-        output = workflow.execute(task, tuner)
-        if inspect.isawaitable(output):
-            output = await output
+def _checked(workflow: Any, output: Any) -> WorkflowOutput:
     name = f"{type(workflow).__name__}.execute"
     if output is None:
         raise failed("returned_nothing", f"{name} returned None; expected a WorkflowOutput")
     if not isinstance(output, WorkflowOutput):
         raise failed("wrong_type", f"{name} returned a {type(output).__name__}; expected a WorkflowOutput")
     return output
+
+
+async def _awaited(output: Awaitable[Any]) -> Any:
+    return await output
 
 
 @contextmanager

@@ -26,7 +26,7 @@ class Tally:
     retries: int = 0
     """Further attempts that were made."""
     lost_tokens: int = 0
-    """Sampled tokens of attempts that were made again; they are in no episode."""
+    """Sampled tokens of attempts that were made again, and of unfinished groups: no group that is kept has them."""
     abandoned: int = 0
     """Workflows that could not be ended and still run, when the play ended."""
     discarded: list[Group] = field(default_factory=list)
@@ -78,6 +78,7 @@ class Play:
                 self._yield(group)
             elif group.cut_short:
                 self.tally.unfinished.append(group.order)
+                self.tally.lost_tokens += sum(episode.sampled_tokens for episode in group.episodes)
             else:
                 self.tally.discarded.append(group.group())
         self.tally.unfinished.sort()

@@ -31,7 +31,7 @@ from ajet.schema.task import Task, WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.gateway import Gateway, Session
+    from ajet.gateway import Capture, Gateway, Session
     from ajet.task_judge import Judge
 
 RETRY_PAUSE = 0.2
@@ -71,6 +71,11 @@ class Rollout:
         self._closed = False
         self.tally = Tally()
         """What the last play came to."""
+
+    @property
+    def abandoned(self) -> int:
+        """Workflows that were stopped, could not be ended, and still run."""
+        return self._isolation.abandoned
 
     def play(
         self,
@@ -117,7 +122,7 @@ class Rollout:
             if not conducted.done():
                 self._loop.call_soon_threadsafe(play.stop, "interrupted")
                 _wait(conducted)
-            play.tally.abandoned = self._isolation.abandoned
+            play.tally.abandoned = self.abandoned
 
     def close(self) -> None:
         """Abort what runs and release threads and processes, promptly. Idempotent."""
@@ -226,12 +231,12 @@ class Rollout:
             await _first(future, group.stopped, timeout=timeout)
         finally:
             ended = future.done()
-            played.capture = attempt.close()
-            played.ended = time.time()
             if not ended:
                 future.add_done_callback(_forget)
                 self._isolation.stop(attempt)
-            played.printed = attempt.printed
+        played.capture = await self._captured(attempt)
+        played.ended = time.time()
+        played.printed = attempt.printed
         if not ended:
             if group.stopped.done():
                 played.aborted = group.stopped.result()
@@ -244,6 +249,14 @@ class Rollout:
             played.failure = classify(problem, attempt.stage)
         played.failure = _by_the_calls(played)
         return played
+
+    async def _captured(self, attempt: Attempt) -> Capture | None:
+        """Close the attempt's session on the gateway's own loop: waiting for that loop here would hold up all."""
+
+        async def close() -> Capture | None:
+            return attempt.close()
+
+        return await asyncio.wrap_future(self._gateway.call(close()))
 
     def _open_session(self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None) -> Session:
         return self._gateway.open(

@@ -45,7 +45,7 @@ class RoundEngine:
         self._live = 0
         self._waiting: list[_Waiting] = []
         self.rounds: list[list[tuple[int, int, int]]] = []
-        """(task, repeat, call) of the requests of each round since the last `expect(0)`, for tests and records."""
+        """(task, repeat, call) of the requests of each round of the present or last play."""
 
     @property
     def version(self) -> int:
@@ -60,7 +60,7 @@ class RoundEngine:
     def expect(self, live: int) -> None:
         """So many episodes are live from now on. Thread-safe."""
         with self._lock:
-            if live == 0 or self._live == 0:
+            if live and not self._live:
                 self.rounds.clear()
             self._live = live
             self._open()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
-from ajet.rollout.attempt import Attempt, perform
+from ajet.rollout.attempt import Attempt, is_plain, perform
+from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.schema.task import WorkflowOutput
 
@@ -21,6 +22,7 @@ class LoopIsolation:
         self._lock = threading.Lock()
         self._loops = [self._new()]
         self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
+        self._threads = ThreadIsolation()
         self._live: set[Attempt] = set()
         self._stopped: set[Attempt] = set()
 
@@ -32,10 +34,12 @@ class LoopIsolation:
     def abandoned(self) -> int:
         """Tasks that go on although their episode was stopped."""
         with self._lock:
-            return len(self._stopped & self._live)
+            return len(self._stopped & self._live) + self._threads.abandoned
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
-        """Begin as a task."""
+        """Begin as a task; a plain `execute` gets a thread of its own."""
+        if is_plain(attempt):
+            return self._threads.start(attempt)
         with self._lock:
             loop = self._loops[-1]
         future = loop.submit(self._noted(attempt))
@@ -46,6 +50,7 @@ class LoopIsolation:
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel the task; leave the loop if it hears nothing."""
+        self._threads.stop(attempt)
         with self._lock:
             found = self._running.get(attempt)
             if found is None:
@@ -58,6 +63,7 @@ class LoopIsolation:
 
     def close(self) -> None:
         """Cancel all."""
+        self._threads.close()
         with self._lock:
             loops = list(self._loops)
         for loop in loops:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ajet.rollout.attempt import Attempt, perform
+from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
 from ajet.schema.task import WorkflowOutput
 
 T = TypeVar("T")
@@ -46,10 +46,10 @@ def settle(future: Future[T], call: Callable[..., T], /, *args: Any, **kwargs: A
         future.set_result(outcome)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
-    loop: asyncio.AbstractEventLoop
-    task: asyncio.Task[WorkflowOutput]
+    cancel: Callable[[], Any] | None = None
+    """None while the thread has not come to its task, and for plain functions, which hear nothing."""
     stopped: bool = False
 
 
@@ -58,32 +58,31 @@ class ThreadIsolation:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[Attempt, _Running | None] = {}
+        self._running: dict[Attempt, _Running] = {}
 
     @property
     def abandoned(self) -> int:
         """Threads that go on although their episode was stopped."""
         with self._lock:
-            return sum(running is not None and running.stopped for running in self._running.values())
+            return sum(running.stopped for running in self._running.values())
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
         """Begin in a new thread."""
         future: Future[WorkflowOutput] = Future()
         with self._lock:
-            self._running[attempt] = None
+            running = self._running[attempt] = _Running()
         name = f"ajet-{attempt.task.task_tag}"
-        threading.Thread(target=self._run, args=(attempt, future), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(attempt, running, future), name=name, daemon=True).start()
         return future
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel its task; code that does not wait for anything cannot hear that."""
         with self._lock:
             running = self._running.get(attempt)
-            if running is None:
-                self._running.pop(attempt, None)
-                return
-            running.stopped = True
-            running.loop.call_soon_threadsafe(running.task.cancel)
+            if running is not None:
+                running.stopped = True
+                if running.cancel is not None:
+                    running.cancel()
 
     def close(self) -> None:
         """Cancel all."""
@@ -92,20 +91,30 @@ class ThreadIsolation:
         for attempt in attempts:
             self.stop(attempt)
 
-    def _run(self, attempt: Attempt, future: Future[WorkflowOutput]) -> None:
+    def _run(self, attempt: Attempt, running: _Running, future: Future[WorkflowOutput]) -> None:
+        try:
+            if is_plain(attempt):
+                settle(future, perform_plain, attempt)
+            else:
+                self._run_loop(attempt, running, future)
+        finally:
+            with self._lock:
+                del self._running[attempt]
+
+    def _run_loop(self, attempt: Attempt, running: _Running, future: Future[WorkflowOutput]) -> None:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(DaemonThreads())
         task = loop.create_task(perform(attempt))
         with self._lock:
-            if attempt not in self._running:
+            running.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            if running.stopped:
                 task.cancel()
-            self._running[attempt] = _Running(loop, task)
         try:
             settle(future, loop.run_until_complete, task)
             loop.run_until_complete(_tidy(loop))
         finally:
             with self._lock:
-                del self._running[attempt]
+                running.cancel = None
             loop.close()
 
 

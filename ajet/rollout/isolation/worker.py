@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ajet.config import resolve_reference
-from ajet.rollout.attempt import perform
+from ajet.rollout.attempt import is_plain, perform, perform_plain
 from ajet.rollout.failure import EpisodeFailed, Stage, classify, failed
 from ajet.rollout.isolation.process import Home
 from ajet.rollout.isolation.thread import DaemonThreads
@@ -77,7 +77,7 @@ def _outcome(home: Home, connection: Connection, task: WorkflowTask, config: Any
     try:
         workflow_class = resolve_reference(home.reference, base=home.base, what="ajet.rollout.user_workflow")
         attempt = FarAttempt(workflow_class, task, config, FarEndpoints(connection))
-        return "output", asyncio.run(_perform(attempt))
+        return "output", perform_plain(attempt) if is_plain(attempt) else asyncio.run(_perform(attempt))
     except BaseException as problem:  # noqa: BLE001 - the border where user code runs
         return "failed", classify(problem, attempt.stage if attempt else "construct")
 

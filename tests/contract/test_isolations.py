@@ -1,0 +1,181 @@
+"""What every isolation promises, run against each."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import rollout_workflows as flows
+from tests.rollout_fixtures import stage
+
+ISOLATIONS = ("thread", "loop", "process")
+HANGS = (flows.HangsAwaiting, flows.HangsBlocking, flows.HangsDeaf, flows.HangsPlain)
+
+
+@pytest.fixture(params=ISOLATIONS)
+def isolation(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    flows.RELEASE.clear()
+    yield
+    flows.RELEASE.set()
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether it becomes true in time."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.mark.parametrize("workflow", [flows.Asks, flows.AsksBlocking, flows.AsksInHelper, flows.AsksPlain])
+def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[Any]) -> None:
+    with stage(workflow, isolation=isolation) as made:
+        groups = made.play(2)
+    episodes = [episode for group in groups for episode in group.episodes]
+    assert [episode.failure for episode in episodes] == [None] * 4
+    assert {episode.reward for episode in episodes} == {1.0}
+    assert all(len(episode.calls) == 1 and episode.timelines for episode in episodes)
+
+
+def test_targets_that_do_not_train_are_recorded_and_not_trained(isolation: str) -> None:
+    with stage(flows.Judged, isolation=isolation) as made:
+        episode = made.episode()
+    assert [call.trained for call in episode.calls] == [False, True]
+    assert episode.untrained["not_trainable"] == len(episode.calls[0].response_ids)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kind"),
+    [
+        (flows.Raises, "ZeroDivisionError"),
+        (flows.Exits, "SystemExit"),
+        (flows.ReturnsNone, "returned_nothing"),
+        (flows.ReturnsText, "wrong_type"),
+        (flows.NeverCalls, "no_model_call"),
+        (flows.CannotBeMade, "RuntimeError"),
+    ],
+)
+def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[Any], kind: str) -> None:
+    with stage(workflow, isolation=isolation) as made:
+        episode = made.episode()
+        assert made.rollout.tally.failures == {("agent", kind): 1}
+    assert (episode.status, episode.reward, episode.attempts) == ("failed", None, 1)
+    assert episode.failure is not None and episode.failure.kind == kind
+    assert episode.sampled_tokens == episode.untrained.total() and not episode.timelines
+    if workflow is flows.Raises:
+        assert "rollout_workflows.py" in episode.failure.traceback and "my own mistake" in episode.failure.traceback
+
+
+@pytest.mark.parametrize("isolation", ["thread", "loop", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workflow", HANGS)
+def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(isolation: str, workflow: type[Any]) -> None:
+    timeout = 8.0 if isolation == "process" else 2.0
+    with stage(workflow, isolation=isolation, episode_timeout=timeout, max_env_worker=1) as made:
+        began = time.monotonic()
+        episode = made.episode()
+        assert time.monotonic() - began < timeout + 3
+        assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
+        assert len(episode.calls) == 1
+        if isolation == "process":
+            assert "about to hang" in episode.metadata["printed"]
+            assert until(lambda: made.rollout.abandoned == 0)
+        elif workflow is not flows.HangsAwaiting:
+            assert made.rollout.abandoned == 1
+            flows.RELEASE.set()
+            assert until(lambda: made.rollout.abandoned == 0)
+        else:
+            assert until(lambda: made.rollout.abandoned == 0)
+
+
+def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:
+    with stage(flows.HangsBlocking, isolation=isolation, episode_timeout=None) as made:
+        playing = made.rollout.play([], step=0, split="train")
+        assert list(playing) == []
+        began = time.monotonic()
+        made.rollout.close()
+        assert time.monotonic() - began < 2
+
+
+def test_printed_output_and_metrics_reach_the_episode() -> None:
+    with stage(flows.Asks, isolation="process") as made:
+        first, second = made.play(1)[0].episodes
+    assert (first.metadata["printed"], second.metadata["printed"]) == ("playing Tt0#R0\n", "playing Tt0#R1\n")
+    assert first.metrics == {"asked": 1.0}
+
+
+def test_a_process_that_dies_is_a_failure_and_is_replaced() -> None:
+    with stage(flows.Dies, isolation="process", max_env_worker=1) as made:
+        episodes = made.play(1)[0].episodes
+    for episode in episodes:
+        assert episode.failure is not None and episode.failure.kind == "process_died"
+        assert "code 7" in episode.failure.message and "last words" in episode.failure.message
+
+
+@pytest.mark.slow
+def test_a_killed_workflow_takes_its_children_along(tmp_path: Any) -> None:
+    """The child that a workflow started is of its process group."""
+    (tmp_path / "flow.py").write_text(
+        "import asyncio, subprocess\n"
+        "from ajet import Workflow\n"
+        "class Starts(Workflow):\n"
+        "    async def execute(self, task, tuner):\n"
+        "        child = subprocess.Popen(['sleep', '600'])\n"
+        f"        open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "        await asyncio.sleep(600)\n"
+    )
+    from ajet.config import resolve_reference
+
+    workflow = resolve_reference("flow.py->Starts", base=tmp_path)
+    with stage(
+        workflow, isolation="process", folder=tmp_path, user_workflow="flow.py->Starts", episode_timeout=8
+    ) as made:
+        episode = made.episode()
+    assert episode.failure is not None and episode.failure.kind == "timeout"
+    child = int((tmp_path / "pid").read_text())
+    assert until(lambda: _gone(child))
+
+
+def _gone(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+    finally:
+        assert process != os.getpid()
+
+
+def test_the_watchdog_names_the_line_that_blocks() -> None:
+    from loguru import logger
+
+    said: list[str] = []
+    handler = logger.add(said.append, format="{message}", level="WARNING")
+    try:
+        with stage(flows.HangsBlocking, isolation="loop", episode_timeout=4) as made:
+            made.episode()
+            assert until(lambda: any("blocks the shared loop" in line for line in said), 1)
+    finally:
+        logger.remove(handler)
+    (line,) = [line for line in said if "blocks the shared loop" in line]
+    source = Path(flows.__file__).read_text().splitlines()
+    number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
+    assert f"rollout_workflows.py:{number} in execute" in line
+
+
+def test_a_blocked_loop_is_left_behind() -> None:
+    with stage(flows.HangsBlocking, isolation="loop", episode_timeout=3, max_env_worker=1) as made:
+        first, second = made.play(1)[0].episodes
+        # the second one came to its call, so it ran on another loop than the blocked one
+        assert len(first.calls) == len(second.calls) == 1

@@ -1,0 +1,495 @@
+"""What a rollout promises: groups, limits, retries, deadlines, oversampling, checks, determinism, accounting."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ajet.engine.contract import DrawKey, TokenRequest
+from ajet.engine.scripted import ScriptedReply
+from ajet.schema.episode import Episode, Verdict
+from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow import Workflow
+from tests import rollout_workflows as flows
+from tests.rollout_fixtures import AnswerJudge, stage, tasks
+
+
+def accounted(episode: Episode) -> bool:
+    kept = sum(timeline.sampled for timeline in episode.timelines)
+    return episode.sampled_tokens == kept + episode.untrained.total()
+
+
+def test_every_repeat_of_every_task_becomes_one_episode() -> None:
+    with stage(flows.Asks, num_repeat=3, max_env_worker=4) as made:
+        groups = made.play(5)
+        assert sorted(group.order for group in groups) == [0, 1, 2, 3, 4]
+        assert [episode.repeat for group in groups for episode in group.episodes] == [0, 1, 2] * 5
+        episodes = [episode for group in groups for episode in group.episodes]
+        assert len({episode.uuid for episode in episodes}) == 15
+        assert {episode.uuid for episode in made.seen} == {episode.uuid for episode in episodes}
+        assert all(accounted(episode) and episode.run == "test" and episode.step == 1 for episode in episodes)
+        again = {episode.uuid for group in made.play(5) for episode in group.episodes}
+        assert again == {episode.uuid for episode in episodes}
+        assert made.rollout.tally.statuses == {"completed": 15}
+
+
+def test_no_more_than_max_env_worker_run_at_a_time() -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    class Counts(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            await flows.ask(tuner, "x")
+            with lock:
+                running -= 1
+            return WorkflowOutput(reward=1.0)
+
+    with stage(Counts, max_env_worker=3, num_repeat=4, latency=0.01) as made:
+        made.play(4)
+    assert most == 3
+
+
+def test_what_a_workflow_sees() -> None:
+    seen: list[WorkflowTask] = []
+
+    class Looks(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            assert tuner.config.ajet.rollout.num_repeat == 2
+            seen.append(task)
+            return WorkflowOutput(reward=1.0, metadata={"answer": await flows.ask(tuner, "x")})
+
+    with stage(Looks) as made:
+        groups = made.play(2)
+    named = {(task.task_batch_index, task.task_thread_index): task for task in seen}
+    assert sorted(named) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert named[1, 1].task_tag == "Tt1#R1" and named[1, 1].task.main_query == "task 1"
+    assert named[1, 1].episode_uuid == next(g for g in groups if g.order == 1).episodes[1].uuid
+
+
+@pytest.mark.parametrize(("split", "repeats"), [("train", 2), ("validation", 3), ("debug", 2)])
+def test_each_split_has_its_own_repeats_and_sampling(split: str, repeats: int) -> None:
+    asked: list[TokenRequest] = []
+
+    def script(request: TokenRequest) -> str:
+        asked.append(request)
+        return "yes"
+
+    val = {"num_repeat": 3, "temperature": 0.5}
+    with stage(flows.Asks, script, val_kwargs=val, temperature=0.7) as made:
+        (group,) = made.play(1, split=split)
+    assert len(group.episodes) == repeats
+    assert {request.sampling.temperature for request in asked} == {0.0 if split == "validation" else 0.7}
+    assert sorted(request.key for request in asked) == [DrawKey(0, 0, repeat, 0) for repeat in range(repeats)]
+
+
+def test_one_failed_episode_leaves_the_others() -> None:
+    with stage(flows.RaisesOnOdd, num_repeat=4) as made:
+        (group,) = made.play(1)
+        assert made.rollout.tally.failures == {("agent", "ValueError"): 2}
+    assert [episode.status for episode in group.episodes] == ["completed", "failed"] * 2
+    assert [episode.repeat for episode in group.scored] == [0, 2]
+    for episode in group.episodes[1::2]:
+        assert episode.untrained == {"failed": episode.sampled_tokens} and episode.sampled_tokens > 0
+
+
+def test_no_score_is_not_zero() -> None:
+    with stage(flows.Asks, lambda _: "perhaps") as made:
+        episode = made.episode()
+    assert (episode.status, episode.scored, episode.reward) == ("completed", False, None)
+    assert episode.untrained == {"no_score": episode.sampled_tokens}
+
+
+# retries
+
+
+def failing(times: int) -> Any:
+    count = 0
+
+    def script(request: TokenRequest) -> ScriptedReply:
+        nonlocal count
+        count += 1
+        return ScriptedReply("no good", fail_after=3 if count <= times else None)
+
+    return script
+
+
+class AsksOnce(flows.Workflow):
+    """One attempt at a call: the SDK's own retries are off."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client().with_options(max_retries=0)
+        reply = await client.chat.completions.create(messages=[{"role": "user", "content": "x"}])
+        return WorkflowOutput(metadata={"answer": reply.choices[0].message.content})
+
+
+def test_a_failed_engine_is_asked_again_with_the_same_key() -> None:
+    with stage(AsksOnce, failing(1), max_retries=2) as made:
+        episode = made.episode()
+        assert (made.rollout.tally.retries, made.rollout.tally.lost_tokens) == (1, 3)
+    assert (episode.status, episode.attempts, len(episode.calls)) == ("completed", 2, 1)
+    assert episode.repeat == 0 and episode.untrained.total() == 0
+
+
+def test_retries_come_to_an_end() -> None:
+    with stage(AsksOnce, failing(9), max_retries=1) as made:
+        episode = made.episode()
+    assert episode.failure is not None
+    assert (episode.failure.boundary, episode.failure.retryable, episode.attempts) == ("engine", True, 2)
+    assert "after 3 tokens" in episode.failure.message
+    assert accounted(episode) and episode.untrained == {"aborted_call": 3}
+
+
+def test_an_engine_failure_that_the_workflow_swallows_is_no_outcome() -> None:
+    class Swallows(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            try:
+                await AsksOnce().execute(task, tuner)
+            except Exception:  # noqa: BLE001 - as users write it
+                return WorkflowOutput(reward=0.0)
+            return WorkflowOutput(reward=1.0)
+
+    with stage(Swallows, failing(9), max_retries=0) as made:
+        episode = made.episode()
+    assert episode.reward is None and episode.failure is not None and episode.failure.boundary == "engine"
+
+
+def test_a_boundary_error_names_its_own_side() -> None:
+    class Wraps(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            await flows.ask(tuner, "x")
+            from ajet.schema.errors import EnvironmentFailure
+
+            try:
+                raise EnvironmentFailure("the world is gone")
+            except EnvironmentFailure as gone:
+                raise RuntimeError("agent loop failed") from gone
+
+    with stage(Wraps, max_retries=1) as made:
+        episode = made.episode()
+    assert episode.failure is not None
+    assert (episode.failure.boundary, episode.failure.kind) == ("environment", "EnvironmentFailure")
+    assert episode.attempts == 2
+
+
+# judges
+
+
+class FailingJudge:
+    """Fails as told."""
+
+    def __init__(self, problem: Exception, times: int) -> None:
+        self._problem, self.left = problem, times
+
+    async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        if self.left:
+            self.left -= 1
+            raise self._problem
+        return Verdict(1.0)
+
+
+@pytest.mark.parametrize("problem", [JudgeFailure("no number"), KeyError("answer")])
+def test_a_judge_that_raises_fails_its_episode(problem: Exception) -> None:
+    with stage(flows.Asks, judge=FailingJudge(problem, 1)) as made:
+        (group,) = made.play(1)
+    failed, fine = sorted(group.episodes, key=lambda episode: episode.scored)
+    assert failed.failure is not None and failed.failure.boundary == "judge" and fine.reward == 1.0
+    assert failed.metadata["answer"] == "yes"
+    assert failed.untrained == {"failed": failed.sampled_tokens}
+
+
+def test_a_judge_may_ask_to_be_asked_again() -> None:
+    with stage(flows.Asks, judge=FailingJudge(JudgeFailure("busy", retryable=True), 1), max_retries=1) as made:
+        episode = made.episode()
+    assert (episode.reward, episode.attempts) == (1.0, 1)
+
+
+def test_a_judge_that_hangs_is_timed_out() -> None:
+    class Hangs:
+        async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+            await asyncio.Event().wait()
+            return Verdict(1.0)
+
+    with stage(flows.Asks, judge=Hangs(), episode_timeout=1.0) as made:
+        episode = made.episode()
+    assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("judge", "timeout")
+
+
+# groups that close early
+
+
+class WaitsUnlessFirst(Workflow):
+    """Repeats 0 and 1 answer; the others wait to be aborted."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        answer = await flows.ask(tuner, "x")
+        if task.task_thread_index > 1:
+            await asyncio.Event().wait()
+        return WorkflowOutput(metadata={"answer": answer})
+
+
+def test_a_group_closes_at_its_deadline_with_k_of_n() -> None:
+    with stage(WaitsUnlessFirst, num_repeat=4, group_deadline=1.0, min_group=2) as made:
+        (group,) = made.play(1)
+    assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted", "aborted"]
+    assert len(group.scored) == 2
+    for episode in group.episodes[2:]:
+        assert episode.metadata["aborted"] == "group_deadline" and accounted(episode) and not episode.timelines
+
+
+def test_a_group_waits_for_min_group_after_its_deadline() -> None:
+    let = threading.Event()
+
+    class Late(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            answer = await flows.ask(tuner, "x")
+            if task.task_thread_index == 1:
+                while not let.is_set():
+                    await asyncio.sleep(0.01)
+            elif task.task_thread_index == 2:
+                await asyncio.Event().wait()
+            return WorkflowOutput(metadata={"answer": answer})
+
+    with stage(Late, num_repeat=3, group_deadline=0.3, min_group=2) as made:
+        threading.Timer(1.0, let.set).start()
+        began = time.monotonic()
+        (group,) = made.play(1)
+        assert time.monotonic() - began > 0.9
+    assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted"]
+
+
+def test_episodes_that_wait_for_a_slot_are_aborted_with_their_group() -> None:
+    with stage(WaitsUnlessFirst, num_repeat=6, group_deadline=1.0, min_group=2, max_env_worker=3) as made:
+        (group,) = made.play(1)
+    assert [episode.attempts for episode in group.episodes] == [1, 1, 1, 1, 1, 0]
+    assert [episode.status for episode in group.episodes[2:]] == ["aborted"] * 4
+
+
+# oversampling
+
+
+def by_task(*answers: str) -> Any:
+    """The script that answers task by task: a word for all repeats, or "mixed"."""
+
+    def script(request: TokenRequest) -> ScriptedReply | str:
+        answer = answers[request.key.task]
+        if answer == "mixed":
+            return "yes" if request.key.repeat % 2 else "no"
+        return ScriptedReply("yes", latency=3600) if answer == "slow" else answer
+
+    return script
+
+
+def test_oversampling_keeps_the_first_useful_groups() -> None:
+    script = by_task("yes", "mixed", "slow", "mixed", "slow")
+    tree = {"data": {"train_batch_size": 2}}
+    with stage(flows.Asks, script, tree=tree, enable_oversample=True) as made:
+        groups = made.play(5)
+        tally = made.rollout.tally
+    assert sorted(group.order for group in groups) == [1, 3]
+    assert tally.unfinished == [2, 4] or tally.unfinished == [0, 2, 4]
+    assert {group.order for group in tally.discarded} | set(tally.unfinished) == {0, 2, 4}
+
+
+def test_groups_without_variance_fill_up() -> None:
+    script = by_task("yes", "mixed", "no")
+    with stage(flows.Asks, script, tree={"data": {"train_batch_size": 2}}, enable_oversample=True) as made:
+        groups = made.play(3)
+        assert [group.order for group in groups] == [1, 0]
+        assert [group.order for group in made.rollout.tally.discarded] == [2]
+        assert len(made.play(3, split="validation", repeats=1)) == 3
+
+
+# checks
+
+
+def test_a_check_that_fires_ends_the_episode_with_its_reward() -> None:
+    said = iter(["hello", "ha " * 200, "never"])
+
+    class Goes(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            for _ in range(3):
+                await flows.ask(tuner, "x")
+            return WorkflowOutput(reward=1.0)
+
+    with stage(Goes, lambda _: next(said)) as made:
+        episode = made.episode()
+    assert (episode.status, episode.reward, episode.checks) == ("completed", -1.0, ["nonsense:loop"])
+    assert episode.verdict is not None and "nonsense:loop" in episode.verdict.reason
+    assert len(episode.calls) == 2 and episode.scored and accounted(episode)
+    assert sum(timeline.sampled for timeline in episode.timelines) == episode.sampled_tokens
+
+
+def test_without_termination_the_episode_goes_on_and_is_punished() -> None:
+    more: dict[str, Any] = {"agent_madness_termination": False, "agent_madness_reward": -3}
+    with stage(flows.Converses, lambda _: "ha " * 200, **more) as made:
+        episode = made.episode()
+    assert (len(episode.calls), episode.reward, episode.status) == (5, -3.0, "completed")
+
+
+def test_no_checks() -> None:
+    with stage(flows.Asks, lambda _: "ha " * 200, compute_madness_checklist=[]) as made:
+        episode = made.episode()
+    assert (episode.reward, episode.checks) == (0.0, [])
+
+
+# limits of what is trained
+
+
+def test_timelines_are_limited_and_counted() -> None:
+    class Forks(Workflow):
+        async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+            for number in range(4):
+                await flows.ask(tuner, f"question {number}")
+            return WorkflowOutput(reward=1.0)
+
+    with stage(Forks, multi_turn={"max_sample_per_task": 3}) as made:
+        first = made.episode()
+        second = made.episode()
+    assert len(first.timelines) == 3 and first.untrained["max_sample_per_task"] > 0 and accounted(first)
+    assert [timeline.leaf for timeline in first.timelines] == [timeline.leaf for timeline in second.timelines]
+
+    with stage(
+        flows.Converses, lambda _: "x" * 50, tree={"data": {"max_prompt_length": 90, "max_response_length": 60}}
+    ) as made:
+        long = made.episode()
+    assert long.untrained["over_length"] > 0 and accounted(long)
+    assert all(timeline.ids.size <= 150 for timeline in long.timelines)
+
+
+def test_a_conversation_becomes_one_timeline() -> None:
+    with stage(flows.Converses) as made:
+        episode = made.episode()
+    assert len(episode.calls) == 5 and len(episode.timelines) == 1 and episode.untrained.total() == 0
+
+
+# interruption
+
+
+def test_leaving_the_iteration_aborts_what_runs() -> None:
+    with stage(flows.Asks, by_task("yes", "slow", "slow"), num_repeat=1) as made:
+        began = time.monotonic()
+        for group in made.rollout.play(tasks(3), step=0, split="train"):
+            assert group.order == 0
+            break
+        assert time.monotonic() - began < 5
+        assert made.engine.running == 0 and made.engine.closed_early <= 2
+        assert made.rollout.tally.statuses["aborted"] == 2
+
+
+def test_an_exception_of_the_caller_goes_through() -> None:
+    with stage(flows.Asks, by_task("yes", "slow"), num_repeat=1) as made:
+        with pytest.raises(KeyboardInterrupt):
+            for _ in made.rollout.play(tasks(2), step=0, split="train"):
+                raise KeyboardInterrupt
+        assert made.engine.running == 0
+
+
+def test_close_from_another_thread_ends_a_play() -> None:
+    started = threading.Event()
+
+    def script(request: TokenRequest) -> ScriptedReply:
+        started.set()
+        return ScriptedReply("yes", latency=3600)
+
+    with stage(flows.Asks, script) as made:
+        closer = threading.Thread(target=lambda: (started.wait(), made.rollout.close()))
+        closer.start()
+        assert made.play(1) == []
+        closer.join()
+        assert made.rollout.tally.statuses == {"aborted": 2} and made.rollout.tally.unfinished == [0]
+        with pytest.raises(RuntimeError, match="closed"):
+            made.play(1)
+
+
+def test_a_closed_engine_fails_the_episodes_only() -> None:
+    with stage(AsksOnce, max_retries=0) as made:
+        made.engine.close()
+        episode = made.episode()
+    assert episode.failure is not None and episode.failure.boundary == "engine"
+
+
+# determinism
+
+
+class Jitters(Workflow):
+    """Three turns at moments of its own."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.task.main_query}]
+        for _ in range(1 + int(task.task.task_id[1:]) % 3):
+            await asyncio.sleep(random.random() / 50)
+            reply = await client.chat.completions.create(messages=messages)
+            messages += [{"role": "assistant", "content": reply.choices[0].message.content}]
+            messages += [{"role": "user", "content": "more"}]
+        return WorkflowOutput(reward=1.0)
+
+
+def rounds(workers: int) -> tuple[list[list[tuple[int, int, int]]], list[int]]:
+    with stage(Jitters, deterministic=True, max_env_worker=workers, num_repeat=2) as made:
+        groups = made.play(5)
+        engine: Any = made.gateway.engine
+        return [list(one) for one in engine.rounds], [group.order for group in groups]
+
+
+@pytest.mark.parametrize("workers", [3, 64])
+def test_rounds_do_not_depend_on_timing(workers: int) -> None:
+    first, orders = rounds(workers)
+    assert orders == [0, 1, 2, 3, 4]
+    assert all(one == sorted(one) and len(one) <= workers for one in first)
+    assert sum(map(len, first)) == 2 * (1 + 2 + 3 + 1 + 2)
+    for _ in range(3):
+        assert rounds(workers) == (first, orders)
+
+
+def test_a_deterministic_rollout_has_no_deadline() -> None:
+    with pytest.raises(ConfigError, match="by the clock"), stage(flows.Asks, deterministic=True, group_deadline=5):
+        pass
+
+
+def test_a_closed_engine_refuses_those_who_wait_for_a_round() -> None:
+    from ajet.engine.contract import Sampling
+    from ajet.engine.scripted import ScriptedEngine
+    from ajet.rollout import RoundEngine
+
+    async def ask(engine: RoundEngine) -> None:
+        import numpy as np
+
+        request = TokenRequest(np.zeros(1, np.int32), Sampling(4), DrawKey(0, 0, 0, 0))
+        asyncio.get_running_loop().call_later(0.05, engine.close)
+        async for _ in engine.generate(request):
+            pass
+
+    engine = RoundEngine(ScriptedEngine([[1]]))
+    engine.expect(2)
+    with pytest.raises(EngineFailure, match="closed"):
+        asyncio.run(ask(engine))
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    flows.RELEASE.clear()
+    yield
+    flows.RELEASE.set()
+
+
+def test_judges_see_the_task_and_the_output() -> None:
+    class Sees(AnswerJudge):
+        async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+            assert workflow_task.task.task_id == "t0" and output.metadata["answer"] == "yes"
+            return Verdict(0.5, True, "seen")
+
+    with stage(flows.Asks, judge=Sees()) as made:
+        episode = made.episode()
+    assert episode.verdict == Verdict(0.5, True, "seen")

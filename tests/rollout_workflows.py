@@ -1,0 +1,197 @@
+"""Workflows for the tests of rollout/, in a module of their own so that another process can import them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow import Workflow
+
+RELEASE = threading.Event()
+"""Lets the hanging workflows of this process go."""
+
+
+async def ask(tuner: Any, text: str, **more: Any) -> str:
+    """One question to the model over the OpenAI SDK."""
+    client = tuner.as_raw_openai_sdk_client(**more)
+    reply = await client.chat.completions.create(messages=[{"role": "user", "content": text}])
+    return str(reply.choices[0].message.content)
+
+
+class Asks(Workflow):
+    """Asks once."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        print(f"playing {task.task_tag}")
+        return WorkflowOutput(metadata={"answer": await ask(tuner, task.task.main_query)}, log_metrics={"asked": 1})
+
+
+class AsksBlocking(Workflow):
+    """Asks by a blocking HTTP client inside an async function, as users' code does."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        import requests
+
+        endpoint = tuner.as_oai_baseurl_apikey()
+        reply = requests.post(
+            f"{endpoint.base_url}/chat/completions",
+            headers={"Authorization": f"Bearer {endpoint.api_key}"},
+            json={"model": endpoint.model, "messages": [{"role": "user", "content": "blocking"}]},
+            timeout=30,
+        )
+        reply.raise_for_status()
+        return WorkflowOutput(metadata={"answer": reply.json()["choices"][0]["message"]["content"]})
+
+
+class AsksPlain(Workflow):
+    """A plain function as `execute`, which runs an event loop of its own."""
+
+    def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
+        return asyncio.run(Asks().execute(task, tuner))
+
+
+class AsksInHelper(Workflow):
+    """Uses asyncio.to_thread."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await asyncio.to_thread(time.sleep, 0)
+        return WorkflowOutput(metadata={"answer": await ask(tuner, "x")})
+
+
+class Converses(Workflow):
+    """Five turns of one conversation."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        messages: list[dict[str, Any]] = [{"role": "user", "content": task.task.main_query}]
+        for turn in range(5):
+            reply = await client.chat.completions.create(messages=messages)
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+            messages.append({"role": "user", "content": f"turn {turn}"})
+        return WorkflowOutput(reward=1.0)
+
+
+class Raises(Workflow):
+    """Raises after a call."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        raise ZeroDivisionError("my own mistake")
+
+
+class RaisesOnOdd(Workflow):
+    """Only the odd repeats fail."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        answer = await ask(tuner, "x")
+        if task.task_thread_index % 2:
+            raise ValueError("odd")
+        return WorkflowOutput(metadata={"answer": answer})
+
+
+class Exits(Workflow):
+    """Calls sys.exit."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        sys.exit(3)
+
+
+class Dies(Workflow):
+    """Takes its whole process along."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        print("last words")
+        os._exit(7)
+
+
+class ReturnsNone(Workflow):
+    """Forgets to return."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        return None  # type: ignore[return-value]
+
+
+class ReturnsText(Workflow):
+    """Returns the wrong type."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        return "yes"  # type: ignore[return-value]
+
+
+class NeverCalls(Workflow):
+    """Never asks the model."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+
+class CannotBeMade(Workflow):
+    """Fails when an instance is made."""
+
+    def __init__(self, **data: Any) -> None:
+        raise RuntimeError("no instance")
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+
+class HangsAwaiting(Workflow):
+    """Awaits what never comes."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        print("about to hang")
+        await ask(tuner, "x")
+        await asyncio.Event().wait()
+        return WorkflowOutput()
+
+
+class HangsBlocking(Workflow):
+    """Blocks its thread until RELEASE (in another process: for ever)."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        print("about to hang")
+        await ask(tuner, "x")
+        RELEASE.wait()  # the line that blocks
+        return WorkflowOutput()
+
+
+class HangsPlain(Workflow):
+    """Blocks in a plain function."""
+
+    def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
+        print("about to hang")
+        asyncio.run(ask(tuner, "x"))
+        RELEASE.wait()
+        return WorkflowOutput()
+
+
+class HangsDeaf(Workflow):
+    """Swallows its cancellation."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        print("about to hang")
+        await ask(tuner, "x")
+        while not RELEASE.is_set():
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                continue
+        return WorkflowOutput()
+
+
+class Judged(Workflow):
+    """Two agents, one of which trains."""
+
+    trainable_targets: list[str] | None = ["player"]
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "as referee", agent_name="referee")
+        return WorkflowOutput(metadata={"answer": await ask(tuner, "as player", agent_name="player")})
