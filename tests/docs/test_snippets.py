@@ -191,3 +191,14 @@ def is_module(dotted: str) -> bool:
     """Whether it is a module of a room that has a section's name."""
     room, module, *_ = dotted.split(".")
     return (ROOT / "ajet" / room / f"{module}.py").exists()
+
+
+def test_every_benchmark_is_described():
+    described = set(re.findall(r"^## `(bench_\w+\.py)`", (ROOT / "docs/benchmarks.md").read_text(), re.M))
+    assert described == {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
+
+
+def test_every_page_is_in_the_index():
+    linked = {match[1] for match in LINK.finditer((ROOT / "docs/README.md").read_text())}
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= linked
