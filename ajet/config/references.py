@@ -96,7 +96,7 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         candidates = _file_candidates(parsed, base)
         for path in candidates:
             if path.is_file():
-                return path, scope_of(path.parent, then=[base, Path.cwd()]), path.stem
+                return path, *_home(path, base)
         raise _not_found(parsed, [str(path) for path in candidates], what)
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -107,12 +107,23 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
             looked.append(str(path))
             if path.is_file():
-                return path, scope_of(root, then=[base, Path.cwd()]), parsed.place
+                return path, *_home(path, base)
     spec = _installed(parsed.place)
     if spec is None:
         raise _not_found(parsed, [*looked, "the installed modules"], what)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
+
+
+def _home(path: Path, base: Path) -> tuple[str, str]:
+    """The scope and the dotted name under which a file is loaded, however it was referred to: below the folder of its
+    outermost package, or by its own name in its own folder."""
+    parts = [path.stem] if path.stem != "__init__" else []
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return scope_of(folder, then=[path.parent, base, Path.cwd()]), ".".join(parts)
 
 
 def _installed(dotted: str) -> Any:
