@@ -1,0 +1,87 @@
+"""docs/metrics.md names every number that a run can log, and none that it can't."""
+
+import ast
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from ajet.run.accounting import episode_metrics, pass_metrics
+from ajet.schema.call import Call
+from ajet.schema.episode import Episode, Failure, Group, Verdict
+from ajet.schema.task import Task
+from tests.docs.snippets import ROOT
+
+PAGE = ROOT / "docs" / "metrics.md"
+WRITERS = ["run/accounting.py", "run/evaluate.py", "run/train.py", "algorithm/credit.py"]
+WRITERS += ["backbone/local/losses.py", "backbone/local/trainer.py"]
+SPLITS = "train|validation|debug"
+
+
+def documented() -> list[str]:
+    """The names in the first column of the page's tables."""
+    rows = re.findall(r"^\| (`[^|]+`) \|", PAGE.read_text(), re.M)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """A documented name as a pattern: words in capitals stand for anything, train/ for every split."""
+    text = re.sub(r"\b[A-Z]+\b", "\0", name)
+    text = re.escape(text).replace(re.escape("\0"), r"[\w:]+")
+    return re.compile(re.sub(rf"^({SPLITS})/", f"(?:{SPLITS})/", text))
+
+
+def call(index: int, **more) -> Call:
+    ids, zeros = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+    return Call(index, "a", "a", True, None, 0, ids, ids, zeros, zeros, (), "stop", (), None, None, **more)
+
+
+def episode(repeat: int, verdict: Verdict | None, **more) -> Episode:
+    return Episode(f"e{repeat}", Task(task_id="t"), repeat, 1, "train", verdict=verdict, **more)
+
+
+@pytest.fixture
+def group() -> Group:
+    """One episode of each kind."""
+    good = episode(0, Verdict(1.0, True), calls=[call(0), call(1, fork="tools")], metrics={"own": 2.0})
+    odd = episode(1, Verdict(0.0, False), calls=[call(0)], checks=["nonsense:loop"], untrained=Counter(over_length=3))
+    broken = episode(2, None, status="failed", failure=Failure("agent", "ValueError", "no"))
+    return Group(Task(task_id="t"), 0, [good, odd, broken])
+
+
+def test_what_was_played_is_documented(group):
+    produced = {*episode_metrics(group.episodes, "train"), *pass_metrics([group], "validation")}
+    patterns = [pattern(name) for name in documented()]
+    assert "train/fork_rate/tools" in produced and "validation/pass@2" in produced
+    assert [name for name in sorted(produced) if not any(each.fullmatch(name) for each in patterns)] == []
+
+
+def test_the_update_is_documented():
+    from ajet.backbone.local.losses import Tally
+    from ajet.backbone.local.trainer import Trainer
+
+    produced = set(Trainer._metrics([Tally(tokens=1, compared=1)], [1.0], 1e-5, 10, 0.1))
+    assert {"loss", "mismatch_kl", "lr"} <= produced
+    assert produced - set(documented()) == set()
+
+
+def test_nothing_is_documented_that_no_code_writes():
+    literals = "\n".join(
+        node.value
+        for writer in WRITERS
+        for node in ast.walk(ast.parse((ROOT / "ajet" / writer).read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ).split("\n")
+    parts = {part for literal in literals for part in re.split(r"[/@:]", literal)}
+    for name in documented():
+        tail = re.sub(rf"^({SPLITS})/", "", name)
+        words = [word for word in re.split(r"[/@:]", tail) if not word.isupper()]
+        assert all(word in parts for word in words), name
+
+
+def test_the_credit_is_documented():
+    text = (ROOT / "ajet/algorithm/credit.py").read_text()
+    written = set(re.findall(r'"(credit/\w+)"', text))
+    assert len(written) > 3
+    assert written == {name for name in documented() if name.startswith("credit/")}
