@@ -14,7 +14,7 @@ from typing import Any
 _BOX = re.compile(r"(?:\\boxed|\\fbox|\x08oxed|\x0cbox)\s*\{")
 r"""A box's opening. "\b" and "\f" are escapes in JSON and Python, so a box that a model wrote into a tool call's
 arguments arrives as a control character and the rest."""
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_ANSWER = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _THINK = re.compile(r"<(/?)think>", re.IGNORECASE)
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
@@ -76,8 +76,13 @@ def boxed_answer(text: Any) -> str | None:
 
 def tagged_answer(text: Any) -> str | None:
     """The content of the last <answer>…</answer> outside <think>, or None."""
-    found = _ANSWER.findall(visible(text_of(text)))
-    return found[-1].strip() if found else None
+    text, start, found = visible(text_of(text)), None, None
+    for tag in _ANSWER.finditer(text):
+        if not tag.group(1):
+            start = tag.end()
+        elif start is not None:
+            found, start = text[start : tag.start()].strip(), None
+    return found
 
 
 def hash_answer(text: Any) -> str | None:
