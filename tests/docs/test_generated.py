@@ -1,0 +1,38 @@
+"""What is generated from the code is up to date."""
+
+import pytest
+
+from ajet.cli.docs import ROOT, cli_md, generated
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.base import walk
+
+FILES = ["default_config/ajet_default.yaml", "docs/configuration.md", "docs/cli.md"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_says_what_the_code_says(name):
+    assert (ROOT / name).read_text() == generated()[ROOT / name], "`make docs` writes it anew"
+
+
+def test_every_file_is_listed_here():
+    assert sorted(FILES) == sorted(str(path.relative_to(ROOT)) for path in generated())
+
+
+def test_every_key_says_what_it_is_for():
+    undescribed = [".".join(path) for path, field, _ in walk(AjetConfig) if not (field.description or "").strip()]
+    assert undescribed == []
+
+
+def test_every_option_of_the_interface_is_there():
+    text = cli_md()
+    flags = ["--conf", "--backbone", "--exp-dir", "--with-ray", "--with-ray-cluster", "--with-logview", "--debug"] + [
+        "--skip-check-avail-gpu",
+        "--autokill",
+        "--kill",
+        "--prefix",
+        "--dry-run",
+        "--fresh",
+        "--resume",
+    ]
+    for flag in flags:
+        assert f"`{flag}" in text, flag

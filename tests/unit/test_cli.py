@@ -1,0 +1,295 @@
+"""The `ajet` command around the runs: what it parses, prints and exits with."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet.cli import launcher
+from tests.ajet_command import ajet, environment
+
+READY = """
+ajet:
+  model: {path: embedded:tiny-tools}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: workflow.py->W}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch) -> Path:
+    (tmp_path / "x.yaml").write_text(READY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """`main` in this process, as (exit code, stdout, stderr); log lines count as stdout."""
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            launcher.main(arguments)
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Where the launcher hands over: what a launch was given, instead of a run."""
+    import ajet.run.launch
+
+    seen = []
+
+    def take(experiment, options):
+        seen.append((experiment, options))
+        return 0
+
+    monkeypatch.setattr(ajet.run.launch, "launch", take)
+    return seen
+
+
+def test_help_is_grouped_and_short(run):
+    code, text, _ = run("--help")
+    assert code == 0 and len(text.splitlines()) <= 50
+    for word in ("Experiment", "Start", "--conf", "--dry-run", "--backbone", "config", "init", "chat", "stop"):
+        assert word in text
+    assert "launch " not in text
+    assert run()[1] == text and run("-h")[1] == text and run("--conf", "x.yaml", "--help")[1] == text
+
+
+def test_help_imports_nothing_heavy():
+    code = """
+import sys, json, atexit
+atexit.register(lambda: print("\\n" + json.dumps(sorted({name.partition(".")[0] for name in sys.modules}))))
+from ajet.cli.launcher import main
+main(["--help"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, env=environment())
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    heavy = {"torch", "ray", "transformers", "datasets", "hydra", "omegaconf", "pydantic", "numpy", "openai", "loguru"}
+    assert "typer" in loaded and not heavy & loaded
+
+
+def test_composing_imports_neither_torch_nor_transformers(tmp_path):
+    (tmp_path / "x.yaml").write_text(READY)
+    code = "import sys\nfrom ajet.config import load_experiment\nload_experiment('x.yaml').resolved_yaml()\n"
+    code += "print(sorted({'torch', 'transformers', 'ray', 'datasets'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_version_and_module_entry(tmp_path):
+    import ajet as package
+
+    assert ajet("--version", cwd=tmp_path).stdout.strip() == f"ajet {package.__version__}"
+
+
+def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched):
+    code, out, err = run(
+        "--backbone", "local", "rollout.num_repeat=2", "--conf", "x.yaml", "--exp-dir", "runs", "--fresh",
+        "--resume", "never", "--with-ray", "--with-logview", "--debug", "A|B", "--skip-check-avail-gpu",
+        "--prefix", "p", "--dry-run", "trainer_common.test_freq=-1",
+    )  # fmt: skip
+    assert code == 0, err
+    ((experiment, options),) = launched
+    assert experiment.ajet.backbone == "local" and experiment.ajet.rollout.num_repeat == 2
+    assert experiment.ajet.trainer_common.test_freq == -1 and experiment.root == project / "runs"
+    assert options.fresh and options.dry_run and options.with_logview and options.skip_check_avail_gpu
+    assert (options.resume, options.debug_tags, options.with_ray) == ("never", "A|B", True)
+    assert "--prefix has no effect" in out and "--with-ray has no effect" in out
+
+
+def test_the_word_launch_and_quoted_choices(project, run, launched):
+    assert run("launch", "--conf", "x.yaml", "--backbone=debug")[0] == 0
+    assert run("--conf=x.yaml")[0] == 0
+    assert [experiment.ajet.backbone for experiment, _ in launched] == ["debug", "debug"]
+
+
+@pytest.mark.parametrize("backbone", ["trinity", "verl"])
+def test_backbones_of_later_versions_refuse_in_one_sentence(project, run, launched, backbone):
+    code, _, err = run("--conf", "x.yaml", "--backbone", backbone, "--with-ray")
+    assert code == 2 and f"The {backbone} backbone is not part of this version" in err and launched == []
+
+
+def test_what_is_missing_is_exit_code_2(project, run, launched):
+    (project / "x.yaml").write_text("ajet: {project_name: p}")
+    code, _, err = run("--conf", "x.yaml")
+    assert code == 2 and "Still missing for a run: ajet.model.path" in err and launched == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--backbone", "verll", "--conf", "x.yaml"),
+        ("--confg", "x.yaml"),
+        ("trian",),
+        ("config", "shwo"),
+        ("--dry-run",),
+    ],
+)
+def test_usage_errors_are_exit_code_2(project, run, launched, arguments):
+    code, _, err = run(*arguments)
+    assert code == 2 and err and "Traceback" not in err and launched == []
+
+
+def raising(monkeypatch, error):
+    import ajet.run.launch
+
+    def take(experiment, options):
+        raise error
+
+    monkeypatch.setattr(ajet.run.launch, "launch", take)
+
+
+def test_a_users_error_is_one_screen(project, run, monkeypatch):
+    from ajet.schema.errors import TaskError
+
+    raising(monkeypatch, TaskError("Row 3 is no task.", where="tasks.jsonl:3", expected="an object", do="mend it"))
+    code, _, err = run("--conf", "x.yaml")
+    assert code == 2
+    assert [line.split() for line in err.splitlines()] == [
+        ["error", "Row", "3", "is", "no", "task."],
+        ["where", "tasks.jsonl:3"],
+        ["expected", "an", "object"],
+        ["do", "mend", "it"],
+    ]
+    code, _, err = run("--conf", "x.yaml", "--traceback")
+    assert code == 2 and "Traceback" in err and "Row 3 is no task." in err
+
+
+def test_anything_unexpected_is_exit_code_1_with_the_traceback_in_a_log(project, run, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "sk-very-secret-value")
+    raising(monkeypatch, RuntimeError("broken inside with sk-very-secret-value"))
+    code, _, err = run("--conf", "x.yaml")
+    log = project / "launcher_record" / "crash.log"
+    assert code == 1 and "RuntimeError: broken inside" in err and str(log) in err
+    assert len(err.splitlines()) <= 10
+    text = log.read_text()
+    assert "Traceback (most recent call last)" in text and "sk-very-secret" not in text + err
+
+
+def test_the_traceback_goes_to_the_runs_own_log_where_the_error_names_it(project, run, monkeypatch):
+    error = RuntimeError("x")
+    error.log = project / "run" / "logs" / "ajet.log"  # type: ignore[attr-defined]
+    raising(monkeypatch, error)
+    assert run("--conf", "x.yaml")[0] == 1
+    assert "RuntimeError: x" in (project / "run" / "logs" / "ajet.log").read_text()
+
+
+def test_ctrl_c_is_130(project, run, monkeypatch):
+    raising(monkeypatch, KeyboardInterrupt())
+    assert run("--conf", "x.yaml")[0] == 130
+
+
+def test_the_exit_code_of_the_verb_is_the_commands(project, run, monkeypatch):
+    import ajet.run.launch
+    import ajet.run.stop
+
+    monkeypatch.setattr(ajet.run.launch, "launch", lambda experiment, options: 7)
+    assert run("--conf", "x.yaml")[0] == 7
+    seen = []
+    monkeypatch.setattr(ajet.run.stop, "stop", lambda run, root: seen.append((run, root)) or 0)
+    assert run("stop", "math", "--exp-dir", "runs")[0] == 0
+    assert seen == [("math", project / "runs")]
+
+
+def test_kill_and_autokill(project, run, monkeypatch, launched):
+    import ajet.run.stop
+
+    seen = []
+    monkeypatch.setattr(ajet.run.stop, "kill", lambda names, root: seen.append((names, root)) or 0)
+    assert run("--kill", "a|b")[0] == 0 and launched == []
+    assert run("--autokill", "--exp-dir", "runs", "--conf", "x.yaml")[0] == 0 and len(launched) == 1
+    assert seen == [("a|b", project / "launcher_record"), (None, project / "runs")]
+
+
+def test_config_show_is_yaml_that_loads_again(project, run):
+    import yaml
+
+    code, out, _ = run("config", "show", "--conf", "x.yaml", "rollout.temperature=0.25")
+    assert code == 0 and yaml.safe_load(out)["ajet"]["rollout"]["temperature"] == 0.25
+    assert yaml.safe_load(run("config", "show")[1])["ajet"]["rollout"]["num_repeat"] == 4
+
+
+def test_config_why(project, run):
+    (project / "x.yaml").write_text("ajet:\n  rollout:\n    temperature: 0.7\n")
+    code, out, _ = run("config", "why", "rollout.temperature", "--conf", "x.yaml")
+    assert code == 0 and out.splitlines()[0] == "ajet.rollout.temperature = 0.7"
+    assert re.search(r"→ x.yaml\s+0.7  x.yaml:3:5", out) and re.search(r"ajet_default.yaml\s+0.9", out)
+    assert run("config", "why", "rollout.temperature")[1].splitlines()[0] == "ajet.rollout.temperature = 0.9"
+    code, _, err = run("config", "why", "rollout.temprature")
+    assert code == 2 and "did you mean ajet.rollout.temperature?" in err
+
+
+def test_config_validate(project, run):
+    assert run("config", "validate", "--conf", "x.yaml")[:2] == (0, "x.yaml is valid.\n")
+    assert "ajet.rollout.mode" in run("config", "validate", "--conf", "x.yaml", "rollout.mode=sync")[1]
+    assert run("config", "validate", "--conf", "x.yaml", "--backbone", "trinity")[0] == 2
+    (project / "x.yaml").write_text("ajet: {}")
+    assert run("config", "validate", "--conf", "x.yaml")[0] == 2
+
+
+@pytest.mark.parametrize("template", ["math", "tool"])
+def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
+    code, out, _ = run("init", "made", "--template", template)
+    made = project / "made"
+    assert code == 0 and f"ajet --conf made/{template}.yaml --backbone local" in out
+    assert sorted(path.name for path in made.iterdir()) == sorted([f"{template}.yaml", "workflow.py"])
+
+    from ajet.config import load_experiment, resolve_reference
+    from ajet.schema.task import Task
+
+    experiment = load_experiment(made / f"{template}.yaml", backbone="local")
+    experiment.require_ready()
+    assert experiment.ignored == []
+    reader = resolve_reference(experiment.ajet.task_reader.type, base=experiment.base)(experiment.config)
+    train, held_out = reader.tasks("train"), reader.tasks("validation")
+    assert len(held_out) >= 32 and all(isinstance(task, Task) for task in (*train, *held_out))
+    assert not {task.task_id for task in train} & {task.task_id for task in held_out}
+    assert hasattr(resolve_reference(experiment.ajet.rollout.user_workflow, base=made), "execute")
+
+    before = (made / "workflow.py").read_text()
+    code, _, err = run("init", "made", "--template", template)
+    assert code == 2 and "exists already" in err and (made / "workflow.py").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "expected"),
+    [
+        ("ajet --ba", 1, ["--backbone"]),
+        ("ajet --backbone ", 2, ["debug", "local", "verl", "trinity"]),
+        ("ajet config w", 2, ["why"]),
+        ("ajet --conf x.yaml --dr", 3, ["--dry-run"]),
+        ("ajet init made --template ", 4, ["math", "tool"]),
+    ],
+)
+def test_shell_completion(tmp_path, words, position, expected):
+    asked = {"_AJET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    done = subprocess.run(
+        [sys.executable, "-c", "from ajet.cli.launcher import main; main([])"],
+        env={**os.environ, **asked}, cwd=tmp_path, text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.split() == expected, done.stderr
+
+
+def test_a_closed_pipe_is_no_crash(project):
+    script = f'{sys.executable} -m ajet.cli.launcher config show | head -1; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", script], text=True, capture_output=True, env=environment(), cwd=project)
+    assert "Traceback" not in done.stderr and not (project / "launcher_record").exists()
+
+
+def test_vs_codes_launch_configuration_is_the_tutorials():
+    root = Path(launcher.__file__).parents[2]
+    (configuration,) = json.loads((root / ".vscode" / "launch.json").read_text())["configurations"]
+    assert configuration["module"] == "ajet.cli.launcher" and configuration["type"] == "debugpy"
+    assert configuration["args"][:3] == ["--backbone", "debug", "--conf"]
