@@ -202,3 +202,12 @@ def test_every_page_is_in_the_index():
     linked = {match[1] for match in LINK.finditer((ROOT / "docs/README.md").read_text())}
     pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
     assert pages <= linked
+
+
+@pytest.mark.parametrize("page", ["first_agent.md", "first_agent_zh.md"])
+def test_the_first_agent_ends_as_the_tutorial_has_it(page, tmp_path):
+    write_project(ROOT / "docs" / page, tmp_path)
+    told = load_experiment(tmp_path / "math_agent" / "math_agent.yaml").ajet.model_dump()
+    shipped = load_experiment(ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml").ajet.model_dump()
+    del shipped["trainer_common"]["trinity_only__n_vllm_engine"], told["trainer_common"]["trinity_only__n_vllm_engine"]
+    assert told == shipped
