@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,12 +102,8 @@ class _Worker:
 
     def ask(self, left: str, right: str, timeout: float) -> bool | None:
         """The worker's answer; None when it gave none, and then it is dead."""
-        try:
-            self._stdin.write(json.dumps([left, right, timeout]) + "\n")
-            self._stdin.flush()
-        except OSError:
-            self.close()
-            return None
+        self._stdin.write(json.dumps([left, right, timeout]) + "\n")
+        self._stdin.flush()
         answer = self._line(timeout)
         if answer not in ("true", "false"):
             self.close()
@@ -118,8 +115,9 @@ class _Worker:
         self.alive = False
         self._process.kill()
         self._process.wait()
-        self._stdin.close()
-        self._stdout.close()
+        for pipe in (self._stdin, self._stdout):
+            with suppress(OSError):
+                pipe.close()
 
     def _line(self, timeout: float) -> str:
         """What it says within `timeout` seconds; killed, it says nothing."""
@@ -152,14 +150,19 @@ class _Pool:
 
     def ask(self, left: str, right: str, timeout: float) -> bool:
         with self._slots:
-            try:
-                worker = self._idle.pop()
-            except IndexError:
-                worker = _Worker()
-            answer = worker.ask(left, right, timeout)
-            if worker.alive:
-                self._idle.append(worker)
-        return bool(answer)
+            while True:
+                try:
+                    worker = self._idle.pop()
+                except IndexError:
+                    worker = _Worker()
+                try:
+                    answer = worker.ask(left, right, timeout)
+                except OSError:  # it died while it was idle: not this pair's doing
+                    worker.close()
+                    continue
+                if worker.alive:
+                    self._idle.append(worker)
+                return bool(answer)
 
     def close(self) -> None:
         """End all idle workers."""

@@ -11,7 +11,7 @@ from typing import Any
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.extraction import extract_answer, hash_answer, text_of
+from ajet.task_judge.extraction import extract_answer, hash_answer, text_of, visible
 from ajet.task_judge.math_equality import equal, require
 
 
@@ -32,7 +32,7 @@ class MathAnswerJudge(BaseJudge):
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
         text = text_of(workflow_output.metadata.get("final_answer"))
-        given = extract_answer(text) or _short(text)
+        given = extract_answer(text) or _short(visible(text))
         if not given:
             return Verdict(0.0, False, "no answer found in the reply")
         right = equal(given, reference)
