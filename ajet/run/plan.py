@@ -26,9 +26,9 @@ def dry_run(experiment: Experiment) -> None:
 
     experiment.require_ready()
     settings = experiment.ajet
-    workflow = workflow_of(experiment)
+    workflow_of(experiment)
     reader = open_reader(experiment)
-    judge = open_judge(experiment, reader_judge=reader.judge)
+    open_judge(experiment, reader_judge=reader.judge)
     tasks = {split: reader.tasks(split) for split in ("train", "validation")}
     task = tasks["train"][0]
     messages = task.init_messages or [{"role": "user", "content": task.main_query}]
@@ -36,8 +36,10 @@ def dry_run(experiment: Experiment) -> None:
     plan = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     plan.add_row("experiment", experiment.name)
     plan.add_row("backbone", settings.backbone)
-    plan.add_row("workflow", f"{workflow.__module__}.{workflow.__qualname__}")
-    plan.add_row("judge", str(judge))
+    plan.add_row("workflow", str(settings.rollout.user_workflow))
+    plan.add_row(
+        "judge", str(settings.task_judge.judge_protocol or reader.judge or "none: the workflow gives the reward")
+    )
     plan.add_row("tasks", f"{len(tasks['train'])} train, {len(tasks['validation'])} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
     if settings.rollout.engine == "endpoint":
