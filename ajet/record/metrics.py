@@ -26,10 +26,14 @@ from ajet.record.trackers import Tracker
 class Metrics:
     """The numbers of one run."""
 
-    def __init__(self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = ()) -> None:
+    def __init__(
+        self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
+    ) -> None:
+        """`every`: the trackers get training steps of multiples of it only, and every validation."""
         self.path = path
         self.trackers = list(trackers)
         self._redact = redact or Redactor({})
+        self._every = every
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
@@ -56,6 +60,8 @@ class Metrics:
         self.trackers.clear()
 
     def _track(self, step: int, numbers: dict[str, float]) -> None:
+        if step % self._every and not any(name.startswith("validation/") for name in numbers):
+            return
         for tracker in list(self.trackers):
             try:
                 tracker.log(step, numbers)

@@ -61,7 +61,7 @@ class RunDirectory:
         self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
-        self.metrics = Metrics(self.path / "metrics.jsonl", redact)
+        self.metrics = Metrics(self.path / "metrics.jsonl", redact, every=trainer.log_freq)
         after_step = self.resumed.step if self.resumed else -1
         self.episodes.truncate(after_step)
         self.metrics.truncate(after_step)

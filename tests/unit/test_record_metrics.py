@@ -52,6 +52,29 @@ def test_a_tracker_that_fails_is_left_out_and_the_rows_go_on(tmp_path: Path) -> 
     assert metrics.trackers == [] and len(metrics.rows()) == 2
 
 
+def test_trackers_get_every_nth_step_and_every_validation(tmp_path: Path) -> None:
+    class Seen:
+        steps: list[int] = []
+
+        def log(self, step: int, values: object) -> None:
+            self.steps.append(step)
+
+        def close(self) -> None: ...
+
+    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Seen()], every=3)
+    for step in range(1, 7):
+        metrics.log(step, {"train/reward": 0.5})
+    metrics.log(5, {"validation/reward": 0.5})
+    assert Seen.steps == [3, 6, 5] and len(metrics.rows()) == 7
+
+
+def test_the_console_shows_what_the_line_of_a_step_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = ConsoleTracker()
+    tracker.log(1, {"train/reward": 0.5, "kl": 0.00123, "train/sampled_tokens": 1500})
+    tracker.log(1, {"validation/reward": 0.5})
+    assert capsys.readouterr().out == "            kl 0.00123  tokens 1500\n"
+
+
 def test_tensorboard_reads_back_what_was_logged_and_forgets_after_a_resume(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

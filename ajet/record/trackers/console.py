@@ -1,38 +1,35 @@
-"""The console as a tracker: one line an event, the numbers that people look at first."""
+"""The console as a tracker: a dim line under each training step's own, with the numbers that an expert looks at."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.text import Text
+
 from ajet.record.console import console
 
-HEADLINE = (
-    "train/reward",
-    "train/success_rate",
-    "validation/reward",
-    "validation/success_rate",
-    "loss",
-    "kl",
-    "entropy",
-    "grad_norm",
-    "train/failed",
-    "train/sampled_tokens",
-    "seconds/rollout",
-    "seconds/update",
-    "seconds/step",
-    "seconds/validation",
-)
-"""In this order; every other number is in `metrics.jsonl`."""
+SHOWN = {
+    "loss": "loss",
+    "entropy": "entropy",
+    "kl": "kl",
+    "clip_fraction": "clipped",
+    "mismatch_kl": "mismatch",
+    "lr": "lr",
+    "train/sampled_tokens": "tokens",
+    "train/trained_tokens": "trained",
+    "train/forks": "forks",
+}
+"""Name -> what it is called here, in this order; every number is in `metrics.jsonl`."""
 
 
 class ConsoleTracker:
-    """Prints the headline numbers."""
+    """Prints what the line of a step leaves out: reward and times are there already."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One line; nothing when the event has none of the headline numbers."""
-        shown = [f"{name} {short(values[name])}" for name in HEADLINE if name in values]
+        """One line; nothing when the event has none of these numbers (a validation)."""
+        shown = [f"{word} {short(values[name])}" for name, word in SHOWN.items() if name in values]
         if shown:
-            console.print(f"step {step}: " + ", ".join(shown), markup=False, soft_wrap=True)
+            console.print(Text(" " * 12 + "  ".join(shown), style="dim"), soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to let go."""
