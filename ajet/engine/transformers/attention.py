@@ -1,0 +1,182 @@
+"""Attention of a step over the rows' keys and values, as a transformers attention implementation.
+
+Invariant: each token sees its own row up to itself and nothing else, and the new keys and values are in the pools
+when a layer's call returns. The step travels beside the model (thread-local), not through it, so any model whose
+attention goes through transformers' interface can be sampled without knowing of rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ajet.engine.transformers.plan import NextTokens, Step, Stretch
+from ajet.engine.transformers.pool import Shape
+from ajet.schema.errors import UserError
+
+NAME = "ajet_rows"
+_current = threading.local()
+
+
+def register() -> None:
+    """Make the implementation known to transformers. Idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, rows_attention)
+
+
+@contextmanager
+def computing(step: Step | Probe) -> Iterator[None]:
+    """Attention calls of this thread within the block belong to `step`."""
+    _current.step = step
+    try:
+        yield
+    finally:
+        _current.step = None
+
+
+class Probe:
+    """Learns from one forward pass what a model's keys and values look like."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, tuple[int, int, int]] = {}
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+
+    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Called by each layer."""
+        self.seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
+        self.dtype, self.device = key.dtype, key.device
+
+    def shape(self) -> Shape:
+        """Raises UserError for a model whose layers differ."""
+        if len(set(self.seen.values())) != 1 or sorted(self.seen) != list(range(len(self.seen))):
+            raise UserError(
+                "The transformers engine cannot sample this model: its layers do not all keep keys of one shape.",
+                where="model.path",
+            )
+        heads, key_width, value_width = self.seen[0]
+        return Shape(len(self.seen), heads, key_width, value_width, self.dtype, self.device)
+
+
+def rows_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: query [1, H, N, d], key and value [1, K, N, d] to [1, N, H, d]. `softcap`
+    and `s_aux` (attention sinks) are what Gemma 2 and gpt-oss ask for."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = _How(scale, sliding_window, softcap, s_aux)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    step = _current.step
+    if isinstance(step, Probe):
+        step.note(layer, key, value)
+        length = query.shape[2]
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        return _grouped(query, key, value, _additive(seen, query.dtype), how).transpose(1, 2), None
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
+    for block in step.next_tokens:
+        _next(block, layer, query[0], key[0], value[0], out, how)
+    for stretch in step.stretches:
+        _stretch(stretch, layer, query[0], key[0], value[0], out, how)
+    return out[None], None
+
+
+class _How:
+    """What a layer asks of attention."""
+
+    __slots__ = ("scale", "sinks", "softcap", "window")
+
+    def __init__(self, scale: float, window: int | None, softcap: float | None, sinks: Tensor | None) -> None:
+        self.scale, self.window, self.softcap, self.sinks = scale, window, softcap, sinks
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's fused attention computes it."""
+        return self.softcap is None and self.sinks is None
+
+
+def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, how: _How) -> None:
+    """q [H, N, d], k and v [K, N, d], out [N, H, d]."""
+    n, a, pool = block.count, block.begin, block.pool
+    keys, values = pool.keys[layer], pool.values[layer]
+    heads = keys.shape[1]
+    keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k[:, a : a + n].transpose(0, 1).reshape(-1, k.shape[-1]))
+    values.view(-1, values.shape[-1]).index_copy_(
+        0, block.places, v[:, a : a + n].transpose(0, 1).reshape(-1, v.shape[-1])
+    )
+    rows = slice(0, n) if block.slots is None else block.slots
+    grouped = q[:, a : a + n].transpose(0, 1).reshape(n, heads, -1, q.shape[-1])
+    seen_keys, seen_values = keys[rows, :, : block.width], values[rows, :, : block.width]
+    mask = block.mask(how.window, q.dtype)
+    out[a : a + n] = _attend(grouped, seen_keys, seen_values, mask, how).reshape(n, -1, values.shape[-1])
+
+
+def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, how: _How) -> None:
+    a, g, length, start = block.begin, int(block.slots.shape[0]), block.length, block.start
+    stop = start + length
+    keys, values = block.pool.keys[layer], block.pool.values[layer]
+    if block.source is not None:
+        pool, slots = block.source
+        keys[block.slots, :, :start] = pool.keys[layer][slots, :, :start]
+        values[block.slots, :, :start] = pool.values[layer][slots, :, :start]
+    new_q, new_k, new_v = (t[:, a : a + g * length].unflatten(1, (g, length)).transpose(0, 1) for t in (q, k, v))
+    keys[block.slots, :, start:stop] = new_k
+    values[block.slots, :, start:stop] = new_v
+    if start:
+        new_k, new_v = keys[block.slots, :, :stop], values[block.slots, :, :stop]
+    mask = block.mask(how.window)
+    if how.plain:
+        groups = new_q.shape[1] // new_k.shape[1]
+        if groups > 1:
+            new_k, new_v = (t.repeat_interleave(groups, 1) for t in (new_k, new_v))
+        got = F.scaled_dot_product_attention(
+            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=how.scale
+        )
+    else:
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+        got = _grouped(new_q, new_k, new_v, _additive(mask, q.dtype), how)
+    out[a : a + g * length] = got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
+
+
+def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+    """q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
+    g, heads, length, _ = q.shape
+    split = q.reshape(g, k.shape[1], -1, q.shape[-1])
+    mask = mask.repeat(heads // k.shape[1], 1)
+    return _attend(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+    """q [n, K, G, d], k and v [n, K, T, d], mask broadcast to [n, K, G, T]. Written out: for a few queries a row
+    torch's fused kernel on a CPU is several times slower than these two batched products."""
+    if how.plain and q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(*q.shape[:3], -1), scale=how.scale)
+    scores = torch.matmul(q * how.scale, k.transpose(-1, -2))
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
+    scores = scores + mask
+    if how.sinks is None:
+        return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype), v)
+    sinks = how.sinks.reshape(1, k.shape[1], -1, 1).repeat_interleave(q.shape[2] * k.shape[1] // how.sinks.numel(), 2)
+    scores = torch.cat([scores, sinks.expand(q.shape[0], -1, -1, 1).to(scores.dtype)], -1)
+    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32)[..., :-1].to(q.dtype), v)
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))

@@ -1,0 +1,38 @@
+"""Random numbers by counter: which number a token gets depends on its name alone, never on what ran before.
+
+SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014) used as a hash: its
+output function over a Weyl sequence, the sequence's start being the hash of (seed, task, repeat, call).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet.engine.contract import DrawKey
+
+_WEYL = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def stream_of(key: DrawKey) -> int:
+    """The 64-bit start of a call's sequence."""
+    state = 0
+    for part in key:
+        state = _mix((state ^ (part & _MASK)) + _WEYL & _MASK)
+    return state
+
+
+def uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """[B] numbers in [0, 1), 53 bits each: number `position` of each stream."""
+    z = streams_B + (positions_B + np.uint64(1)) * np.uint64(_WEYL)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)

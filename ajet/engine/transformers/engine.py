@@ -1,0 +1,311 @@
+"""The engine's thread: takes calls in, computes steps, sends tokens back.
+
+Invariant: everything that touches rows and the model happens in this one thread, between two looks at the inbox;
+callers only ever see their stream. Every call ends with a finish or an EngineFailure, also when a step fails (its
+calls fail, the engine lives on) and when the engine ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from loguru import logger
+from torch import Tensor
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.models import context_length
+from ajet.engine.transformers.attention import Probe, computing
+from ajet.engine.transformers.draws import uniforms
+from ajet.engine.transformers.plan import build
+from ajet.engine.transformers.pool import Row, Shape
+from ajet.engine.transformers.rows import Rows
+from ajet.engine.transformers.sampling import Drawn, draw
+from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
+from ajet.engine.transformers.streams import Outbox, Stream
+from ajet.engine.transformers.twin import copy_weights, twin
+from ajet.schema.errors import EngineFailure
+
+SEND_EVERY = 0.05
+"""Seconds between chunks of a running call: often enough to read along, seldom enough not to cost."""
+
+
+class TransformersEngine:
+    """Samples from a transformers causal language model, in this process.
+
+    The tensors of `model` are used as they are and never copied: change them in place between `weights_changed`
+    calls, under `paused()`. With `source_model`, `model` is a cast copy of it, which `weights_changed` refreshes.
+    `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept prefixes may take. Raises UserError
+    for a model that cannot be sampled this way.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        version: int = 0,
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        source_model: Any = None,
+        step_tokens: int = 2048,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.version = version
+        self.max_model_len = min(max_model_len or 1 << 30, context_length(model))
+        self._source, self._model = source_model, twin(model)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
+        shape = self._probe()
+        self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
+        self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
+        self._outbox = Outbox()
+        self._wake = threading.Condition()
+        self._arrived: list[Waiting] = []
+        self._aborted: list[Waiting] = []
+        self._busy = self._closing = False
+        self._pauses = 0
+        self._failure = ""
+        self._sent = 0.0
+        self.counts = {"steps": 0, "prompt_tokens": 0, "computed_tokens": 0, "sampled_tokens": 0}
+        """Since the start. `computed_tokens` went through the model: prompts without what was shared, and replies."""
+        self._thread = threading.Thread(target=self._run, name="ajet-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Stream one reply. Closing the iterator early frees its row before the next step. Raises EngineFailure."""
+        call = Waiting(request, Stream(asyncio.get_running_loop()), self._limit(request))
+        with self._wake:
+            if self._closing:
+                raise EngineFailure(self._failure or "the engine is closed", retryable=False)
+            self._arrived.append(call)
+            self._wake.notify_all()
+        finished = False
+        try:
+            while not finished:
+                chunk = await call.stream.next()
+                finished = chunk.finish is not None
+                yield chunk
+        finally:
+            if not finished:
+                with self._wake:
+                    self._aborted.append(call)
+                    self._wake.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block no forward pass runs; calls wait. For whoever computes with the same cores or weights.
+        What only keeps a prefix is let go, so that the memory is free for the block."""
+        with self._wake:
+            self._pauses += 1
+            self._wake.wait_for(lambda: not self._busy)
+            if not self._rows.active:
+                self._rows.forget()
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._pauses -= 1
+                self._wake.notify_all()
+
+    def weights_changed(self, version: int) -> None:
+        """The tensors hold policy step `version` now. Calls that run go on with them: their keys and values are
+        computed again. Raises ValueError when `version` is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+        with self.paused(), self._wake:
+            self._flush()
+            if self._source is not None:
+                copy_weights(self._source, self._model)
+            self._rows.forget()
+            self.version = version
+
+    def close(self) -> None:
+        """End the thread; running calls fail with EngineFailure. Idempotent."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _limit(self, request: TokenRequest) -> int:
+        """How many tokens the reply may have. Raises EngineFailure for a request that cannot be answered."""
+        ids = request.prompt_ids
+        room = self.max_model_len - len(ids)
+        problem = ""
+        if not len(ids) or int(np.min(ids)) < 0 or int(np.max(ids)) >= self._vocabulary:
+            problem = "the prompt is empty" if not len(ids) else "the prompt has ids outside of the vocabulary"
+        elif room <= 0:
+            problem = f"the prompt has {len(ids)} tokens, the context {self.max_model_len}"
+        elif request.sampling.max_tokens <= 0:
+            problem = "max_tokens must be at least 1"
+        if problem:
+            raise EngineFailure(problem, retryable=False)
+        return min(request.sampling.max_tokens, room)
+
+    def _probe(self) -> Shape:
+        probe = Probe()
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
+        self._forward(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
+        return probe.shape()
+
+    def _forward(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        """Logits [K, V] of the tokens `wanted` [K] of a packed sequence [1, N]."""
+        keep = {"logits_to_keep": wanted} if self._keeps_some_logits else {}
+        with torch.inference_mode(), computing(step):
+            out = self._model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
+            return out.logits[0] if keep else out.logits[0, wanted]
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            with self._wake:
+                self._closing, self._busy = True, False
+                self._fail_all(self._failure or "the engine was closed")
+                self._wake.notify_all()
+
+    def _turn(self) -> bool:
+        """Wait for something to do, and do one step of it. False: the engine ends."""
+        with self._wake:
+            self._wake.wait_for(self._has_work)
+            if self._closing:
+                return False
+            self._take_in()
+            self._busy = True
+        try:
+            self._step()
+        except RuntimeError as error:  # what torch raises, out of memory included
+            logger.warning("a step of the engine failed: {}", error)
+            with self._wake:
+                self._fail_all(f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            self._failure = f"the engine ended: {type(error).__name__}: {error}"
+            raise
+        finally:
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+        return True
+
+    def _has_work(self) -> bool:
+        return self._closing or (
+            not self._pauses and bool(self._arrived or self._scheduler.waiting or self._occupied())
+        )
+
+    def _occupied(self) -> bool:
+        return any(pool.active for pool in self._rows.pools.values())
+
+    def _take_in(self) -> None:
+        gone = {id(call) for call in self._aborted}
+        self._aborted.clear()
+        self._scheduler.waiting.extend(self._arrived)
+        self._arrived.clear()
+        if gone:
+            kept = [call for call in self._scheduler.waiting if id(call) not in gone]
+            self._scheduler.waiting.clear()
+            self._scheduler.waiting.extend(kept)
+            self._rows.retire([row for row in self._rows.active if id(row.call) in gone])
+
+    def _step(self) -> None:
+        pieces, followers = self._scheduler.plan()
+        if not pieces:
+            return
+        step = build(pieces, self._device)
+        place: dict[int, int] = {}
+        for _, index in step.sampled:
+            place.setdefault(index, len(place))
+        of_row = {id(row): place[index] for row, index in step.sampled}
+        drawing = [row for row, _ in step.sampled] + [follower for follower, _ in followers]
+        lines = [of_row[id(row)] for row, _ in step.sampled] + [of_row[id(leader)] for _, leader in followers]
+        wanted = torch.tensor(list(place), dtype=torch.long, device=self._device)
+        logits = self._forward(step, step.ids, step.positions, wanted)
+        for row in step.rows:
+            row.computed = row.planned
+        follow(followers)
+        self.counts["steps"] += 1
+        self.counts["computed_tokens"] += step.ids.shape[1]
+        if drawing:
+            if lines != list(range(len(place))):
+                logits = logits[torch.tensor(lines, device=self._device)]
+            self._deal(drawing, self._draw(drawing, logits))
+
+    def _draw(self, rows: list[Row], logits_BV: Tensor) -> Drawn:
+        calls: list[Waiting] = [row.call for row in rows]
+        streams = np.array([call.draws for call in calls], dtype=np.uint64)
+        positions = np.array([call.drawn for call in calls], dtype=np.uint64)
+        with torch.inference_mode():
+            return draw(logits_BV, [call.request.sampling for call in calls], uniforms(streams, positions))
+
+    def _deal(self, rows: list[Row], drawn: Drawn) -> None:
+        """Give each row its token; send what is due."""
+        ended: list[Row] = []
+        for k, row in enumerate(rows):
+            call: Waiting = row.call
+            token = drawn.ids[k]
+            call.ids.append(token)
+            call.logprobs.append(drawn.logprobs[k])
+            call.logprobs_unit.append(drawn.logprobs_unit[k])
+            if call.request.sampling.top_logprobs:
+                call.top.append(drawn.top[k])
+            call.drawn += 1
+            self.counts["sampled_tokens"] += 1
+            if call.drawn == 1:
+                self.counts["prompt_tokens"] += len(call.request.prompt_ids)
+            if token in call.request.sampling.stop_ids or call.drawn == call.limit:
+                self._post(call, "stop" if token in call.request.sampling.stop_ids else "length")
+                ended.append(row)
+                continue
+            if row.known == row.pool.capacity:
+                self._rows.grow(row)
+            row.append(token)
+        if ended:
+            self._rows.retire(ended)
+        if time.monotonic() - self._sent > SEND_EVERY:
+            self._flush()
+        self._outbox.send()
+
+    def _flush(self) -> None:
+        """Send what running calls have so far."""
+        self._sent = time.monotonic()
+        for row in self._rows.active:
+            if row.call is not None and row.call.ids:
+                self._post(row.call, None)
+        self._outbox.send()
+
+    def _post(self, call: Waiting, finish: Literal["stop", "length"] | None) -> None:
+        chunk = TokenChunk(call.ids, call.logprobs, call.logprobs_unit, self.version, finish, call.top)
+        call.ids, call.logprobs, call.logprobs_unit, call.top = [], [], [], []
+        self._outbox.add(call.stream, chunk)
+
+    def _fail_all(self, why: str) -> None:
+        """Every call that runs or waits fails; nothing computed is kept. Under the lock."""
+        self._take_in()
+        rows = self._rows.active
+        for call in [*(row.call for row in rows), *self._scheduler.waiting]:
+            self._outbox.add(call.stream, EngineFailure(why))
+        self._scheduler.waiting.clear()
+        self._rows.pools.clear()
+        self._outbox.send()
+
+
+def _base(model: Any) -> Any:
+    """The transformers model within an adapter's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _default_cache(device: torch.device) -> int:
+    """An eighth of the memory that is free now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] // 8
+    import psutil
+
+    return int(psutil.virtual_memory().available) // 8

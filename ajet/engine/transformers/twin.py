@@ -1,0 +1,43 @@
+"""The engine's own module tree over the trainer's tensors.
+
+Invariant: the twin holds the very parameters of the model it was made from, so an optimizer step in place is seen at
+once and costs no memory; what differs is its mode (always evaluation), its attention and its configuration.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from ajet.engine.transformers.attention import NAME, register
+from ajet.schema.errors import UserError
+
+
+def twin(model: Any) -> Any:
+    """A copy of the modules of `model` with its parameters and buffers shared, in evaluation mode, attending by
+    rows. Raises UserError for a model whose attention cannot be replaced."""
+    if not getattr(model, "_supports_attention_backend", True):
+        raise UserError(
+            f"{type(model).__name__} cannot be sampled by the transformers engine: its attention cannot be replaced.",
+            where="model.path",
+            do="Choose a model with ordinary attention (Llama, Qwen, Mistral, Gemma, …).",
+        )
+    register()
+    shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    other = copy.deepcopy(model, shared)
+    for module in other.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation"):
+            config._attn_implementation = NAME
+    other.eval()
+    return other
+
+
+def copy_weights(source: Any, into: Any) -> None:
+    """Refresh `into` from `source`, cast to its type, in place. Both have the same parameter names."""
+    theirs = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in into.named_parameters():
+            parameter.copy_(theirs[name])
