@@ -91,6 +91,7 @@ def test_python_runs(block, tmp_path, monkeypatch):
             found()  # a workflow class is made once per episode without arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "bash" for b in blocks(page))], ids=name)
 def test_commands(page, tmp_path, monkeypatch, gsm8k, capfd):
     project = tmp_path / "project"
