@@ -8,6 +8,7 @@ the only file that imports agentscope, inside functions.
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,35 @@ def _model_class() -> Any:
                 messages = openai_messages(messages)
             return await super().__call__(messages, *args, **kwargs)
 
+        def _parse_openai_stream_response(
+            self, start_datetime: Any, response: Any, structured_model: Any = None
+        ) -> Any:
+            silent: Any = _Silent(response)
+            return super()._parse_openai_stream_response(start_datetime, silent, structured_model)
+
     return TunedChatModel
+
+
+class _Silent:
+    """A stream of chunks without the field `audio` where it is None: AgentScope 1.0.21 looks into it if it is there,
+    and since openai 3 it always is."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    async def __aenter__(self) -> AsyncIterator[Any]:
+        return self._items(await self._response.__aenter__())
+
+    async def __aexit__(self, *problem: Any) -> Any:
+        return await self._response.__aexit__(*problem)
+
+    @staticmethod
+    async def _items(stream: Any) -> AsyncIterator[Any]:
+        async for item in stream:
+            for choice in getattr(getattr(item, "chunk", item), "choices", None) or ():
+                if getattr(choice.delta, "audio", ...) is None:
+                    del choice.delta.audio
+            yield item
 
 
 def seen_as(kind: type) -> type:
