@@ -166,3 +166,11 @@ def tokenizer(style: str) -> Any:
     made.add_tokens([token for token in special if token not in plain])
     made.chat_template = template
     return made
+
+
+def variant(style: str, *, template: str | None = None, eos: str | None = None) -> Any:
+    """A family's tokenizer with another template or end token."""
+    base = tokenizer(style)
+    made = base.__class__(tokenizer_object=base.backend_tokenizer, eos_token=eos or STYLES[style][2])
+    made.chat_template = STYLES[style][0] if template is None else template
+    return made

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 import typer
 
@@ -47,12 +47,10 @@ def root(
 
 
 # The root shows (and completes) launch's options; `main` hands the parsing of a launch to the command itself.
-_types = {name: kind for name, kind in get_type_hints(launch, include_extras=True).items() if name != "overrides"}
-_launch = inspect.signature(launch).parameters
-_options = [_launch[name].replace(annotation=kind) for name, kind in _types.items() if name in _launch]
-_options.append(inspect.signature(root).parameters["version"].replace(annotation=bool))
+_options = [each for name, each in inspect.signature(launch, eval_str=True).parameters.items() if name != "overrides"]
+_options.append(inspect.signature(root, eval_str=True).parameters["version"])
 root.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
-root.__annotations__ = {**_types, "version": bool}
+root.__annotations__ = {each.name: each.annotation for each in _options}
 app.callback()(root)
 
 app.command("launch", hidden=True)(launch)

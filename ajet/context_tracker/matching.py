@@ -150,9 +150,9 @@ class Conversations:
         if not quotes and (common < latest.root or common == len(keys)):
             return None
         said = {self._keys[node] for node in latest.history}
-        if len(keys) < len(latest.history) and common < len(keys) and keys[common] not in said:
-            return "compaction"
-        return "client_edit"
+        put = keys[common] if common < len(keys) else None
+        summary = isinstance(put, tuple) and put[0] != "assistant" and put not in said
+        return "compaction" if summary and len(keys) < len(latest.history) else "client_edit"
 
 
 def _thought(message: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ajet.engine.contract import ChatEngine, DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.capture import Capture, Entry, Recorder, Sampled
+from ajet.gateway.proxy import chat_body, read_answer, relay
 from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
 from ajet.schema.call import Call, FinishReason, ForkReason
 from ajet.schema.endpoint import Endpoint
@@ -325,6 +326,7 @@ class Session:
 
     async def _chat_turn(self, request: TurnRequest, target: str, engine: ChatEngine, on_piece: OnPiece | None) -> Turn:
         recorder = self._recorder
+        body = chat_body(request, self._sampling)
         match = recorder.conversations.match(request.agent, request.messages)
         entry = recorder.enter(
             agent=request.agent,
@@ -341,10 +343,10 @@ class Session:
         settled = False
         try:
             if on_piece is None:
-                answer = await engine.chat(chat_body(request, self._sampling))
-                message, finish, usage = _read_answer(answer)
+                answer = await engine.chat(body)
+                message, finish, usage = read_answer(answer)
             else:
-                message, finish, usage = await _relay(engine.stream(chat_body(request, self._sampling)), on_piece)
+                message, finish, usage = await relay(engine.stream(body), on_piece)
             settled = True
         except asyncio.CancelledError:
             settled = True
@@ -376,25 +378,6 @@ class Session:
                 self._recorder.capture.terminated = fired[0]
 
 
-def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
-    """The request as a chat engine takes it: OpenAI's Chat Completions."""
-    body: dict[str, Any] = {"messages": list(request.messages)}
-    if request.tools:
-        body["tools"] = list(request.tools)
-        if request.tool_choice == "named":
-            body["tool_choice"] = {"type": "function", "function": {"name": request.named_tool}}
-        elif request.tool_choice != "auto":
-            body["tool_choice"] = request.tool_choice
-        if not request.parallel_tool_calls:
-            body["parallel_tool_calls"] = False
-    body["temperature"] = run.temperature if request.temperature is None else request.temperature
-    body["top_p"] = run.top_p if request.top_p is None else request.top_p
-    body["max_tokens"] = run.max_tokens if request.max_tokens is None else min(run.max_tokens, request.max_tokens)
-    if request.stop:
-        body["stop"] = list(request.stop)
-    return {**body, **request.passed}
-
-
 def call_ids(index: int) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
     """Gives the tool calls in deltas of call `index` their ids."""
 
@@ -420,48 +403,3 @@ def _refuse_passed(passed: Mapping[str, Any]) -> None:
     for name in passed:
         if name != "seed":
             raise Refused(f"{name} cannot be honoured by this model's engine", param=name, code="unsupported_parameter")
-
-
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
-
-
-def _read_answer(answer: Mapping[str, Any]) -> tuple[dict[str, Any], FinishReason, Mapping[str, Any]]:
-    try:
-        choice = answer["choices"][0]
-        message = {name: value for name, value in choice["message"].items() if value is not None}
-        message.setdefault("role", "assistant")
-        message.setdefault("content", None if message.get("tool_calls") else "")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
-    return message, _FINISH.get(choice.get("finish_reason"), "stop"), answer.get("usage") or {}
-
-
-async def _relay(
-    chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece
-) -> tuple[dict[str, Any], FinishReason, Mapping[str, Any]]:
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls: dict[int, dict[str, Any]] = {}
-    finish: FinishReason = "stop"
-    usage: Mapping[str, Any] = {}
-    async with aclosing(cast(Any, chunks)) as stream:
-        async for chunk in stream:
-            usage = chunk.get("usage") or usage
-            for choice in chunk.get("choices") or ():
-                delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
-                finish = _FINISH.get(choice.get("finish_reason"), finish)
-                for name in ("content", "reasoning_content"):
-                    if delta.get(name):
-                        message[name] = message.get(name, "") + delta[name]
-                for call in delta.get("tool_calls") or ():
-                    told = calls.setdefault(call.get("index", 0), {"type": "function", "function": {"arguments": ""}})
-                    told["id"] = call.get("id") or told.get("id", "")
-                    function = call.get("function") or {}
-                    told["function"]["name"] = function.get("name") or told["function"].get("name", "")
-                    told["function"]["arguments"] += function.get("arguments") or ""
-                delta.pop("role", None)
-                if any(delta.values()):
-                    on_piece(Piece([delta]))
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        message["content"] = message["content"] or None
-    return message, finish, usage

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+SLICE = 1 << 20
 ALIGN = 64
 """Elements that each parameter's place is rounded up to."""
 
@@ -82,7 +84,10 @@ class FlatWeights:
 
     def open_gradients(self) -> Tensor:
         """[size] zeros that backward passes add to from now on."""
-        self.gradients = torch.zeros(self.size, dtype=torch.float32, device=self.values.device)
+        if self.values.device.type == "cpu":
+            self.gradients = torch.from_numpy(np.zeros(self.size, np.float32))  # pages come with their first use
+        else:
+            self.gradients = torch.zeros(self.size, dtype=torch.float32, device=self.values.device)
         if self.low is None:
             for place, (_, parameter) in zip(self.places, self.parameters, strict=True):
                 parameter.grad = self.gradients[place.start : place.stop].view(place.shape)
@@ -98,7 +103,9 @@ class FlatWeights:
         def collect(parameter: Tensor) -> None:
             assert self.gradients is not None, "a backward pass outside of an update"
             assert parameter.grad is not None
-            self.gradients[place.start : place.stop].add_(parameter.grad.reshape(-1))
+            total = self.gradients[place.start : place.stop]
+            for into, part in zip(total.split(SLICE), parameter.grad.reshape(-1).split(SLICE), strict=True):
+                into.add_(part)  # in slices: adding bfloat16 to float32 makes a float32 copy of it
             parameter.grad = None
 
         return collect

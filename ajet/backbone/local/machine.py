@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,6 +63,13 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     torch.set_num_threads(count)
     logger.info("{} threads on {} ({})", count, device.type, why)
     return count
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system: glibc keeps it for itself otherwise, and a run's next phase cannot always
+    use it. Nothing where the C library is another."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _cores() -> int:

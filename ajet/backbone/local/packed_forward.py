@@ -28,7 +28,7 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from ajet.context_tracker.packing import Indices
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 32 * 2**20
 
 TokenLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Logprobs [C], entropies [C] and the targets [start, stop) that they belong to, to the chunk's summed loss."""

@@ -12,16 +12,24 @@ import torch
 from torch import Tensor
 
 
+ROWS = 8
+"""How many rows of log-probabilities are kept beside their exponentials for the entropy."""
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        scaled = logits.float() if temperature == 1.0 else logits.float().div_(temperature)
-        log_probs = torch.log_softmax(scaled, -1)
-        del scaled
-        chosen = log_probs.gather(1, targets[:, None]).squeeze(1)
-        probs = log_probs.exp()
-        entropy = -torch.linalg.vecdot(probs, log_probs)
-        ctx.save_for_backward(probs, targets)
+        if temperature == 1.0:
+            table = torch.log_softmax(logits, -1, dtype=torch.float32)
+        else:
+            table = torch.log_softmax(logits.float().div_(temperature), -1)
+        chosen = table.gather(1, targets[:, None]).squeeze(1)
+        entropy = torch.empty_like(chosen)
+        for rows, out in zip(table.split(ROWS), entropy.split(ROWS), strict=True):
+            log_probs = rows.clone()
+            torch.linalg.vecdot(rows.exp_(), log_probs, out=out)
+        entropy.neg_()
+        ctx.save_for_backward(table, targets)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
         ctx.mark_non_differentiable(entropy)
         return chosen, entropy

@@ -20,6 +20,7 @@ from loguru import logger
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import StepLoss, Tally
+from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, Schedule
 from ajet.backbone.local.policy import Policy
 from ajet.context_tracker.packing import PackedRow, pack
@@ -54,6 +55,7 @@ class Trainer:
             clip=optim.grad_clip,
         )
         self.version = 0
+        release_memory()
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None
@@ -90,6 +92,7 @@ class Trainer:
                 tokens += self._gradients(loss, batch.temperature)
                 norms.append(self._step(loss, lr))
                 tallies.append(loss.tally)
+        release_memory()
         self.version += 1
         return self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
 
