@@ -1,0 +1,85 @@
+"""Proxy: turns that a chat engine answers (a debug model, a remote server).
+
+Invariant: the engine gets the client's request as it was meant, and what it says is passed on unchanged; such replies
+have no ids here, so they are recorded and never trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
+
+from ajet.engine.contract import Sampling
+from ajet.gateway.turn import OnPiece, Piece, Refused, TurnRequest
+from ajet.schema.call import FinishReason
+from ajet.schema.errors import EngineFailure
+
+Answer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
+"""The message, why it ended, the server's own token counts."""
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+
+
+def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
+    """The request as a chat engine takes it: OpenAI's Chat Completions. Raises Refused."""
+    if request.logprobs:
+        raise Refused("this model's logprobs are not at hand", param="logprobs", code="unsupported_parameter")
+    body: dict[str, Any] = {"messages": list(request.messages)}
+    if request.tools:
+        body["tools"] = list(request.tools)
+        if request.tool_choice == "named":
+            body["tool_choice"] = {"type": "function", "function": {"name": request.named_tool}}
+        elif request.tool_choice != "auto":
+            body["tool_choice"] = request.tool_choice
+        if not request.parallel_tool_calls:
+            body["parallel_tool_calls"] = False
+    body["temperature"] = run.temperature if request.temperature is None else request.temperature
+    body["top_p"] = run.top_p if request.top_p is None else request.top_p
+    body["max_tokens"] = run.max_tokens if request.max_tokens is None else min(run.max_tokens, request.max_tokens)
+    if request.top_k is not None and request.top_k > 0:
+        body["top_k"] = request.top_k
+    if request.stop:
+        body["stop"] = list(request.stop)
+    return {**body, **request.passed}
+
+
+def read_answer(answer: Mapping[str, Any]) -> Answer:
+    """The answer of a chat engine. Raises EngineFailure for what is no chat completion."""
+    try:
+        choice = answer["choices"][0]
+        message = {name: value for name, value in choice["message"].items() if value is not None}
+        message.setdefault("role", "assistant")
+        message.setdefault("content", None if message.get("tool_calls") else "")
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
+    return message, _FINISH.get(choice.get("finish_reason"), "stop"), answer.get("usage") or {}
+
+
+async def relay(chunks: AsyncIterator[dict[str, Any]], on_piece: OnPiece) -> Answer:
+    """The same of a streamed answer, passing its pieces on."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    finish: FinishReason = "stop"
+    usage: Mapping[str, Any] = {}
+    async with aclosing(cast(Any, chunks)) as stream:
+        async for chunk in stream:
+            usage = chunk.get("usage") or usage
+            for choice in chunk.get("choices") or ():
+                delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
+                finish = _FINISH.get(choice.get("finish_reason"), finish)
+                for name in ("content", "reasoning_content"):
+                    if delta.get(name):
+                        message[name] = message.get(name, "") + delta[name]
+                for call in delta.get("tool_calls") or ():
+                    told = calls.setdefault(call.get("index", 0), {"type": "function", "function": {"arguments": ""}})
+                    told["id"] = call.get("id") or told.get("id", "")
+                    function = call.get("function") or {}
+                    told["function"]["name"] = function.get("name") or told["function"].get("name", "")
+                    told["function"]["arguments"] += function.get("arguments") or ""
+                delta.pop("role", None)
+                if any(delta.values()):
+                    on_piece(Piece([delta]))
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+        message["content"] = message["content"] or None
+    return message, finish, usage

@@ -1,0 +1,166 @@
+"""Which earlier call a request extends, and why not."""
+
+import copy
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet.context_tracker.matching import Conversations, Match, message_key
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def says(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def calling(arguments, call_id="call_0_0", content=None):
+    call = {"id": call_id, "type": "function", "function": {"name": "add", "arguments": arguments}}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+class Talk:
+    """A session's calls, in order."""
+
+    def __init__(self) -> None:
+        self.seen = Conversations()
+        self.count = 0
+
+    def ask(self, messages, reply=None, agent="a") -> Match:
+        match = self.seen.match(agent, messages)
+        self.seen.asked(self.count, match)
+        if reply is not None:
+            self.seen.told(self.count, agent, reply)
+        self.count += 1
+        return match
+
+
+def test_a_request_extends_the_call_whose_reply_it_quotes():
+    talk = Talk()
+    assert talk.ask([SYSTEM, user("1")], says("one")).extends is None
+    second = talk.ask([SYSTEM, user("1"), says("one"), user("2")], says("two"))
+    assert (second.extends, second.reason) == (0, None)
+    third = talk.ask([SYSTEM, user("1"), says("one"), user("2"), says("two"), user("3")])
+    assert (third.extends, third.reason) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        calling('{"b": 2, "a": "é"}'),
+        calling('{ "a":"\\u00e9","b":2 }', call_id="mine"),
+        calling('{"a": "é", "b": 2}', content=""),
+        calling('{"a": "é", "b": 2}', content=[]),
+    ],
+)
+def test_a_tool_call_is_the_same_however_it_is_written(echo):
+    talk = Talk()
+    talk.ask([user("1")], calling('{"a": "é", "b": 2}'))
+    assert talk.ask([user("1"), echo, {"role": "tool", "tool_call_id": "mine", "content": "3"}]).extends == 0
+
+
+@pytest.mark.parametrize(
+    "echo", [calling('{"a": 2}'), calling("{"), calling('{"a": 1}', content="so"), says(""), says('{"a": 1}')]
+)
+def test_another_tool_call_is_an_edit(echo):
+    talk = Talk()
+    talk.ask([user("1")], calling('{"a": 1}'))
+    match = talk.ask([user("1"), echo, user("2")])
+    assert (match.extends, match.nearest, match.reason) == (None, 0, "client_edit")
+
+
+def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_changed():
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="hm"))
+    blocks = [{"type": "text", "text": "on"}, {"type": "text", "text": "e"}]
+    assert talk.ask([user("1"), says(blocks), user("2")]).extends == 0
+    assert talk.ask([user("1"), says("one", reasoning_content=" hm\n"), user("2")]).extends == 0
+    assert talk.ask([user("1"), says("one", reasoning_content="no"), user("2")]).extends is None
+
+
+def test_ties_go_to_the_agents_latest_call():
+    talk = Talk()
+    for agent in ("a", "b", "a", "b"):
+        talk.ask([user("1")], says("one"), agent=agent)
+    again = [user("1"), says("one"), user("2")]
+    assert talk.ask(again, agent="a").extends == 2
+    assert talk.ask(again, agent="b").extends == 3
+    assert talk.ask(again, agent="c").extends == 3
+
+
+def test_among_equal_texts_the_quoted_reasoning_decides():
+    talk = Talk()
+    talk.ask([user("1")], says("one", reasoning_content="first"))
+    talk.ask([user("1")], says("one", reasoning_content="second"))
+    assert talk.ask([user("1"), says("one", reasoning_content="first"), user("2")]).extends == 0
+
+
+def test_a_changed_later_turn_still_extends_the_turn_before_it():
+    talk = Talk()
+    talk.ask([user("1")], says("one"))
+    talk.ask([user("1"), says("one"), user("2")], says("two"))
+    match = talk.ask([user("1"), says("one"), user("2"), says("TWO"), user("3")])
+    assert (match.extends, match.reason) == (0, None)
+
+
+def test_new_conversations_and_parallel_calls_are_no_forks():
+    talk = Talk()
+    shots = [SYSTEM, user("example"), says("shown")]
+    talk.ask([*shots, user("1")], says("one"))
+    assert talk.ask([*shots, user("1")], says("uno")).reason is None
+    assert talk.ask([*shots, user("2")], says("two")).reason is None
+    assert talk.ask([SYSTEM, user("3")], says("three")).reason is None
+
+
+def test_why_a_conversation_forked():
+    talk = Talk()
+    talk.ask([SYSTEM, user("1")], says("one"))
+    talk.ask([SYSTEM, user("1"), says("one"), user("2")], says("two"))
+    history = [SYSTEM, user("1"), says("one"), user("2"), says("two")]
+
+    def why(messages):
+        return talk.seen.match("a", messages).reason
+
+    assert why([*history[:2], says("ONE"), user("2")]) == "client_edit"
+    assert why([{**SYSTEM, "content": "Be long."}, *history[1:], user("3")]) == "client_edit"
+    assert why([SYSTEM, *history[3:], user("3")]) == "client_edit"  # the oldest turn dropped
+    assert why([SYSTEM, user("1"), user("Summary: one, two."), user("3")]) == "compaction"
+    assert why([SYSTEM, user("Summary: one, two."), *history[3:]]) == "compaction"
+    assert talk.seen.match("b", [SYSTEM, user("1"), user("else")]).reason is None
+
+
+def test_a_call_without_a_reply_cannot_be_extended():
+    talk = Talk()
+    talk.ask([user("1")])
+    match = talk.ask([user("1"), says("one"), user("2")])
+    assert (match.extends, match.nearest, match.reason) == (None, 0, None)
+
+
+MESSAGES = st.one_of(
+    st.builds(user, st.sampled_from("12")),
+    st.builds(says, st.sampled_from(["one", "two", ""])),
+    st.builds(lambda a: calling(json.dumps(a)), st.dictionaries(st.sampled_from("ab"), st.integers(0, 1))),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=4), MESSAGES, st.sampled_from("ab")), max_size=8))
+def test_the_trie_finds_what_comparing_with_every_call_finds(asked):
+    talk = Talk()
+    calls = []
+    for messages, reply, agent in asked:
+        match = talk.ask(copy.deepcopy(messages), {**reply, "role": "assistant"}, agent)
+        keys = [message_key(message) for message in messages]
+        fitting = [
+            (len(theirs), whose == agent, index)
+            for index, (theirs, whose) in enumerate(calls)
+            if keys[: len(theirs)] == theirs
+        ]
+        assert match.extends == (max(fitting)[2] if fitting else None)
+        calls.append(([*keys, message_key({**reply, "role": "assistant"})], agent))
