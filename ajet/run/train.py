@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,13 @@ from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
     from ajet.schema.episode import Group
+
+OnStep = Callable[[int, int, dict[str, float]], None]
+"""Called with (step, total steps, metrics)."""
 
 
 @dataclass(slots=True)
@@ -38,16 +40,17 @@ class Training:
     parts: Parts
     run: RunDirectory
     order: TaskOrder
+    on_step: OnStep
     step: int = 0
     saved_step: int = -1
     last_validation: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, parts: Parts, run: RunDirectory) -> Training:
+    def begin(cls, parts: Parts, run: RunDirectory, on_step: OnStep) -> Training:
         """From the checkpoint that the run resumes, or from nothing."""
         settings = parts.experiment.ajet
         order = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
-        training = cls(parts, run, order)
+        training = cls(parts, run, order, on_step)
         if run.resumed is not None:
             parts.backbone.load(run.resumed.path)
             order.restore(run.resumed.state["frontier"])
@@ -74,26 +77,23 @@ class Training:
         self.saved_step = self.step
 
 
-def train(
-    parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: Callable[[int, int, dict[str, float]], None]
-) -> Training:
-    """Train until the last step; `on_step(step, total, metrics)` shows each to the person.
+def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> Training:
+    """Train until the last step; `on_step` shows each step and validation to the person.
 
     Raises KeyboardInterrupt after saving, when interrupted; UserError when a whole step had nothing to learn from
     because every episode failed.
     """
     trainer = parts.experiment.ajet.trainer_common
-    training = Training.begin(parts, run)
+    training = Training.begin(parts, run, on_step)
     total = training.total_steps
     try:
         if training.step == 0 and trainer.val_before_train:
-            _validate(training, on_step)
+            _validate(training)
         while training.step < total:
-            metrics = train_step(training, interrupts)
-            on_step(training.step, total, metrics)
+            train_step(training, interrupts)
             last = training.step == total
             if _due(training.step, trainer.test_freq) or (last and training.last_validation):
-                _validate(training, on_step)
+                _validate(training)
             if _due(training.step, trainer.save_freq) or last:
                 with interrupts.held():
                     training.save()
@@ -104,8 +104,8 @@ def train(
     return training
 
 
-def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
-    """One step: tasks -> episodes -> credit -> update -> record. Answers its metrics."""
+def train_step(training: Training, interrupts: Interrupts) -> None:
+    """One step: tasks -> episodes -> credit -> update -> record."""
     parts, run, order = training.parts, training.run, training.order
     settings = parts.experiment.ajet
     step = training.step + 1
@@ -135,23 +135,23 @@ def train_step(training: Training, interrupts: Interrupts) -> dict[str, float]:
         metrics |= _seconds(began, played)
         run.episodes.write(step, "train", [episode for group in groups + discarded for episode in group.episodes])
         tasks, unused = [group.order for group in groups], [group.order for group in discarded]
+        training.on_step(step, training.total_steps, metrics)
         run.metrics.log(step, metrics, tasks=tasks, discarded=unused)
         training.step = step
-    return metrics
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _validate(training: Training, on_step: Callable[[int, int, dict[str, float]], None]) -> None:
+def _validate(training: Training) -> None:
     training.run.status.set(phase="validation", step=training.step)
     began = time.monotonic()
     metrics = evaluate(training.parts, training.run, step=training.step)
     metrics["seconds/validation"] = time.monotonic() - began
     training.last_validation = metrics
+    training.on_step(training.step, training.total_steps, metrics)
     training.run.metrics.log(training.step, metrics)
-    on_step(training.step, training.total_steps, metrics)
 
 
 def _save_interrupted(training: Training) -> None:
