@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
+OPENAI = "https://api.openai.com/v1"
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 """Seconds between bytes of a reply, and to connect."""
@@ -39,7 +40,8 @@ class EndpointEngine:
         self.base_url, self.model = base_url.rstrip("/"), model
         self._key = api_key
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
-        logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
+        if base_url:
+            logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
 
     @classmethod
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
@@ -58,15 +60,9 @@ class EndpointEngine:
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
         """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
-        in OPENAI_API_KEY. Raises ConfigError when neither is set."""
+        in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
         base_url, key = os.environ.get(URL_VARIABLE), os.environ.get(KEY_VARIABLE)
-        if not base_url and not key:
-            raise ConfigError(
-                f"The debug model {name} has no server to answer it.",
-                where="debug_model",
-                expected=f"{URL_VARIABLE} (an OpenAI-compatible server) or {KEY_VARIABLE} in the environment or .env",
-            )
-        return cls(base_url or "https://api.openai.com/v1", name, api_key=key or None)
+        return _shared(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """One reply. Raises EngineFailure."""
@@ -117,6 +113,12 @@ class EndpointEngine:
                 loop.call_soon_threadsafe(_close_soon, client)
 
     def _client(self) -> httpx.AsyncClient:
+        if not self.base_url:
+            raise EngineFailure(
+                f"the debug model {self.model} has no server: set {URL_VARIABLE} or {KEY_VARIABLE} in the environment "
+                "or in .env",
+                retryable=False,
+            )
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -148,6 +150,11 @@ class EndpointEngine:
 
     def _clean(self, text: str) -> str:
         return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+@cache
+def _shared(base_url: str, model: str, key: str | None) -> EndpointEngine:
+    return EndpointEngine(base_url, model, api_key=key)
 
 
 def _close_soon(client: httpx.AsyncClient) -> None:
