@@ -78,6 +78,8 @@ def meta(field: FieldInfo) -> dict[str, Any]:
 def subsection(field: FieldInfo) -> type[Section] | None:
     """The model of a nested section; None for a plain key."""
     annotation = field.annotation
+    if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
+        return None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
