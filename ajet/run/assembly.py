@@ -19,10 +19,12 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
+    from ajet.config import AjetConfig
     from ajet.gateway import Gateway
     from ajet.rollout import Rollout
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader, TaskSplit
+    from ajet.tokens import Renderer
     from ajet.workflow import Workflow
 
 
@@ -85,6 +87,14 @@ def validation_sampling(experiment: Experiment) -> Sampling:
     )
 
 
+def _renderer(settings: AjetConfig, backbone: Backbone) -> Renderer | None:
+    from ajet.tokens import Renderer
+
+    if backbone.tokenizer is None:
+        return None
+    return Renderer(backbone.tokenizer, keep_thinking=settings.context_tracker.keep_thinking)
+
+
 @contextmanager
 def assemble(
     experiment: Experiment,
@@ -99,7 +109,6 @@ def assemble(
     from ajet.rollout import Rollout, RoundEngine
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
-    from ajet.tokens import Renderer
 
     settings = experiment.ajet
     gateway = rollout = None
@@ -112,7 +121,7 @@ def assemble(
             engine = RoundEngine(engine)
         gateway = Gateway(
             engine,
-            Renderer(backbone.tokenizer) if backbone.tokenizer is not None else None,
+            _renderer(settings, backbone),
             host=settings.gateway.host,
             port=settings.gateway.port,
             advertise=settings.gateway.advertise,

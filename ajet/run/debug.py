@@ -15,6 +15,7 @@ from rich.text import Text
 from ajet.record.console import console
 from ajet.run.accounting import episode_metrics
 from ajet.run.assembly import Parts
+from ajet.run.format_log import log_formats
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -44,6 +45,7 @@ def debug_run(parts: Parts, run: RunDirectory) -> list[Episode]:
             episodes.append(episode)
             show_episode(episode)
     run.episodes.write(0, "debug", episodes)
+    log_formats(episodes, parts.experiment.ajet.context_tracker)
     metrics = episode_metrics(episodes, "debug")
     run.metrics.log(0, metrics)
     _show_summary(episodes, metrics, run)

@@ -64,12 +64,13 @@ class AgentJetJob:
         self, type: str, dataset_path: str, training_split: str = "train", validation_split: str = "test"
     ) -> AgentJetJob:
         """Tasks: `type` is a reader's name ("hf", "jsonl" for short). For JSONL the splits are file paths:
-        `dataset_path` the training file, `validation_split` the validation file if it names one."""
+        `dataset_path` the training file, `validation_split` the validation file; none validates nothing."""
         kind = _READERS.get(type, type)
         reader: dict[str, Any] = {"type": kind}
         if kind == "jsonl_dataset_file":
-            validation = validation_split if validation_split.endswith((".jsonl", ".json")) else dataset_path
-            reader[kind] = {"training": {"file_path": dataset_path}, "validation": {"file_path": validation}}
+            reader[kind] = {"training": {"file_path": dataset_path}}
+            if validation_split.endswith((".jsonl", ".json")):
+                reader[kind]["validation"] = {"file_path": validation_split}
         elif kind == "huggingface_dat_repo":
             reader[kind] = {
                 "dataset_path": dataset_path,

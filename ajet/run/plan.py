@@ -29,8 +29,9 @@ def dry_run(experiment: Experiment) -> None:
     workflow_of(experiment)
     reader = open_reader(experiment)
     open_judge(experiment, reader_judge=reader.judge)
-    tasks = {split: reader.tasks(split) for split in ("train", "validation")}
-    task = tasks["train"][0]
+    training = reader.tasks("train")
+    validation = reader.tasks("validation") if reader.has("validation") else []
+    task = training[0]
     messages = task.init_messages or [{"role": "user", "content": task.main_query}]
 
     plan = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -40,7 +41,7 @@ def dry_run(experiment: Experiment) -> None:
     plan.add_row(
         "judge", str(settings.task_judge.judge_protocol or reader.judge or "none: the workflow gives the reward")
     )
-    plan.add_row("tasks", f"{len(tasks['train'])} train, {len(tasks['validation'])} validation")
+    plan.add_row("tasks", f"{len(training)} train, {len(validation) or 'no'} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
     if settings.rollout.engine == "endpoint":
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")

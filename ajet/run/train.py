@@ -19,6 +19,7 @@ from ajet.algorithm import credit
 from ajet.run.accounting import check_tokens, count_discarded, episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
+from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
 from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
-    from ajet.schema.episode import Group
+    from ajet.schema.episode import Episode
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, total steps, metrics)."""
@@ -87,12 +88,13 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     training = Training.begin(parts, run, on_step)
     total = training.total_steps
     try:
-        if training.step == 0 and trainer.val_before_train:
+        validates = parts.reader.has("validation")
+        if training.step == 0 and trainer.val_before_train and validates:
             _validate(training)
         while training.step < total:
             train_step(training, interrupts)
             last = training.step == total
-            if _due(training.step, trainer.test_freq) or (last and training.last_validation):
+            if validates and (_due(training.step, trainer.test_freq) or (last and training.last_validation)):
                 _validate(training)
             if _due(training.step, trainer.save_freq) or last:
                 with interrupts.held():
@@ -115,7 +117,9 @@ def train_step(training: Training, interrupts: Interrupts) -> None:
     groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
     discarded = parts.rollout.tally.discarded
     played = time.monotonic()
-    _refuse_if_all_failed(groups, step)
+    episodes = [episode for group in groups for episode in group.episodes]
+    log_formats(episodes, settings.context_tracker)
+    _refuse_if_all_failed(episodes, step)
 
     run.status.set(phase="update", step=step)
     with interrupts.held():
@@ -124,7 +128,7 @@ def train_step(training: Training, interrupts: Interrupts) -> None:
         )
         count_discarded(discarded)
         check_tokens(groups + discarded, batch)
-        metrics = episode_metrics((e for group in groups for e in group.episodes), "train")
+        metrics = episode_metrics(episodes, "train")
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
         if batch.samples:
@@ -133,7 +137,7 @@ def train_step(training: Training, interrupts: Interrupts) -> None:
         order.done([group.order for group in groups + discarded])
         order.give_back(parts.rollout.tally.unfinished)
         metrics |= _seconds(began, played)
-        run.episodes.write(step, "train", [episode for group in groups + discarded for episode in group.episodes])
+        run.episodes.write(step, "train", episodes + [e for group in discarded for e in group.episodes])
         tasks, unused = [group.order for group in groups], [group.order for group in discarded]
         training.on_step(step, training.total_steps, metrics)
         run.metrics.log(step, metrics, tasks=tasks, discarded=unused)
@@ -178,8 +182,7 @@ def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], 
     return lambda samples: (backbone.logprobs(samples), backbone.logprobs(samples, reference=True))
 
 
-def _refuse_if_all_failed(groups: list[Group], step: int) -> None:
-    episodes = [episode for group in groups for episode in group.episodes]
+def _refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
     failures = [episode.failure for episode in episodes if episode.failure]
     if not episodes or len(failures) < len(episodes):
         return

@@ -82,7 +82,7 @@ def test_data_of_the_hub(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("validation", "expected"), [("held_out.jsonl", "held_out.jsonl"), ("test", "train.jsonl")], ids=["file", "none"]
+    ("validation", "expected"), [("held_out.jsonl", "held_out.jsonl"), ("test", None)], ids=["file", "none"]
 )
 def test_data_of_json_lines(tmp_path, validation, expected):
     job = AgentJetJob().set_data("jsonl", "train.jsonl", validation_split=validation)

@@ -25,7 +25,11 @@ class Algorithm(Section):
     is_cap: float | None = key(
         None, "Truncate the importance weights against the engine's logprobs at this value; null: no weights.", gt=0
     )
-    dynamic_sampling: bool = key(False, "Replace groups whose rewards are all equal by further ones (DAPO).")
+    dynamic_sampling: bool = key(
+        False,
+        "Leave groups whose rewards are all equal out of the batch (DAPO); with `rollout.enable_oversample` others "
+        "take their place.",
+    )
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
 
@@ -35,7 +39,7 @@ class Optim(Section):
 
     lr: float = key(1e-6, "Learning rate.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = key("constant", "After the warm-up.")
-    lr_warmup_steps: int = key(0, "Optimizer steps in which the rate rises from 0.", ge=0)
+    lr_warmup_steps: int = key(0, "Training steps in which the rate rises from 0.", ge=0)
     min_lr_ratio: float = key(0.0, "Where linear and cosine end, as a part of `lr`.", ge=0, le=1)
     weight_decay: float = key(0.0, "Decoupled weight decay.", ge=0)
     betas: list[float] = key([0.9, 0.95], "Decay of the two moments.", min_length=2, max_length=2)
