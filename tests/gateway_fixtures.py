@@ -34,7 +34,7 @@ class Bench:
     renderer: Renderer
 
     def open(self, **options: Any) -> Session:
-        settings: dict[str, Any] = {"key": (7, 3, 1), "sampling": Sampling(64, temperature=0.9), "trainable": None}
+        settings: dict[str, Any] = {"key": (7, 3, 1), "sampling": Sampling(200, temperature=0.9), "trainable": None}
         return self.gateway.open("episode", **{**settings, **options})
 
     def ids(self, text: str, *, ended: bool = True) -> list[int]:

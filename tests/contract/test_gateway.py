@@ -1,0 +1,570 @@
+"""What any client may rely on, over every way into the gateway; and what the capture then holds."""
+
+import asyncio
+import json
+import re
+import threading
+
+import httpx
+import openai
+import pytest
+import requests
+
+from ajet.engine.contract import Sampling
+from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
+from ajet.gateway import Gateway, TurnRequest
+from ajet.schema.call import VersionRun, full_ids, prompt_ids
+from ajet.tokens import Renderer
+from tests.chat_templates import tokenizer
+from tests.gateway_fixtures import ADD, ASK, bench, client_of, post, spelled_out
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+WAYS = ["in-process", "socket", "sync"]
+
+
+async def complete(endpoint, way, **fields):
+    """One chat completion by an unmodified client; with stream=True the chunks."""
+    if way == "sync":
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
+            answer = client.chat.completions.create(model="m", **fields)
+            return list(answer) if fields.get("stream") else answer
+    async with client_of(endpoint, in_process=way == "in-process") as client:
+        answer = await client.chat.completions.create(model="m", **fields)
+        return [chunk async for chunk in answer] if fields.get("stream") else answer
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
+    with bench() as on:
+        replies = iter([spelled_out(on, CALL), spelled_out(on, "It is 3.")])
+        on.engine._script = lambda request: next(replies)
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+
+        async def agent():
+            first = await complete(endpoint, way, messages=ASK, tools=[ADD])
+            told = first.choices[0].message
+            assert first.choices[0].finish_reason == "tool_calls" and told.content is None
+            assert told.tool_calls[0].function.arguments == '{"a": 1}'
+            result = {"role": "tool", "tool_call_id": told.tool_calls[0].id, "content": "3"}
+            messages = [*ASK, told.model_dump(exclude_none=True), result]
+            second = await complete(endpoint, way, messages=messages, tools=[ADD])
+            assert second.choices[0].message.content == "It is 3."
+            return first, second
+
+        answers = asyncio.run(agent())
+        capture = session.close()
+        assert len(capture.calls) == 2
+        first, second = capture.calls
+        assert (second.parent, second.prefix, second.fork) == (0, len(full_ids(capture.calls, 0)), None)
+        assert len(first.response_ids) == len(CALL) + 1, "as sampled, a token a character"
+        for call, answer in zip(capture.calls, answers, strict=True):
+            assert answer.usage.completion_tokens == len(call.response_ids)
+            assert answer.usage.prompt_tokens == len(prompt_ids(capture.calls, call.index))
+            expected = [scripted_logprob(token) for token in call.response_ids.tolist()]
+            assert call.logprobs.tolist() == expected
+            assert call.logprobs_unit.tolist() == [2 * logprob for logprob in expected]
+            assert call.versions == (VersionRun(0, 0, 0),) and call.trained and call.temperature == 0.9
+            assert 0 < call.started <= call.ended
+        assert [capture.messages[index]["role"] for index in second.messages] == ["system", "user", "assistant", "tool"]
+        assert second.messages[:2] == first.messages and first.tools == second.tools == 0
+        assert capture.messages[second.reply] == {"role": "assistant", "content": "It is 3."}
+        assert capture.tools == [[ADD]]
+        whole = on.renderer.decode(full_ids(capture.calls, 1))
+        assert (
+            whole
+            == on.renderer.render([*ASK, capture.messages[first.reply], {"role": "tool", "content": "3"}], [ADD]).text
+            + "It is 3.<|im_end|>"
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("chunk", [0, 1, 3])
+def test_a_stream_adds_up_to_the_whole_reply(way, chunk):
+    text = "Ok é深✓.\n" + CALL + CALL
+    with bench([text, text], chunk=chunk) as on:
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        whole = asyncio.run(complete(endpoint, way, messages=ASK, tools=[ADD]))
+        chunks = asyncio.run(
+            complete(endpoint, way, messages=ASK, tools=[ADD], stream=True, stream_options={"include_usage": True})
+        )
+        message = whole.choices[0].message
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert deltas[0].role == "assistant"
+        assert "".join(delta.content or "" for delta in deltas) == message.content == "Ok é深✓."
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert [(call.index, call.function.name, call.function.arguments) for call in calls] == [
+            (index, call.function.name, call.function.arguments) for index, call in enumerate(message.tool_calls)
+        ]
+        ids = [call.id for call in calls] + [call.id for call in message.tool_calls]
+        assert len(set(ids)) == 4
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
+        assert chunks[-1].usage == whole.usage
+        first, second = session.close().calls
+        assert first.response_ids.tolist() == second.response_ids.tolist()
+        if chunk == 1:
+            assert len(deltas) > 8
+
+
+def test_a_plain_post_works_inside_an_event_loop_of_the_users():
+    with bench(["3"]) as on:
+        endpoint = on.open()("agent", "agent", None)
+
+        async def execute():
+            return requests.post(
+                f"{endpoint.base_url}/chat/completions",
+                headers={"Authorization": f"Bearer {endpoint.api_key}"},
+                json={"messages": ASK},
+                timeout=20,
+            )
+
+        answer = asyncio.run(execute()).json()
+        assert answer["choices"][0]["message"]["content"] == "3"
+        assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+def test_clients_of_many_loops_share_the_gateway():
+    with bench(lambda request: "3") as on:
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        said = []
+
+        def thread():
+            said.append(asyncio.run(complete(endpoint, "in-process", messages=ASK)).choices[0].message.content)
+
+        threads = [threading.Thread(target=thread) for _ in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert said == ["3"] * 8
+        calls = session.close().calls
+        assert [call.index for call in calls] == list(range(8))
+        assert {call.fork for call in calls} == {None}
+        assert sum(len(call.suffix_ids) for call in calls[1:]) == 0, "the same prompt is stored once"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_length_stop_is_said_and_the_next_turn_closes_the_reply(stream):
+    with bench(["one two three", "ok"]) as on:
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, max_tokens=3, stream=stream))
+        if stream:
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+            assert answer[-1].choices[0].finish_reason == "length"
+        else:
+            said, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+            assert finish == "length" and answer.usage.completion_tokens == 3
+        more = [*ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+        asyncio.run(complete(endpoint, "in-process", messages=more))
+        first, second = session.close().calls
+        assert first.finish == "length" and len(first.response_ids) == 3
+        assert second.parent == 0 and second.prefix == len(first.suffix_ids) + 3
+        assert second.suffix_ids[0] == on.renderer.end_ids[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
+    with bench(chunk=2) as on:
+        reply = spelled_out(on, "Thought 1.\nObservation: 7, and so on")
+        on.engine._script = lambda request: reply
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        answer = asyncio.run(
+            complete(endpoint, "in-process", messages=ASK, stop=["\nObservation:", "zzz"], stream=stream)
+        )
+        if stream:
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == "Thought 1."
+            assert answer[-1].choices[0].finish_reason == "stop"
+        else:
+            assert answer.choices[0].message.content == "Thought 1."
+            assert answer.choices[0].finish_reason == "stop"
+            assert answer.usage.completion_tokens == len("Thought 1.\nObservation:")
+        more = [*ASK, {"role": "assistant", "content": "Thought 1."}, {"role": "user", "content": "Observation: 8"}]
+        asyncio.run(complete(endpoint, "in-process", messages=more))
+        first, second = session.close().calls
+        assert on.renderer.decode(first.response_ids) == "Thought 1.\nObservation:"
+        assert len(first.logprobs) == len(first.response_ids)
+        assert first.finish == "stop" and first.extra["stop"] == "\nObservation:"
+        assert second.fork == "template" and second.parent == 0
+        assert on.engine.closed_early == 1 and on.engine.running == 0
+
+
+def test_n_replies_are_n_calls():
+    texts = iter("abc")
+    with bench(lambda request: next(texts)) as on:
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, n=2))
+        assert sorted(choice.message.content for choice in answer.choices) == ["a", "b"]
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        assert answer.usage.completion_tokens == 4
+        chunks = asyncio.run(complete(endpoint, "socket", messages=ASK, n=1, stream=True))
+        assert chunks[0].choices[0].index == 0
+        assert [call.index for call in session.close().calls] == [0, 1, 2]
+
+
+def test_logprobs_are_those_of_the_captured_tokens():
+    with bench(["It is 3.", "It is 3."], chunk=2) as on:
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+        whole = asyncio.run(complete(endpoint, "in-process", messages=ASK, logprobs=True, top_logprobs=2))
+        chunks = asyncio.run(complete(endpoint, "in-process", messages=ASK, logprobs=True, top_logprobs=2, stream=True))
+        call = session.close().calls[0]
+        content = whole.choices[0].logprobs.content
+        assert [entry.logprob for entry in content] == call.logprobs_unit.tolist()
+        assert "".join(entry.token for entry in content) == "It is 3.<|im_end|>"
+        assert bytes(byte for entry in content for byte in entry.bytes) == b"It is 3.<|im_end|>"
+        assert all(len(entry.top_logprobs) == 2 for entry in content)
+        streamed = [entry for c in chunks if c.choices[0].logprobs for entry in c.choices[0].logprobs.content]
+        assert streamed == content
+
+
+def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
+    seen = []
+    with bench(lambda request: seen.append(request) or "3") as on:
+        session = on.open(trainable=["solver"], sampling=Sampling(64, temperature=0.9, top_p=0.95))
+        fields = {"messages": ASK, "temperature": 0.1, "top_p": 0.5, "max_tokens": 9, "seed": 5}
+        asyncio.run(complete(session("s", "solver", None), "in-process", **fields))
+        asyncio.run(complete(session("c", "critic", None), "in-process", **fields))
+        asyncio.run(complete(session("c", "critic", None), "in-process", messages=ASK, max_tokens=4000))
+        trained, other, third = session.close().calls
+        assert (seen[0].sampling.temperature, seen[0].sampling.top_p, seen[0].sampling.max_tokens) == (0.9, 0.95, 9)
+        assert (seen[1].sampling.temperature, seen[1].sampling.top_p, seen[1].sampling.max_tokens) == (0.1, 0.5, 9)
+        assert seen[2].sampling.temperature == 0.9 and seen[2].sampling.max_tokens == 64
+        assert trained.trained and trained.temperature == 0.9
+        assert trained.extra["ignored"] == {"temperature": 0.1, "top_p": 0.5, "seed": 5}
+        assert not other.trained and other.temperature == 0.1 and other.extra["ignored"] == {"seed": 5}
+        assert [request.key for request in seen] == [(7, 3, 1, 0), (7, 3, 1, 1), (7, 3, 1, 2)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_with_a_debug_model_is_proxied_and_not_trained(way, stream):
+    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+    critic = ScriptedChat([{"role": "assistant", "content": "fine", "tool_calls": calls}])
+    with bench(["3"], chat_engine_for={"big": critic}.__getitem__) as on:
+        session = on.open(trainable=["solver"])
+        answer = asyncio.run(
+            complete(
+                session("c", "critic", "big"), way, messages=ASK, tools=[ADD], seed=5, presence_penalty=1, stream=stream
+            )
+        )
+        asyncio.run(complete(session("s", "solver", "big"), way, messages=ASK))
+        if stream:
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == "fine"
+            assert answer[-1].choices[0].finish_reason == "tool_calls"
+        else:
+            assert answer.choices[0].message.tool_calls[0].id == "c1"
+        capture = session.close()
+        proxied, own = capture.calls
+        assert (proxied.trained, len(proxied.response_ids), len(proxied.suffix_ids)) == (False, 0, 0)
+        assert capture.messages[proxied.reply]["tool_calls"] == calls
+        assert own.trained and len(own.response_ids)
+        assert critic.requests[0]["seed"] == 5 and critic.requests[0]["presence_penalty"] == 1
+        assert critic.requests[0]["tools"] == [ADD]
+
+
+def test_a_chat_engine_alone_serves_a_gateway_without_a_renderer():
+    gateway = Gateway(ScriptedChat(["3"]), None, max_model_len=100, max_response_tokens=50).start()
+    try:
+        session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(8), trainable=None)
+        answer = asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK))
+        assert answer.choices[0].message.content == "3"
+        assert session.close().calls[0].trained is False
+    finally:
+        gateway.close()
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_demanded_tool_call_begins_the_reply(choice):
+    forced = '<tool_call>\n{"name": "' + ("" if choice == "required" else 'add", "arguments": ')
+    rest = CALL.removeprefix(forced.rstrip()).lstrip() if choice != "required" else CALL.removeprefix(forced)
+    with bench([rest, "3"]) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], tool_choice=choice))
+        message = answer.choices[0].message
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert message.tool_calls[0].function.arguments == '{"a": 1}'
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        more = [*ASK, message.model_dump(exclude_none=True), result]
+        asyncio.run(complete(endpoint, "in-process", messages=more, tools=[ADD]))
+        first, second = session.close().calls
+        assert on.renderer.decode(first.suffix_ids).endswith(forced)
+        assert on.renderer.decode(first.response_ids) == rest + "<|im_end|>"
+        assert (second.parent, second.fork, second.prefix) == (0, None, len(first.suffix_ids) + len(first.response_ids))
+
+
+def test_tool_choice_none_reads_no_calls_and_one_call_at_a_time_ends_after_the_first():
+    with bench([CALL, CALL + "\n" + CALL, "3"], chunk=4) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        none = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], tool_choice="none"))
+        assert none.choices[0].message.content == CALL and not none.choices[0].message.tool_calls
+        one = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD], parallel_tool_calls=False))
+        message = one.choices[0].message
+        assert len(message.tool_calls) == 1 and one.choices[0].finish_reason == "tool_calls"
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        more = [*ASK, message.model_dump(exclude_none=True), result]
+        asyncio.run(complete(endpoint, "in-process", messages=more, tools=[ADD]))
+        calls = session.close().calls
+        assert on.renderer.decode(calls[1].response_ids) == CALL
+        assert calls[2].parent == 1 and calls[2].fork is None
+        assert calls[2].suffix_ids[0] == on.renderer.end_ids[0]
+
+
+def test_a_malformed_call_stays_in_the_content_for_a_check_to_see():
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'
+    with bench([text, "x", "y"]) as on:
+
+        def inspect(call, message):
+            return ["wrong_toolcall"] if "<tool_call>" in (message["content"] or "") else []
+
+        session = on.open(inspect=inspect, terminate_on_inspect=True)
+        endpoint = session("a", "a", None)
+        answer = asyncio.run(complete(endpoint, "in-process", messages=ASK, tools=[ADD]))
+        assert answer.choices[0].message.content == text and answer.choices[0].finish_reason == "stop"
+        refused = post(endpoint, {"messages": ASK})
+        assert refused.status_code == 410 and refused.json()["error"]["code"] == "episode_terminated"
+        capture = session.close()
+        assert capture.checks == ["wrong_toolcall"] and capture.terminated == "wrong_toolcall"
+        assert capture.calls[0].extra["checks"] == ["wrong_toolcall"]
+
+
+def test_force_disable_toolcalls_drops_tools_and_says_so():
+    with bench([CALL], force_disable_toolcalls=True) as on:
+        session = on.open()
+        answer = asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK, tools=[ADD]))
+        assert answer.choices[0].message.content == CALL
+        call = session.close().calls[0]
+        assert call.tools is None and call.extra["dropped"] == "tools"
+
+
+def test_forks_share_their_common_beginning_and_carry_a_reason():
+    with bench(lambda request: "It is 3.") as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        def ask(messages, **fields):
+            return asyncio.run(complete(endpoint, "in-process", messages=messages, **fields))
+
+        ask(ASK)
+        edited = [*ASK, {"role": "assistant", "content": "It is four."}, {"role": "user", "content": "Sure?"}]
+        ask(edited)
+        told = [*ASK, {"role": "assistant", "content": "It is 3."}, {"role": "user", "content": "Sure?"}]
+        ask(told, tools=[ADD])
+        capture = session.close()
+        _, edit, tools = capture.calls
+        assert edit.fork == "client_edit" and edit.parent == 0
+        assert len(capture.calls[0].suffix_ids) < edit.prefix < len(full_ids(capture.calls, 0))
+        assert tools.fork == "tools" and tools.parent == 0 and 0 < tools.prefix < 20
+        for call, messages, given in ((edit, edited, None), (tools, told, [ADD])):
+            rendered = on.renderer.render(messages, given)
+            assert prompt_ids(capture.calls, call.index).tolist() == rendered.ids.tolist()
+
+
+def test_stripped_thinking_forks_with_the_reason_template():
+    with bench(["<think>\nso\n</think>\n\n3", "4"], style="qwen3") as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        first = asyncio.run(complete(endpoint, "in-process", messages=ASK)).choices[0].message
+        assert first.content == "3" and first.model_extra["reasoning_content"] == "so"
+        more = [*ASK, {"role": "assistant", "content": "3"}, {"role": "user", "content": "Sure?"}]
+        asyncio.run(complete(endpoint, "in-process", messages=more))
+        capture = session.close()
+        assert capture.calls[1].fork == "template" and capture.calls[1].prefix >= len(capture.calls[0].suffix_ids)
+
+
+def test_an_update_in_the_middle_of_a_reply_shows_in_its_versions():
+    renderer = Renderer(tokenizer("qwen25"))
+
+    class Updated(ScriptedEngine):
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                if len(chunk.ids) == 4:
+                    self.weights_changed(5)
+
+    engine = Updated(lambda request: list(range(20, 40)), chunk=4, end_id=renderer.end_ids[0])
+    with bench(engine=engine) as on:
+        session = on.open(sampling=Sampling(6))
+        asyncio.run(complete(session("a", "a", None), "in-process", messages=ASK))
+        assert session.close().calls[0].versions == (VersionRun(0, 0, 0), VersionRun(4, 5, 5))
+
+
+@pytest.mark.parametrize("way", ["in-process", "socket"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream):
+    """Half of the reply has been sampled when the client goes; then the engine's iterator is closed."""
+
+    class Halting(ScriptedEngine):
+        halted = threading.Event()
+
+        async def generate(self, request):
+            async for chunk in super().generate(request):
+                yield chunk
+                if len(chunk.ids) == 3:
+                    self.halted.set()
+                    await asyncio.get_running_loop().create_future()
+
+    renderer = Renderer(tokenizer("qwen25"))
+    engine = Halting(lambda request: renderer.encode("one two three").tolist(), chunk=3)
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def leave():
+            task = asyncio.create_task(complete(endpoint, way, messages=ASK, stream=stream))
+            await asyncio.to_thread(engine.halted.wait, 20)
+            task.cancel()
+            await asyncio.wait([task])
+
+        asyncio.run(leave())
+
+        async def settled():
+            while session._active:
+                await asyncio.sleep(0.001)
+
+        on.gateway.call(asyncio.wait_for(settled(), 20)).result()
+        assert engine.running == 0 and engine.closed_early == 1
+        call = session.close().calls[0]
+        assert call.finish == "aborted" and call.reply is None
+        assert call.response_ids.tolist() == renderer.encode("one two three").tolist()[:3]
+        assert len(call.logprobs) == 3 and call.versions == (VersionRun(0, 0, 0),)
+
+
+def test_closing_a_session_aborts_what_runs_and_kills_its_keys():
+    with bench([ScriptedReply("late", latency=600)]) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        got = []
+        thread = threading.Thread(target=lambda: got.append(post(endpoint, {"messages": ASK})))
+        thread.start()
+
+        async def running():
+            while not on.engine.running:
+                await asyncio.sleep(0.001)
+
+        on.gateway.call(asyncio.wait_for(running(), 20)).result()
+        capture = session.close()
+        assert capture.calls[0].finish == "aborted"
+        thread.join(20)
+        assert got[0].status_code == 410 and got[0].json()["error"]["code"] == "episode_finished"
+        assert post(endpoint, {"messages": ASK}).status_code == 410
+        assert session.close() is capture
+        with pytest.raises(Exception, match="ended"):
+            session("b", "b", None)
+
+
+def test_a_turn_on_the_gateways_own_loop_survives_its_sessions_end():
+    """A coroutine that plays an episode sees an error, and is not itself cancelled."""
+    with bench([ScriptedReply("late", latency=600)]) as on:
+        session = on.open()
+
+        async def episode():
+            asyncio.get_running_loop().call_later(0.01, session.close)
+            try:
+                await session.turn(TurnRequest("a", ASK))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+                return getattr(error, "code", repr(error))
+
+        assert on.gateway.call(episode()).result(20) == "episode_finished"
+
+
+def test_the_streamed_turn_is_pieces_and_then_the_turn():
+    with bench(["one two three"], chunk=2) as on:
+        session = on.open()
+
+        async def play():
+            return [item async for item in session.stream(TurnRequest("a", ASK))]
+
+        *pieces, turn = on.gateway.call(play()).result(20)
+        assert "".join(delta["content"] for piece in pieces for delta in piece.deltas) == turn.message["content"]
+        assert [token for piece in pieces for token in piece.ids] == list(turn.ids)
+        assert turn.finish == "stop" and turn.completion_tokens == len(turn.ids)
+
+
+def test_endpoints_are_cached_and_keys_say_nothing():
+    with bench() as on:
+        session = on.open()
+        endpoint = session("agent", "solver", None)
+        assert session("agent", "solver", None) is endpoint
+        assert session("agent", "critic", None).api_key != endpoint.api_key
+        assert len(endpoint.api_key) == 32 and endpoint.api_key not in repr(endpoint)
+        assert endpoint.base_url == on.gateway.base_url and endpoint.base_url.endswith("/v1")
+        assert endpoint.base_url.startswith("http://127.0.0.1:")
+
+
+def test_models_and_health():
+    with bench() as on:
+        endpoint = on.open(model_name="tuned")("a", "a", None)
+        assert httpx.get(on.gateway.base_url.removesuffix("/v1") + "/health").json() == {"status": "ok"}
+
+        async def listed():
+            async with client_of(endpoint) as client:
+                return [model.id async for model in client.models.list()], (await client.models.retrieve("tuned")).id
+
+        assert asyncio.run(listed()) == (["tuned"], "tuned")
+        headers = {"authorization": f"Bearer {endpoint.api_key}"}
+        assert httpx.get(f"{endpoint.base_url}/models/else", headers=headers).json()["error"]["param"] == "model"
+
+
+def test_where_the_gateway_says_it_is():
+    options = {"max_model_len": 10, "max_response_tokens": 5}
+    engine = ScriptedEngine([])
+    for host, advertise, expected in [
+        (None, "auto", r"http://127\.0\.0\.1:\d+/v1"),
+        ("127.0.0.1", "gateway.internal", r"http://gateway\.internal:\d+/v1"),
+        (None, "gateway.internal:8080", "http://gateway.internal:8080/v1"),
+        (None, "https://proxy/ajet", "https://proxy/ajet/v1"),
+    ]:
+        gateway = Gateway(engine, Renderer(tokenizer("qwen25")), host=host, advertise=advertise, **options).start()
+        assert re.fullmatch(expected, gateway.base_url)
+        gateway.close()
+        gateway.close()
+
+
+@pytest.mark.slow
+def test_ten_thousand_calls_may_wait_at_once():
+    renderer = Renderer(tokenizer("qwen25"))
+    ids = renderer.encode("3").tolist()
+    engine = ScriptedEngine(lambda request: ids, latency=0.5, end_id=renderer.end_ids[0])
+    with bench(engine=engine) as on:
+        peak = []
+
+        async def everyone():
+            sessions = [on.open(key=(0, index, 0)) for index in range(10_000)]
+            tasks = [asyncio.create_task(session.turn(TurnRequest("a", ASK))) for session in sessions]
+            while not any(task.done() for task in tasks):
+                await asyncio.sleep(0)
+                peak.append(engine.running)
+            await asyncio.gather(*tasks)
+            return [session.close() for session in sessions]
+
+        captures = on.gateway.call(everyone()).result(120)
+        assert len(captures) == 10_000 and engine.running == 0
+        assert max(peak) > 1_000
+        assert all(len(capture.calls[0].response_ids) == 1 for capture in captures)
+
+
+def test_a_session_grows_with_distinct_tokens_not_with_calls_squared():
+    with bench(lambda request: "It is so.", max_model_len=100_000) as on:
+        session = on.open()
+
+        async def talk():
+            messages = list(ASK)
+            for turn in range(60):
+                reply = await session.turn(TurnRequest("a", list(messages)))
+                messages += [reply.message, {"role": "user", "content": f"And {turn}?"}]
+
+        on.gateway.call(talk()).result(60)
+        text = sum(len(entry.text) + len(entry.reply_text) for entry in session._recorder.entries)
+        capture = session.close()
+        stored = sum(len(call.suffix_ids) + len(call.response_ids) for call in capture.calls)
+        assert stored == len(full_ids(capture.calls, 59))
+        assert text == len(on.renderer.decode(full_ids(capture.calls, 59)))
+        assert len(capture.messages) == len(ASK) + 1 + 59, "one reply, said sixty times, is one message"
+        assert json.dumps(capture.messages)
