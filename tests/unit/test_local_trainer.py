@@ -215,16 +215,19 @@ def test_an_empty_batch():
     assert torch.equal(weights_of(trainer), before)
 
 
-def test_the_engine_sees_new_weights_without_a_copy():
-    trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(optim__lr=0.05))
-    engine_model = trainer.policy.engine_model
-    assert engine_model.config._attn_implementation == "sdpa"
-    assert not any(parameter.requires_grad for parameter in engine_model.parameters())
-    mine = {name: p.data_ptr() for name, p in trainer.policy.model.named_parameters()}
-    assert mine == {name: p.data_ptr() for name, p in engine_model.named_parameters()}
-    before = engine_model.model.embed_tokens.weight.clone()
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_engine_sees_new_weights_without_a_copy(rank):
+    from ajet.engine.transformers.twin import twin
+
+    trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(optim__lr=0.05, lora__rank=rank))
+    engines = twin(trainer.policy.model)
+    theirs = {name: p.data_ptr() for name, p in engines.named_parameters()}
+    assert theirs == {name: p.data_ptr() for name, p in trainer.policy.model.named_parameters()}
+    before = {name: p.detach().clone() for name, p in engines.named_parameters()}
     trainer.update(TrainingBatch(1, random_samples()))
-    assert not torch.equal(engine_model.model.embed_tokens.weight, before)
+    moved = {name for name, p in engines.named_parameters() if not torch.equal(p, before[name])}
+    assert moved and (rank == 0) == ("model.embed_tokens.weight" in moved)
+    assert trainer.policy.forward.packed and trainer.logprobs(random_samples()), "the trainer's attention is its own"
 
 
 def test_gradient_checkpointing_changes_no_number():

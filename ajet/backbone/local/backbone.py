@@ -49,8 +49,8 @@ class LocalBackbone:
             device,
         )
         self.version = 0
-        self._sampler: TokenEngine = TransformersEngine(
-            self.trainer.policy.engine_model,
+        self._sampler = TransformersEngine(
+            self.trainer.policy.model,
             version=0,
             max_num_seqs=config.rollout.max_num_seqs,
             max_model_len=min(config.rollout.max_model_len, context_length(model)),
@@ -63,7 +63,8 @@ class LocalBackbone:
 
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""
-        metrics = self.trainer.update(batch)
+        with self._sampler.paused():
+            metrics = self.trainer.update(batch)
         self._weights_changed()
         return Update(self.version, metrics)
 

@@ -40,7 +40,7 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
         buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
         state = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers]}
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    policy.engine_model.config.save_pretrained(folder)
+    model.config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     if tokenizer is not None:

@@ -1,8 +1,8 @@
-"""The policy's weights and the module trees over them: the trainer's, the engine's, and the reference.
+"""The policy's weights, and the reference that a KL term compares with.
 
-Invariant: engine and trainer read the same tensors. The engine has module objects of its own, so that switching the
-trainer's attention or freezing the engine's parameters never reaches the other. The reference is a frozen copy made
-only when a KL term asks for it; with LoRA it is the trainer's own model with the adapters off.
+Invariant: there is one set of tensors. An engine over `Policy.model` makes module objects of its own around them
+(ajet.engine.transformers.twin), so that neither's attention or mode reaches the other. The reference is a frozen
+copy, made only when a KL term asks for it; with LoRA it is the policy's own model with the adapters off.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Policy:
         for parameter in model.parameters():
             parameter.requires_grad_(self.adapted is None or parameter.requires_grad)
         self.weights = FlatWeights([(name, p) for name, p in model.named_parameters() if p.requires_grad])
-        self.engine_model = _twin(model)
         if gradient_checkpointing:
             _checkpoint_layers(model)
         self.forward = PackedForward(model)
@@ -50,17 +49,6 @@ class Policy:
             yield self._frozen
         else:
             raise ValueError("this policy keeps no reference model: no KL term asked for one")
-
-
-def _twin(model: Any) -> Any:
-    """A second module tree over the same tensors, in evaluation mode, its parameters frozen."""
-    shared: dict[int, Any] = {
-        id(parameter): torch.nn.Parameter(parameter.data, requires_grad=False) for parameter in model.parameters()
-    }
-    shared |= {id(buffer): buffer for buffer in model.buffers()}
-    twin = copy.deepcopy(model, shared)
-    twin.eval()
-    return twin
 
 
 def _checkpoint_layers(model: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
 ROWS = 8
 """How many rows of log-probabilities are kept beside their exponentials for the entropy."""
 
