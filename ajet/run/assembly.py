@@ -98,12 +98,13 @@ def _renderer(settings: AjetConfig, backbone: Backbone) -> Renderer | None:
 @contextmanager
 def assemble(
     experiment: Experiment,
-    backbone: Backbone,
     *,
     run_id: str,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Iterator[Parts]:
-    """Open all parts around `backbone`, and close them (the backbone too) whatever happens."""
+    """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
+    whatever happens. Raises UserError."""
+    from ajet.backbone import open_backbone
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
     from ajet.rollout import Rollout, RoundEngine
@@ -111,11 +112,13 @@ def assemble(
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
-    gateway = rollout = None
+    backbone = gateway = rollout = None
     try:
         reader = open_reader(experiment)
         judge = open_judge(experiment, reader_judge=reader.judge)
         workflow = workflow_of(experiment)
+        reader.tasks("train")
+        backbone = open_backbone(experiment)
         engine: TokenEngine | ChatEngine = backbone.engine
         if settings.rollout.deterministic and isinstance(engine, TokenEngine):
             engine = RoundEngine(engine)

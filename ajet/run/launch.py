@@ -65,18 +65,16 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
 
 def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
-    from ajet.backbone import open_backbone
-    from ajet.run.assembly import assemble, workflow_of
+    from ajet.run.assembly import assemble
     from ajet.run.interrupt import Interrupts
 
-    workflow_of(experiment)  # a mistake there costs a second now instead of a model load
     run.status.set(phase="loading", step=0, pid=os.getpid())
     interrupts = Interrupts()
     with interrupts.installed():
         if debug:
             from ajet.run.debug import debug_run
 
-            with assemble(experiment, open_backbone(experiment), run_id=run.run_id) as parts:
+            with assemble(experiment, run_id=run.run_id) as parts:
                 debug_run(parts, run)
             return "finished"
 
@@ -86,9 +84,7 @@ def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
 
         progress = TrainingProgress(experiment, run)
         try:
-            with assemble(
-                experiment, open_backbone(experiment), run_id=run.run_id, on_episode=progress.on_episode
-            ) as parts:
+            with assemble(experiment, run_id=run.run_id, on_episode=progress.on_episode) as parts:
                 train(parts, run, interrupts, progress.on_step)
         finally:
             progress.close()
