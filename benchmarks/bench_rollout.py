@@ -1,0 +1,156 @@
+"""Rollout: many concurrent episodes against an engine of fixed latency.
+
+`turns`: 10,000 episodes of 5 calls, all at once, through the gateway's internal turn function, 20 s a call. The ideal
+is 5 x 20 s, whatever the number of episodes; the ratio is ideal / measured, the limit 0.95. Memory is what an episode
+adds while all of them wait. `sdk`: 1,000 episodes through AsyncOpenAI over the in-process transport, on the isolation
+`loop`, through a whole Rollout; CPU seconds a call and the ratio.
+
+    python benchmarks/bench_rollout.py [--episodes N] [--sdk-episodes N] [--latency S]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
+
+from ajet.config import Experiment
+from ajet.engine.contract import Sampling
+from ajet.engine.scripted import ScriptedEngine
+from ajet.gateway import Gateway, TurnRequest
+from ajet.rollout import Rollout
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.workflow import Workflow
+from tests.rollout_fixtures import AnswerJudge, renderer
+
+CALLS = 5
+LIMIT = 0.95
+REPLY = "The next step is to add the two numbers and to carry one."
+SYSTEM = "You solve sums step by step and give the answer in a box. " * 3
+
+
+def a_gateway(latency: float) -> Gateway:
+    """Over a scripted engine; the renderer is the tests' (ChatML over bytes: more tokens than real ones have)."""
+    words = renderer()
+    engine = ScriptedEngine(lambda _: REPLY, encode=words.encode, end_id=words.end_ids[0], latency=latency)
+    return Gateway(engine, words, max_model_len=18000, max_response_tokens=4096).start()
+
+
+def opening(number: int) -> list[dict[str, Any]]:
+    """What an episode begins with."""
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"What is {number} + {number}?"}]
+
+
+class Peak:
+    """The largest resident memory while all episodes wait, sampled from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self.before = self.most = self._process.memory_info().rss
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while not self._ended.wait(0.25):
+            self.most = max(self.most, self._process.memory_info().rss)
+
+    def grown(self) -> int:
+        """Bytes since it began."""
+        self._ended.set()
+        return self.most - self.before
+
+
+async def turns(gateway: Gateway, number: int) -> int:
+    """One episode on the gateway's loop: CALLS turns of one conversation. Answers its sampled tokens."""
+    session = gateway.open(f"episode-{number}", key=(0, number, 0), sampling=Sampling(64), trainable=None)
+    messages = opening(number)
+    for turn in range(CALLS):
+        reply = await session.turn(TurnRequest("default", messages))
+        messages = [*messages, reply.message, {"role": "user", "content": f"Go on with step {turn + 1}."}]
+    capture = session.close()
+    assert [call.parent for call in capture.calls] == [None, *range(CALLS - 1)]
+    return sum(len(call.response_ids) for call in capture.calls)
+
+
+def bench_turns(episodes: int, latency: float) -> float:
+    """Ideal over measured time."""
+
+    async def everything() -> int:
+        return sum(await asyncio.gather(*(turns(gateway, number) for number in range(episodes))))
+
+    gateway = a_gateway(0.0)
+    gateway.call(turns(gateway, 0)).result()
+    gateway.close()
+    gateway = a_gateway(latency)
+    peak, cpu, began = Peak(), time.process_time(), time.monotonic()
+    tokens = gateway.call(everything()).result()
+    wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    gateway.close()
+    ideal = CALLS * latency
+    calls = episodes * CALLS
+    print(f"turns: {episodes} episodes of {CALLS} calls, {latency:g} s a call, {tokens} tokens sampled")
+    print(f"  measured {wall:.1f} s, ideal {ideal:.1f} s: ratio {ideal / wall:.3f} (limit {LIMIT})")
+    print(f"  CPU {cpu / calls * 1e6:.0f} us a call; memory {peak.grown() / episodes / 1024:.1f} KiB an episode")
+    return ideal / wall
+
+
+class Talks(Workflow):
+    """The same conversation over the OpenAI SDK."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        client = tuner.as_raw_openai_sdk_client()
+        messages: list[Any] = opening(task.task_batch_index)
+        for turn in range(CALLS):
+            reply = await client.chat.completions.create(messages=messages)
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+            messages.append({"role": "user", "content": f"Go on with step {turn + 1}."})
+        return WorkflowOutput(reward=1.0)
+
+
+def bench_sdk(episodes: int, latency: float) -> float:
+    """Ideal over measured time, from the first task to the last closed group."""
+    settings = {"isolation": "loop", "max_env_worker": episodes, "num_repeat": 1, "episode_timeout": None}
+    experiment = Experiment.from_dict({"ajet": {"rollout": settings}}, base=Path.cwd())
+    gateway = a_gateway(latency)
+    rollout = Rollout(experiment, gateway, Talks, AnswerJudge(), run_id="bench")
+    tasks = [(order, Task(main_query="sum", task_id=str(order))) for order in range(episodes)]
+    peak, cpu, began = Peak(), time.process_time(), time.monotonic()
+    groups = list(rollout.play(tasks, step=0, split="train"))
+    wall, cpu = time.monotonic() - began, time.process_time() - cpu
+    rollout.close()
+    gateway.close()
+    assert all(group.scored and len(group.episodes[0].timelines) == 1 for group in groups), rollout.tally
+    ideal = CALLS * latency
+    calls = episodes * CALLS
+    print(f"sdk: {len(groups)} episodes of {CALLS} calls through AsyncOpenAI in process, {latency:g} s a call")
+    print(f"  measured {wall:.1f} s, ideal {ideal:.1f} s: ratio {ideal / wall:.3f}")
+    print(f"  CPU {cpu / calls * 1e3:.2f} ms a call; memory {peak.grown() / episodes / 1024:.1f} KiB an episode")
+    return ideal / wall
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 when the limit is kept."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--sdk-episodes", type=int, default=1_000)
+    parser.add_argument("--latency", type=float, default=20.0)
+    chosen = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ratio = bench_turns(chosen.episodes, chosen.latency)
+    if chosen.sdk_episodes:
+        bench_sdk(chosen.sdk_episodes, chosen.latency)
+    return 0 if ratio >= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
