@@ -18,6 +18,7 @@ from ajet.engine.contract import Sampling
 from ajet.rollout.assembly import Identity, Played, build_episode
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.checks import open_checks
+from ajet.rollout.collector import rare_collections
 from ajet.rollout.failure import classify, failed
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
@@ -110,13 +111,14 @@ class Rollout:
         conducted.add_done_callback(lambda future: _end(play, future))
         self._plays[play] = conducted
         try:
-            while (event := play.events.get()) is not None:
-                if isinstance(event, BaseException):
-                    raise event
-                if isinstance(event, Group):
-                    yield event
-                elif self._on_episode is not None:
-                    self._on_episode(event)
+            with rare_collections():
+                while (event := play.events.get()) is not None:
+                    if isinstance(event, BaseException):
+                        raise event
+                    if isinstance(event, Group):
+                        yield event
+                    elif self._on_episode is not None:
+                        self._on_episode(event)
         finally:
             self._plays.pop(play, None)
             if not conducted.done():
@@ -275,6 +277,7 @@ class Rollout:
         if played.capture is not None and played.capture.checks:
             reward = self._settings.rollout.agent_madness_reward
             return Verdict(reward, False, f"abnormal output: {', '.join(played.capture.checks)}")
+        assert played.output is not None
         timeout = self._settings.rollout.episode_timeout
         task = workflow_task(identity)
         for number in range(self._settings.rollout.max_retries + 1):
@@ -285,7 +288,7 @@ class Rollout:
                 if group.stopped.done():
                     played.aborted = group.stopped.result()
                     return None
-                played.failure = Failure("judge", "timeout", f"the judge did not end within {timeout:g} seconds")
+                played.failure = Failure("judge", "timeout", f"the judge did not end within {timeout} seconds")
                 return None
             try:
                 verdict = judging.result()

@@ -1,7 +1,8 @@
 """RoundEngine: requests admitted in rounds, so that what is computed together does not depend on timing.
 
 Invariant (DESIGN decision 9b): a round opens when every live episode waits for a reply, and admits all waiting
-requests at once, ordered by (task, repeat, call). Who is in a round, and in which place, is thus a function of what
+requests at once, ordered by (task, repeat, call); an engine with a `held()` context (within which it begins no
+forward pass) sees them arrive as one. Who is in a round, and in which place, is thus a function of what
 the episodes do and not of when they do it, as long as an episode has at most one call under way; the calls of one
 that has several share rounds by arrival.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from ajet.engine.contract import TokenChunk, TokenEngine, TokenRequest
@@ -101,5 +103,38 @@ class RoundEngine:
         batch = sorted(self._waiting, key=lambda waiting: waiting.request.key[1:])
         self._waiting = []
         self.rounds.append([(w.request.key.task, w.request.key.repeat, w.request.key.call) for w in batch])
+        parts: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
         for waiting in batch:
-            waiting.loop.call_soon_threadsafe(waiting.admit)
+            parts.setdefault(waiting.loop, []).append(waiting)
+        arrival = _Arrival(self._engine, len(parts))
+        for loop, part in parts.items():
+            try:
+                loop.call_soon_threadsafe(arrival.admit, loop, part)
+            except RuntimeError:  # the loop closed, and those who waited in it with it
+                arrival.done()
+
+
+class _Arrival:
+    """Holds the engine until every request of a round is with it."""
+
+    def __init__(self, engine: TokenEngine, loops: int) -> None:
+        self._left = loops
+        self._lock = threading.Lock()
+        self._hold = ExitStack()
+        held: Callable[[], AbstractContextManager[object]] | None = getattr(engine, "held", None)
+        if held is not None:
+            self._hold.enter_context(held())
+
+    def admit(self, loop: asyncio.AbstractEventLoop, part: list[_Waiting]) -> None:
+        """Wake them in order; each hands its request over before the loop comes to `done`."""
+        for waiting in part:
+            waiting.admit()
+        loop.call_soon(self.done)
+
+    def done(self) -> None:
+        """One loop's requests have arrived."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._hold.close()

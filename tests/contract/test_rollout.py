@@ -453,6 +453,40 @@ def test_rounds_do_not_depend_on_timing(workers: int) -> None:
         assert rounds(workers) == (first, orders)
 
 
+def test_a_round_reaches_the_engine_as_one() -> None:
+    from contextlib import contextmanager
+
+    from ajet.engine.scripted import ScriptedEngine
+
+    arrivals: list[list[tuple[int, int, int]]] = []
+
+    class Holds(ScriptedEngine):
+        holding = False
+
+        @contextmanager
+        def held(self) -> Iterator[None]:
+            assert not self.holding
+            self.holding = True
+            arrivals.append([])
+            yield
+            self.holding = False
+
+        async def generate(self, request: TokenRequest) -> Any:
+            assert self.holding
+            arrivals[-1].append((request.key.task, request.key.repeat, request.key.call))
+            async for chunk in super().generate(request):
+                yield chunk
+
+    from tests.rollout_fixtures import renderer
+
+    with stage(Jitters, deterministic=True, num_repeat=2) as made:
+        engine: Any = made.gateway.engine
+        words = renderer()
+        engine._engine = Holds(lambda _: "yes", encode=words.encode, end_id=words.end_ids[0])
+        made.play(5)
+        assert arrivals == engine.rounds and len(arrivals) == 3
+
+
 def test_a_deterministic_rollout_has_no_deadline() -> None:
     with pytest.raises(ConfigError, match="by the clock"), stage(flows.Asks, deterministic=True, group_deadline=5):
         pass
@@ -493,3 +527,13 @@ def test_judges_see_the_task_and_the_output() -> None:
     with stage(flows.Asks, judge=Sees()) as made:
         episode = made.episode()
     assert episode.verdict == Verdict(0.5, True, "seen")
+
+
+def test_a_play_collects_garbage_rarely_and_then_as_before() -> None:
+    import gc
+
+    before = gc.get_threshold()
+    with stage(flows.Asks, num_repeat=1) as made:
+        for _ in made.rollout.play(tasks(2), step=0, split="train"):
+            assert gc.get_threshold() > before
+    assert gc.get_threshold() == before
