@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ class _Exchange(httpx.AsyncByteStream):
     def __init__(self, gateway: Gateway, request: httpx.Request, body: bytes) -> None:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
-        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._messages: deque[Message] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self._gone: asyncio.Event | None = None
         self._left = False
         self._ended = False
@@ -73,11 +75,17 @@ class _Exchange(httpx.AsyncByteStream):
             raise httpx.ConnectError("the gateway is closed", request=self._request) from error
 
     async def next(self) -> Message:
-        try:
-            message = await asyncio.wait_for(self._messages.get(), self._patience)
-        except asyncio.TimeoutError as error:
-            self.disconnect()
-            raise httpx.ReadTimeout("the gateway sent nothing", request=self._request) from error
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
+        while not self._messages:
+            self._waiter = self._loop.create_future()
+            timer = self._loop.call_later(self._patience, self._lose_patience) if self._patience is not None else None
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        message = self._messages.popleft()
         if message["type"] == "failed":
             raise httpx.RemoteProtocolError("the gateway ended the request", request=self._request)
         return message
@@ -98,6 +106,18 @@ class _Exchange(httpx.AsyncByteStream):
         self._left = True
         with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
             self._gateway.loop.call_soon_threadsafe(self._leave)
+
+    # On the client's loop.
+
+    def _deliver(self, message: Message) -> None:
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _lose_patience(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self.disconnect()
+            self._waiter.set_exception(httpx.ReadTimeout("the gateway sent nothing", request=self._request))
 
     # On the gateway's loop.
 
@@ -131,7 +151,7 @@ class _Exchange(httpx.AsyncByteStream):
 
     def _pass_on(self, message: Message) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+            self._loop.call_soon_threadsafe(self._deliver, message)
         except RuntimeError:  # the client's loop is closed
             self._left = True
             self._leave()

@@ -119,7 +119,8 @@ def test_a_field_that_cannot_be_honoured_is_named(endpoint, body, param, stream)
 def test_fields_that_ask_for_nothing_are_let_be(endpoint):
     harmless = {
         "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "logit_bias": {},
-        "response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0.0, "tools": [], "stop": None, "n": None,
+        "response_format": {"type": "text"}, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "tools": [], "stop": None, "n": None,
         "stream": False, "modalities": ["text"], "seed": 3, "functions": None, "tool_choice": "none",
     }  # fmt: skip
     assert post(endpoint, {"messages": ASK, **harmless}).status_code == 200
@@ -128,7 +129,8 @@ def test_fields_that_ask_for_nothing_are_let_be(endpoint):
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"{" * 100_000, b"[" * 100_000,
-     b'{"messages": ' + b"9" * 5000 + b"}", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', json.dumps({"messages": ASK}).encode("utf-16")[:-1]],
+     b'{"messages": ' + b"9" * 5000 + b"}", b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+     json.dumps({"messages": ASK}).encode("utf-16")[:-1]],
 )  # fmt: skip
 def test_a_body_that_is_no_json_object(endpoint, body):
     refused(post(endpoint, body), 400)
@@ -387,7 +389,8 @@ BODY = st.fixed_dictionaries(
         "tools": st.just([ADD]) | JSON, "tool_choice": st.sampled_from(["auto", "none", "required"]) | JSON,
         "max_tokens": st.integers(1, 9) | JSON, "n": st.integers(1, 2) | JSON, "stop": st.just("is") | JSON,
         "stream": st.booleans(), "stream_options": JSON, "temperature": st.floats(0, 2) | JSON,
-        "logprobs": st.booleans(), "top_logprobs": st.integers(0, 3), "parallel_tool_calls": st.booleans(), "response_format": JSON, "seed": JSON,
+        "logprobs": st.booleans(), "top_logprobs": st.integers(0, 3),
+        "parallel_tool_calls": st.booleans(), "response_format": JSON, "seed": JSON,
     },
 )  # fmt: skip
 
