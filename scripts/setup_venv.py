@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pip = PipSettings(str(target))
     uv = [str(options.venv / "bin" / "uv"), "pip", "install", "--python", str(target)]
     torch = choose_torch(uv, constraints, pip)
-    command = [*uv, *torch, "--constraint", str(constraints), "--editable", f"{ROOT}[{options.extras}]"]
+    # bytecode now: where PYTHONDONTWRITEBYTECODE is set, every start would compile five thousand files again
+    command = [*uv, *torch, "--compile-bytecode", "--constraint", str(constraints)]
+    command += ["--editable", f"{ROOT}[{options.extras}]"]
     if run(command, environment=pip.environment) != 0:
         return fail("the packages could not be installed; uv says why above")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
