@@ -1,0 +1,105 @@
+"""F5 in VS Code: the committed launch configuration, run by debugpy, stops at a breakpoint in workflow.py.
+
+A small client of the Debug Adapter Protocol plays the editor.
+"""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ajet_command import ajet, environment
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+
+
+def launch_configuration() -> dict:
+    text = re.sub(r"^\s*//.*$", "", (ROOT / ".vscode" / "launch.json").read_text(), flags=re.M)
+    return json.loads(text)["configurations"][0]
+
+
+class Editor:
+    """Speaks DAP over a socket, one message at a time."""
+
+    def __init__(self, port: int) -> None:
+        self.stream = socket.create_connection(("127.0.0.1", port), timeout=120).makefile("rwb")
+        self.sequence = 0
+
+    def send(self, command: str, **arguments) -> None:
+        self.sequence += 1
+        body = json.dumps(
+            {"seq": self.sequence, "type": "request", "command": command, "arguments": arguments}
+        ).encode()
+        self.stream.write(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        self.stream.flush()
+
+    def wait_for(self, kind: str, name: str) -> dict:
+        """Read until the event, or the response to the command, of that name."""
+        while True:
+            length = 0
+            while line := self.stream.readline().strip():
+                length = int(line.removeprefix(b"Content-Length: "))
+            message = json.loads(self.stream.read(length))
+            assert message.get("event") != "terminated" or name == "terminated", "the program ended before that"
+            if message["type"] == kind and message.get("event" if kind == "event" else "command") == name:
+                return message
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_breakpoint_in_the_workflow_stops(tmp_path):
+    configuration = launch_configuration()
+    assert configuration["type"] == "debugpy" and configuration["module"] == "ajet.cli.launcher"
+    yaml = tmp_path / configuration["args"][configuration["args"].index("--conf") + 1]
+    folder = yaml.parent
+    folder.parent.mkdir(parents=True)
+    made = ajet("init", str(folder), "--template", "tool", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    next(folder.glob("*.yaml")).rename(yaml)
+    workflow = folder / "workflow.py"
+    line = next(n for n, text in enumerate(workflow.read_text().splitlines(), 1) if "task = workflow_task.task" in text)
+
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client",
+         "-m", configuration["module"], *configuration["args"]],
+        cwd=tmp_path, env=environment(PYDEVD_DISABLE_FILE_VALIDATION="1"), stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        editor = connect(port, process)
+        editor.send("initialize", adapterID="debugpy")
+        editor.wait_for("response", "initialize")
+        editor.send("attach", justMyCode=True)
+        editor.wait_for("event", "initialized")
+        editor.send("setBreakpoints", source={"path": str(workflow)}, breakpoints=[{"line": line}])
+        editor.wait_for("response", "setBreakpoints")
+        editor.send("configurationDone")
+        stopped = editor.wait_for("event", "stopped")["body"]
+        assert stopped["reason"] == "breakpoint"
+        editor.send("stackTrace", threadId=stopped["threadId"])
+        frame = editor.wait_for("response", "stackTrace")["body"]["stackFrames"][0]
+        assert (frame["source"]["path"], frame["line"], frame["name"]) == (str(workflow), line, "execute")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def connect(port: int, process: subprocess.Popen) -> Editor:
+    """Connect as soon as debugpy listens."""
+    for _ in range(1200):
+        assert process.poll() is None, process.stderr.read().decode()
+        try:
+            return Editor(port)
+        except ConnectionRefusedError:
+            time.sleep(0.1)  # polls the port; nothing is assumed of how long it takes
+    raise AssertionError("debugpy never listened")
