@@ -59,6 +59,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
+    except Exception as error:
+        vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
+        raise
     finally:
         run.close(outcome)
     return 0
