@@ -151,7 +151,8 @@ def _timeline(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], ch
     mask = np.zeros(size, np.bool_)
     logprobs = np.zeros(size, np.float32)
     logprobs_unit = np.zeros(size, np.float32)
-    versions = np.full(size, -1, np.int32)
+    versions = np.empty(size, np.int32)
+    versions.fill(-1)
     spans = []
     for position in chain:
         call, stop = calls[position], spots[position].stop

@@ -1,0 +1,131 @@
+"""Merge: context_tracker against one numpy comparison pass over the same tokens.
+
+The tokens are those of all calls, prompt and reply, as a client replays them. The pass is `numpy.array_equal` of each
+call's ids with a copy of them: what it costs to look at every token once, call by call. Limits: at most 5 times that
+pass, and time that grows with at most the power 1.1 of the tokens.
+
+    conversations  calls of 200 to 3,000 tokens, 15 to a conversation, each replaying the one before; nobody says which
+                   continues which: the tokens alone have to tell
+    linked         the same as the gateway hands them over: with parents, so that only new tokens are looked at
+    long           one conversation of up to 800 calls, 200 new tokens each, unlinked (up to 64 million tokens)
+    stripped       one conversation whose every reply is left out of the next prompt: all fork, and nothing is merged.
+                   What takes the time is memory for the timelines, as many tokens as calls have; no limit applies
+
+    python benchmarks/bench_merge.py [--repeats N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from ajet.context_tracker import timelines
+from ajet.schema.call import Call, Ids, VersionRun
+
+CALLS = (50, 100, 200, 400, 800)
+RATIO_LIMIT, POWER_LIMIT = 5.0, 1.1
+VOCABULARY = 50_000
+
+
+def a_call(index: int, parent: int | None, prefix: int, suffix: Ids, response: Ids) -> Call:
+    """A trained call."""
+    drawn = np.full(response.size, -0.5, np.float32)
+    versions = (VersionRun(0, 0, 0),)
+    return Call(index, "a", "a", True, parent, prefix, suffix, response, drawn, drawn, versions, "stop", (), None, None)
+
+
+def conversations(count: int, lengths: Ids, *, linked: bool) -> tuple[list[Call], list[Ids]]:
+    """Calls whose prompt + response have `lengths`, over and over, each conversation extending itself."""
+    rng = np.random.default_rng(count)
+    calls: list[Call] = []
+    fulls: list[Ids] = []
+    full = np.empty(0, np.int32)
+    for index in range(count):
+        turn = index % lengths.size
+        if not turn:
+            full = np.empty(0, np.int32)
+        new = rng.integers(0, VOCABULARY, int(lengths[turn]) - full.size).astype(np.int32)
+        cut = new.size * 2 // 3
+        if linked:
+            calls.append(a_call(index, index - 1 if turn else None, full.size, new[:cut], new[cut:]))
+        else:
+            calls.append(a_call(index, None, 0, np.concatenate([full, new[:cut]]), new[cut:].copy()))
+        full = np.concatenate([full, new])
+        fulls.append(full)
+    return calls, fulls
+
+
+def stripped(count: int) -> tuple[list[Call], list[Ids]]:
+    """Prompts of 200 to 3,000 tokens that extend each other; replies that the next prompt does not hold."""
+    rng = np.random.default_rng(count)
+    history = rng.integers(0, VOCABULARY, 3000).astype(np.int32)
+    calls, fulls = [], []
+    for index, size in enumerate(np.linspace(200, 2900, count).astype(int)):
+        response = rng.integers(0, VOCABULARY, 100).astype(np.int32)
+        calls.append(a_call(index, None, 0, history[:size].copy(), response))
+        fulls.append(np.concatenate([history[:size], response]))
+    return calls, fulls
+
+
+def best(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest run."""
+    fastest = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest
+
+
+def main() -> None:
+    """Print the ratios and the powers; exit 1 when a limit is passed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    repeats = parser.parse_args().repeats
+    fifteen = np.linspace(200, 3000, 15).astype(np.int32)
+    steady = np.arange(200, 200 * (max(CALLS) + 1), 200, dtype=np.int32)
+    scenes: dict[str, Callable[[int], tuple[list[Call], list[Ids]]]] = {
+        "conversations": lambda count: conversations(count, fifteen, linked=False),
+        "linked": lambda count: conversations(count, fifteen, linked=True),
+        "long": lambda count: conversations(count, steady, linked=False),
+        "stripped": stripped,
+    }
+    print(f"{'':14} {'calls':>6} {'tokens':>11} {'timelines':>9} {'merge':>10} {'pass':>10} {'ratio':>6}")
+    ratios, powers = [0.0], [0.0]
+    for name, make in scenes.items():
+        points = []
+        for count in CALLS:
+            calls, fulls = make(count)
+            copies = [ids.copy() for ids in fulls]
+            tokens = sum(ids.size for ids in fulls)
+            rounds = max(3, repeats * 2_000_000 // max(tokens, 2_000_000))
+            merge = best(lambda: timelines(calls), rounds)  # noqa: B023
+            once = best(lambda: [np.array_equal(a, b) for a, b in zip(fulls, copies, strict=True)], rounds)  # noqa: B023
+            found, untrained = timelines(calls)
+            sampled = sum(call.response_ids.size for call in calls)
+            assert sampled == sum(timeline.sampled for timeline in found) and not untrained
+            points.append((math.log(tokens), math.log(merge)))
+            if name != "stripped":
+                ratios.append(merge / once)
+            print(
+                f"{name:14} {count:6} {tokens:11,} {len(found):9} {merge * 1e3:7.2f} ms {once * 1e3:7.2f} ms "
+                f"{merge / once:6.2f}"
+            )
+        power = float(np.polyfit(*zip(*points, strict=True), 1)[0])
+        if name != "stripped":
+            powers.append(power)
+        print(f"{name:14} time grows as tokens ^ {power:.2f}")
+    print(f"worst ratio {max(ratios):.2f} (limit {RATIO_LIMIT}), power {max(powers):.2f} (limit {POWER_LIMIT})")
+    sys.exit(max(ratios) > RATIO_LIMIT or max(powers) > POWER_LIMIT)
+
+
+if __name__ == "__main__":
+    main()
