@@ -8,6 +8,7 @@ heard whatever user code does. `play` blocks the caller's thread only.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -372,5 +373,5 @@ def _end(play: Play, future: Future[None]) -> None:
 def _wait(future: Future[None]) -> None:
     try:
         future.exception(timeout=STOP_TIME)
-    except (TimeoutError, asyncio.TimeoutError, asyncio.CancelledError):
+    except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
         future.cancel()

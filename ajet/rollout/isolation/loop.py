@@ -19,6 +19,8 @@ class LoopIsolation:
     """See the module."""
 
     def __init__(self) -> None:
+        import openai.resources.chat.completions  # noqa: F401 - takes seconds, which the shared loop would stand still
+
         self._lock = threading.Lock()
         self._loops = [self._new()]
         self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
