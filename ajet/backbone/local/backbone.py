@@ -9,7 +9,7 @@ import torch
 from loguru import logger
 
 from ajet.backbone.contract import Update
-from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -34,6 +34,7 @@ class LocalBackbone:
         path = _usable(config)
         settings = config.trainer_common
         device = choose_device(settings.device)
+        bound_kernel_caches()
         choose_threads(settings.threads, device)
         torch.manual_seed(config.seed)
         source = locate(path, base=experiment.base)
@@ -64,6 +65,7 @@ class LocalBackbone:
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""
         with self._sampler.paused():
+            release_memory()
             metrics = self.trainer.update(batch)
         self._weights_changed()
         return Update(self.version, metrics)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ajet.backbone.local.policy import Policy
 
 FORMAT = 1
+BUFFER_BYTES = 1 << 24
 
 
 def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, version: int) -> None:
@@ -55,8 +56,6 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
 def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
     """Restore weights, optimizer and RNG in place; answers the version. Raises UserError for a folder that holds no
     such state or that of another model."""
-    from safetensors import safe_open
-
     place = folder / "trainer" / "state.json"
     try:
         about = json.loads(place.read_text())
@@ -73,15 +72,33 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
             where=str(place),
             expected="the model.path, model.dtype and trainer_common.lora that it was written with",
         )
-    with safe_open(folder / "trainer" / "state.safetensors", "pt") as file:
-        for name, tensor in _tensors(policy, optimizer).items():
-            if not name.startswith("rng"):
-                tensor.copy_(file.get_tensor(name))
-        torch.set_rng_state(file.get_tensor("rng"))
-        if "rng_cuda" in file.keys() and torch.cuda.is_available():  # noqa: SIM118 # safe_open is no mapping
-            torch.cuda.set_rng_state(file.get_tensor("rng_cuda"))
+    state = _tensors(policy, optimizer)
+    _read_into(folder / "trainer" / "state.safetensors", state)
+    torch.set_rng_state(state["rng"])
+    if "rng_cuda" in state:
+        torch.cuda.set_rng_state(state["rng_cuda"])
     optimizer.steps = int(about["steps"])
     return int(about["version"])
+
+
+def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill `tensors` from a safetensors file, through a small buffer: neither a second copy nor a mapping of the file
+    ever counts as memory."""
+    buffer = bytearray(BUFFER_BYTES)
+    window = memoryview(buffer)
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header = json.loads(handle.read(length))
+        for name, tensor in tensors.items():
+            start, stop = header[name]["data_offsets"]
+            into = tensor.view(torch.uint8)
+            handle.seek(8 + length + start)
+            for part in into.split(BUFFER_BYTES):
+                if handle.readinto(window[: part.numel()]) != part.numel():
+                    raise UserError(
+                        f"{file} is cut short.", where=str(file), expected=f"{stop - start} bytes of {name}"
+                    )
+                part.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=part.numel()))
 
 
 def _tensors(policy: Policy, optimizer: FlatAdamW) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ the optimizer with the float32 masters, and both together take 4 bytes a weight,
 section 5.1, with rounding in place of truncation). In float32 the values are the masters and there is no `low`.
 
 The model's parameters are views into the buffer: whoever holds them sees each change in place. Gradients exist, as
-one float32 buffer, only between `open_gradients` and `drop_gradients`.
+one buffer, only between `open_gradients` and `drop_gradients`.
 """
 
 from __future__ import annotations
@@ -82,12 +82,14 @@ class FlatWeights:
         self.values.view(torch.int16)[start:stop] = high
         self.low[start:stop] = bits.sub_(high.bitwise_left_shift_(16))
 
-    def open_gradients(self) -> Tensor:
-        """[size] zeros that backward passes add to from now on."""
-        if self.values.device.type == "cpu":
+    def open_gradients(self, *, passes: int) -> Tensor:
+        """[size] zeros that the next `passes` backward passes add to: float32, or, for a single pass over bfloat16
+        weights, bfloat16, which is what that pass computes."""
+        dtype = self.values.dtype if passes == 1 else torch.float32
+        if self.values.device.type == "cpu" and dtype == torch.float32:
             self.gradients = torch.from_numpy(np.zeros(self.size, np.float32))  # pages come with their first use
         else:
-            self.gradients = torch.zeros(self.size, dtype=torch.float32, device=self.values.device)
+            self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         if self.low is None:
             for place, (_, parameter) in zip(self.places, self.parameters, strict=True):
                 parameter.grad = self.gradients[place.start : place.stop].view(place.shape)

@@ -17,6 +17,7 @@ from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3
 """How long the processors are watched before the number of threads is chosen."""
+KERNELS = 128
 NOISE = 0.25
 """Cores' worth of other processes' work that does not count as load."""
 
@@ -47,6 +48,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
         return fast_dtype(device)
     chosen: torch.dtype = getattr(torch, name)
     return chosen
+
+
+def bound_kernel_caches() -> None:
+    """Keep the CPU kernels of at most `KERNELS` shapes. torch keeps 1024 of about half a megabyte each, and every
+    number of tokens is another shape: a run would grow by a hundred megabytes a step at first. Must come before the
+    first matrix product; what the environment says wins."""
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(KERNELS))
 
 
 def choose_threads(wanted: int | str, device: torch.device) -> int:

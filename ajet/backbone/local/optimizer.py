@@ -70,7 +70,7 @@ class FlatAdamW:
     def step(self, gradients: Tensor, lr: float) -> float:
         """One step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the norm
         before clipping; when it is not finite nothing changes."""
-        norm = float(torch.linalg.vector_norm(gradients))
+        norm = _norm(gradients)
         if not math.isfinite(norm):
             return norm
         self.steps += 1
@@ -84,7 +84,7 @@ class FlatAdamW:
 
     def _move(self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float) -> None:
         beta1, beta2 = self.betas
-        gradient = gradients[start:stop]
+        gradient = gradients[start:stop].float()
         if scale != 1.0:
             gradient.mul_(scale)
         first, second = self.first[start:stop], self.second[start:stop]
@@ -96,6 +96,11 @@ class FlatAdamW:
             master.mul_(1 - lr * decay)
         master.addcdiv_(first, spread, value=-lr / (1 - beta1**self.steps))
         self.weights.set_master(start, stop, master)
+
+
+def _norm(gradients: Tensor) -> float:
+    squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(SLICE)]
+    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 
 
 def _slices(start: int, stop: int) -> list[tuple[int, int]]:

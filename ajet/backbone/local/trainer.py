@@ -107,8 +107,8 @@ class Trainer:
     def _gradients(self, loss: StepLoss, temperature: float) -> int:
         """Add up the gradients of all rows; answers how many tokens were computed."""
         forward = self.policy.forward
-        self.policy.weights.open_gradients()
         rows = self._rows(loss.samples, forward)
+        self.policy.weights.open_gradients(passes=len(rows))
         for row in rows:
             reference = None
             if loss.needs_reference:
