@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread (two busy processes on two cores are many times slower with more), no network."""
+"""Shared by all tests: one torch thread (two busy processes on two cores are many times slower with more), no hub."""
 
 import os
 

@@ -31,7 +31,9 @@ def experiment(folder: Path, kind: str, **more: Any) -> Experiment:
 def jsonl(folder: Path, *lines: str | dict[str, Any], **more: Any) -> Experiment:
     text = "\n".join(line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines)
     (folder / "tasks.jsonl").write_text(text, encoding="utf-8")
-    return experiment(folder, "jsonl_dataset_file", jsonl_dataset_file={"training": {"file_path": "tasks.jsonl"}}, **more)
+    return experiment(
+        folder, "jsonl_dataset_file", jsonl_dataset_file={"training": {"file_path": "tasks.jsonl"}}, **more
+    )
 
 
 # rows
