@@ -115,6 +115,19 @@ class TransformersEngine:
                 self._pauses -= 1
                 self._wake.notify_all()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block no further step begins, and all that is cached stays: calls that are to be computed
+        together are handed over inside it."""
+        with self._wake:
+            self._pauses += 1
+        try:
+            yield
+        finally:
+            with self._wake:
+                self._pauses -= 1
+                self._wake.notify_all()
+
     def weights_changed(self, version: int) -> None:
         """The tensors hold policy step `version` now. Calls that run go on with them: their keys and values are
         computed again. Raises ValueError when `version` is older than the present one."""
