@@ -58,7 +58,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device 
     folder = folder_of(source)
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         model = model.to(device)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"The model {source.path} cannot be loaded: {error}", where=str(folder)) from error

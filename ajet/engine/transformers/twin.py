@@ -28,7 +28,7 @@ def twin(model: Any) -> Any:
     shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     other = copy.deepcopy(model, shared)
     for module in other.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation"):
             config._attn_implementation = NAME
     other.eval()
