@@ -90,6 +90,37 @@ def test_small_steps_are_not_lost_in_bfloat16():
     assert weights.values.float().max() < 1
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_dither_loses_no_update_on_average(sign):
+    """A step of a tenth of the spacing of bfloat16 moves a tenth of the weights by one spacing; without, none."""
+    start, spacing = sign * 1.25, 2**-7
+    moved = {}
+    for dithered in (True, False):
+        weights = FlatWeights([("w", torch.nn.Parameter(torch.full((100_000,), start, dtype=torch.bfloat16)))])
+        if dithered:
+            weights.dither(0)
+        assert (weights.values[:100_000] == start).all(), "what the model computes is unchanged"
+        master = weights.master(0, 100_000)
+        weights.set_master(0, 100_000, master + 0.1 * spacing)
+        moved[dithered] = (weights.values[:100_000].float() - start).mean().item()
+    assert moved[True] == pytest.approx(0.1 * spacing, rel=0.05) and moved[False] == 0
+
+
+def test_dither_keeps_zero_and_every_value():
+    draw = torch.Generator().manual_seed(2)
+    values = torch.randn(5000, generator=draw) * 10.0 ** torch.randint(-30, 30, (5000,), generator=draw)
+    values[:100] = 0
+    values[50:100] = -0.0
+    weights = FlatWeights([("w", torch.nn.Parameter(values.bfloat16()))])
+    before = weights.values.clone()
+    weights.dither(1)
+    master = weights.master(0, weights.size)
+    assert torch.isfinite(master).all() and torch.equal(weights.values, before)
+    weights.set_master(0, weights.size, master)
+    assert torch.equal(weights.values, before)
+    assert (master[:100] == 0).all() and (master[100:5000] != before[100:5000].float()).float().mean() > 0.99
+
+
 def test_schedules():
     optim = config_of(optim__lr=2.0, optim__lr_warmup_steps=3, optim__min_lr_ratio=0.1).trainer_common.optim
     constant = Schedule.from_config(optim, None)

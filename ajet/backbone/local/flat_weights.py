@@ -63,6 +63,19 @@ class FlatWeights:
         """Elements of the buffer, alignment included."""
         return self.values.numel()
 
+    def dither(self, seed: int) -> None:
+        """Put each master at a random place among those that round to its value; the values stay. Nothing in float32.
+
+        Weights that come in bfloat16 lie in the middle of what rounds to them: the first steps of a small learning
+        rate would all be rounded away together, and the policy would stand still until an update exceeds half a unit
+        in the last place. From a random place an update of a tenth of a unit moves a tenth of the values: none of it
+        is lost on average (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise)."""
+        if self.low is None:
+            return
+        generator = torch.Generator(self.values.device).manual_seed(seed)
+        self.low.random_(-(2**15), 2**15, generator=generator)
+        self.low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie those of other signs
+
     def master(self, start: int, stop: int) -> Tensor:
         """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32."""
         values = self.values[start:stop]

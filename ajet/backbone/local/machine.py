@@ -17,7 +17,7 @@ from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3
 """How long the processors are watched before the number of threads is chosen."""
-KERNELS = 128
+KERNELS = 64
 NOISE = 0.25
 """Cores' worth of other processes' work that does not count as load."""
 

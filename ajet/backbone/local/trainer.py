@@ -47,6 +47,7 @@ class Trainer:
             reference=self.settings.use_kl_loss or self.settings.algorithm.use_kl_in_reward,
             gradient_checkpointing=self.settings.gradient_checkpointing,
         )
+        self.policy.weights.dither(config.seed)
         self.optimizer = FlatAdamW(
             self.policy.weights,
             betas=(optim.betas[0], optim.betas[1]),
