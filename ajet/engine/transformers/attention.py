@@ -121,9 +121,9 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, out: T
     )
     rows = slice(0, n) if block.slots is None else block.slots
     grouped = q[:, a : a + n].transpose(0, 1).reshape(n, heads, -1, q.shape[-1])
-    seen_keys, seen_values = keys[rows, :, : block.width], values[rows, :, : block.width]
-    mask = block.mask(how.window, q.dtype)
-    out[a : a + n] = _attend(grouped, seen_keys, seen_values, mask, how).reshape(n, -1, values.shape[-1])
+    mask = block.mask(grouped.shape[2], how.window, q.dtype)
+    # All of the capacity, masked: a product over a part of each row would first copy that part together.
+    out[a : a + n] = _attend(grouped, keys[rows], values[rows], mask, how).reshape(n, -1, values.shape[-1])
 
 
 def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, how: _How) -> None:
@@ -158,24 +158,29 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor
     """q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
     g, heads, length, _ = q.shape
     split = q.reshape(g, k.shape[1], -1, q.shape[-1])
-    mask = mask.repeat(heads // k.shape[1], 1)
+    mask = mask.repeat(heads // k.shape[1], 1)  # a key head's queries are its heads' tokens, head by head
     return _attend(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
     """q [n, K, G, d], k and v [n, K, T, d], mask broadcast to [n, K, G, T]. Written out: for a few queries a row
     torch's fused kernel on a CPU is several times slower than these two batched products."""
+    n, heads, queries, _ = q.shape
     if how.plain and q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(*q.shape[:3], -1), scale=how.scale)
-    scores = torch.matmul(q * how.scale, k.transpose(-1, -2))
-    if how.softcap is not None:
-        scores = torch.tanh(scores / how.softcap) * how.softcap
-    scores = scores + mask
-    if how.sinks is None:
-        return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype), v)
-    sinks = how.sinks.reshape(1, k.shape[1], -1, 1).repeat_interleave(q.shape[2] * k.shape[1] // how.sinks.numel(), 2)
-    scores = torch.cat([scores, sinks.expand(q.shape[0], -1, -1, 1).to(scores.dtype)], -1)
-    return torch.matmul(torch.softmax(scores, -1, dtype=torch.float32)[..., :-1].to(q.dtype), v)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(n, heads, queries, -1), scale=how.scale)
+    flat = (n * heads, queries, k.shape[2])
+    mask = mask.expand(n, heads, queries, -1).reshape(flat)
+    q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    if how.softcap is None:
+        scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=how.scale)
+    else:
+        scores = torch.tanh(torch.bmm(q, k.transpose(1, 2)) * (how.scale / how.softcap)) * how.softcap + mask
+    if how.sinks is not None:
+        per_head = how.sinks.reshape(heads, -1, 1)  # [K, H / K, 1]
+        per_query = per_head.repeat_interleave(queries // per_head.shape[1], 1)
+        scores = torch.cat([scores, per_query.repeat(n, 1, 1).to(scores.dtype)], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)[..., : k.shape[1]].to(v.dtype)
+    return torch.bmm(weights, v).unflatten(0, (n, heads))
 
 
 def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:

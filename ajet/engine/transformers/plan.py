@@ -28,8 +28,6 @@ class NextTokens:
     """[n] keys there are before this token's own."""
     slots: Tensor | None
     """[n]; None: the rows are slots 0..n-1."""
-    width: int
-    """Keys that are read: no row has more."""
     places: Tensor
     """[n * heads] where, in a layer's keys seen as [slots * heads * capacity, width], the new ones go."""
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
@@ -39,17 +37,18 @@ class NextTokens:
         """Rows."""
         return int(self.lengths.shape[0])
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, 1, 1, width] 0 or -inf to add to the scores; with a sliding window only its last keys are seen."""
+    def mask(self, queries: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[n, heads, queries, capacity] 0 or -inf to add to the scores of the `queries` heads that share a key head;
+        with a sliding window only its last keys are seen."""
         known = self.masks.get((window, dtype))
         if known is None:
-            at = torch.arange(self.width, device=self.lengths.device)
+            at = torch.arange(self.pool.capacity, device=self.lengths.device)
             last = self.lengths[:, None]
             hidden = at > last
             if window is not None:
                 hidden |= at <= last - window
             known = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(hidden, float("-inf"))
-            known = known[:, None, None, :]
+            known = known[:, None, None, :].repeat(1, self.pool.shape.heads, queries, 1)
             self.masks[window, dtype] = known
         return known
 
@@ -166,7 +165,6 @@ def _next_tokens(pool: Pool, slots: Any, starts: Any, begin: int, device: torch.
         begin,
         _tensor(starts, device),
         None if together else _tensor(slots, device),
-        min(pool.capacity, int(starts.max()) // 32 * 32 + 32),
         _tensor(places.reshape(-1), device),
     )
 
