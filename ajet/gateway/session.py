@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ajet.engine.contract import ChatEngine, DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.capture import Capture, Entry, Recorder, Sampled
 from ajet.gateway.proxy import chat_body, read_answer, relay
+from ajet.gateway.tool_call_ids import call_ids, with_ids
 from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
 from ajet.schema.call import Call, FinishReason, ForkReason
 from ajet.schema.endpoint import Endpoint
@@ -376,27 +377,6 @@ class Session:
             self._recorder.check(fired, call)
             if self._terminate:
                 self._recorder.capture.terminated = fired[0]
-
-
-def call_ids(index: int) -> Callable[[list[dict[str, Any]]], list[dict[str, Any]]]:
-    """Gives the tool calls in deltas of call `index` their ids."""
-
-    def give(deltas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [
-            {"tool_calls": [{"id": f"call_{index}_{call['index']}", **call} for call in delta["tool_calls"]]}
-            if "tool_calls" in delta
-            else delta
-            for delta in deltas
-        ]
-
-    return give
-
-
-def with_ids(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """The message with ids for its tool calls, unique in the session."""
-    for at, call in enumerate(message.get("tool_calls") or ()):
-        call["id"] = f"call_{index}_{at}"
-    return message
 
 
 def _refuse_passed(passed: Mapping[str, Any]) -> None:
