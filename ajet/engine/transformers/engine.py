@@ -27,7 +27,7 @@ from ajet.engine.transformers.draws import uniforms
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows
-from ajet.engine.transformers.sampling import Drawn, draw
+from ajet.engine.transformers.sampling import Drawn, Sampler
 from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
 from ajet.engine.transformers.streams import Outbox, Stream
 from ajet.engine.transformers.twin import copy_weights, twin
@@ -66,7 +66,7 @@ class TransformersEngine:
         shape = self._probe()
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
         self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
-        self._outbox = Outbox()
+        self._sampler, self._outbox = Sampler(), Outbox()
         self._wake = threading.Condition()
         self._arrived: list[Waiting] = []
         self._aborted: list[Waiting] = []
@@ -256,7 +256,9 @@ class TransformersEngine:
         streams = np.array([call.draws for call in calls], dtype=np.uint64)
         positions = np.array([call.drawn for call in calls], dtype=np.uint64)
         with torch.inference_mode():
-            return draw(logits_BV, [call.request.sampling for call in calls], uniforms(streams, positions))
+            return self._sampler.draw(
+                logits_BV, [call.request.sampling for call in calls], uniforms(streams, positions)
+            )
 
     def _deal(self, rows: list[Row], drawn: Drawn) -> None:
         """Give each row its token; send what is due."""

@@ -31,50 +31,87 @@ class Drawn:
     top: list[list[tuple[int, float]]]
 
 
-def draw(logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> Drawn:
-    """One token a row. `logits_BV` may be of any float type; it is not changed."""
-    logits = logits_BV.float()
-    device = logits.device
-    unit_B = torch.logsumexp(logits, -1)
-    temperatures = [s.temperature for s in settings]
-    scaled = logits
-    if any(t not in (0.0, 1.0) for t in temperatures):
-        scaled = logits / torch.tensor([t or 1.0 for t in temperatures], device=device)[:, None]
-    cut = [b for b, s in enumerate(settings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1.0)]
+class Sampler:
+    """Draws a step's tokens. Keeps the memory for the probabilities from step to step: to get new pages from the
+    system for them takes several times as long as to compute them."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, Tensor] = {}
+
+    def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> Drawn:
+        """One token a row. `logits_BV` may be of any float type; it is not changed."""
+        device = logits_BV.device
+        unit_BV = self._softmax("unit", logits_BV)
+        sampled_BV = unit_BV
+        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not _plain(s)]
+        if shaped:
+            sampled_BV = self._copy("sampled", unit_BV)
+            sampled_BV[shaped] = _shaped(logits_BV[shaped].float(), [settings[b] for b in shaped])
+        greedy = [b for b, s in enumerate(settings) if s.temperature == 0]
+        if len(greedy) < len(settings):
+            ids_B = _inverse(sampled_BV, torch.from_numpy(uniforms_B).to(device))
+        else:
+            ids_B = torch.zeros(len(settings), dtype=torch.long, device=device)
+        if greedy:
+            ids_B[greedy] = (logits_BV if logits_BV.dtype == torch.float32 else unit_BV)[greedy].argmax(-1)
+        chosen_B = sampled_BV.gather(1, ids_B[:, None])[:, 0].double()
+        if greedy:
+            chosen_B[greedy] = 1.0
+        at_unit_B = unit_BV.gather(1, ids_B[:, None])[:, 0].double()
+        both = torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_().tolist()
+        top = _alternatives(unit_BV, [s.top_logprobs for s in settings])
+        return Drawn(ids_B.tolist(), both[0], both[1], top)
+
+    def _softmax(self, name: str, logits_BV: Tensor) -> Tensor:
+        return torch.softmax(logits_BV, -1, dtype=torch.float32, out=self._room(name, logits_BV))
+
+    def _copy(self, name: str, values_BV: Tensor) -> Tensor:
+        return self._room(name, values_BV).copy_(values_BV)
+
+    def _room(self, name: str, like: Tensor) -> Tensor:
+        rows, vocabulary = like.shape
+        room = self._memory.get(name)
+        if room is None or room.shape[0] < rows or room.shape[1] != vocabulary or room.device != like.device:
+            room = torch.empty(rows, vocabulary, dtype=torch.float32, device=like.device)
+            self._memory[name] = room
+        return room[:rows]
+
+
+_LEAST = torch.finfo(torch.float32).tiny
+"""A float32 probability below this is 0; its logarithm is given as this one's, -87.3."""
+
+
+def _plain(settings: Sampling) -> bool:
+    return settings.temperature == 1.0 and settings.top_k <= 0 and settings.top_p >= 1.0
+
+
+def _shaped(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """[B, V] the probabilities after temperature, top-k and top-p."""
+    temperatures = torch.tensor([s.temperature for s in settings], device=logits_BV.device)
+    scaled = logits_BV / temperatures[:, None]
+    cut = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
     if cut:
-        scaled = scaled.clone() if scaled is logits else scaled
         scaled[cut] = _truncated(scaled[cut], [settings[b] for b in cut])
-    ids_B = _inverse(scaled, torch.from_numpy(uniforms_B).to(device))
-    greedy = [b for b, t in enumerate(temperatures) if t == 0.0]
-    if greedy:
-        ids_B[greedy] = logits[greedy].argmax(-1)
-    sampled_B = scaled.gather(1, ids_B[:, None])[:, 0] - (unit_B if scaled is logits else torch.logsumexp(scaled, -1))
-    if greedy:
-        sampled_B[greedy] = 0.0
-    chosen_B = logits.gather(1, ids_B[:, None])[:, 0] - unit_B
-    table = torch.stack([ids_B.double(), sampled_B.double(), chosen_B.double()]).tolist()
-    top = _alternatives(logits, unit_B, [s.top_logprobs for s in settings])
-    return Drawn([int(i) for i in table[0]], [min(p, 0.0) for p in table[1]], [min(p, 0.0) for p in table[2]], top)
+    return scaled.softmax(-1)
 
 
-def _inverse(scaled_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def _inverse(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """[B] the first token whose cumulative probability exceeds the number. Two levels: sums of blocks, then the
     block that contains it; both cumulated in float64, which 50,000 float32 terms would need."""
-    rows, vocabulary = scaled_BV.shape
-    weights = (scaled_BV - scaled_BV.amax(-1, keepdim=True)).exp_()
-    pad = -vocabulary % _BLOCK
-    if pad:
-        weights = torch.nn.functional.pad(weights, (0, pad))
-    blocks = weights.view(rows, -1, _BLOCK)
-    ends = blocks.sum(-1).double().cumsum(-1)
+    rows, vocabulary = probability_BV.shape
+    whole = vocabulary // _BLOCK * _BLOCK
+    sums = probability_BV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
+    if whole < vocabulary:
+        sums = torch.cat([sums, probability_BV[:, whole:].sum(-1, keepdim=True)], -1)
+    ends = sums.double().cumsum(-1)
     goal = uniforms_B[:, None] * ends[:, -1:]
     block = (ends <= goal).sum(-1, keepdim=True).clamp_(max=ends.shape[1] - 1)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), torch.zeros_like(goal))
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double()
+    places = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    inside = probability_BV.gather(1, places.clamp(max=vocabulary - 1)).double() * (places < vocabulary)
     within = ((inside.cumsum(-1) + before) <= goal).sum(-1)
     # Rounding can put the goal just past the end of the block: then the block's last possible token is meant.
-    places = torch.arange(_BLOCK, device=inside.device)
-    last = torch.where(inside > 0, places, -1).amax(-1)
+    last = torch.where(inside > 0, places - block * _BLOCK, -1).amax(-1)
     return block[:, 0] * _BLOCK + torch.minimum(within, last.clamp_(min=0))
 
 
@@ -92,10 +129,10 @@ def _truncated(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     return torch.empty_like(scaled_BV).scatter_(1, order, ordered.masked_fill(outside, float("-inf")))
 
 
-def _alternatives(logits_BV: Tensor, unit_B: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
-    most = min(max(wanted, default=0), logits_BV.shape[1])
+def _alternatives(unit_BV: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
+    most = min(max(wanted, default=0), unit_BV.shape[1])
     if most == 0:
         return [[] for _ in wanted]
-    values, ids = logits_BV.topk(most, -1)
-    rows = zip(ids.tolist(), (values - unit_B[:, None]).tolist(), wanted, strict=True)
+    values, ids = unit_BV.topk(most, -1)
+    rows = zip(ids.tolist(), values.clamp(min=_LEAST).log().tolist(), wanted, strict=True)
     return [list(zip(i[:n], p[:n], strict=True)) for i, p, n in rows]
