@@ -75,6 +75,8 @@ def read_tasks(
         logger.warning("{}: {} of {} rows left out; the first, line {}: {}", file, len(bad), total, *bad[0])
         if counter is not None:
             counter.skipped += len(bad)
+    if not tasks:
+        raise TaskError("The task file holds no task.", where=str(file), expected="one JSON object a line")
     return tasks
 
 

@@ -159,7 +159,8 @@ def test_plain_progress_keeps_quiet_about_short_work() -> None:
     assert out.getvalue() == ""
 
 
-def test_progress_on_a_terminal_draws_bars() -> None:
+def test_progress_on_a_terminal_draws_bars(monkeypatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     out = io.StringIO()
     console = Console(file=out, width=200, force_terminal=True, force_interactive=True)
     with Progress(console) as progress, progress.bar("rollout", 2, "episodes") as bar:

@@ -147,7 +147,7 @@ def test_bad_lines_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
 
 
 def test_missing_files_and_empty_sets_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="no train tasks"):
+    with pytest.raises(TaskError, match="holds no task"):
         open_reader(jsonl(tmp_path, "")).tasks("train")
     reader = open_reader(jsonl(tmp_path, {"question": "q"}))
     assert reader.has("train") and not reader.has("validation")
