@@ -7,6 +7,7 @@ in `status.json`; nothing is ever ended by matching a name.
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
     children = [child for process in processes for child in _children(process)]
     for process in processes:
         process.send_signal(2)
-    _, alive = psutil.wait_procs(processes, timeout=patience_s)
-    _end(alive + [child for child in children if child.is_running()])
+    alive = _wait(processes, patience_s)
+    _end(alive + [child for child in children if _lives(child)])
     console.print(f"{folder.name} was stopped" + (" hard: it did not answer." if alive else "."))
     return 0
 
@@ -67,6 +68,22 @@ def recorded_processes(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def _lives(process: psutil.Process) -> bool:
+    """False too for one that has ended and that its parent has not looked at yet."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still live after at most `seconds`."""
+    end = time.monotonic() + seconds
+    while (alive := [process for process in processes if _lives(process)]) and time.monotonic() < end:
+        time.sleep(0.1)
+    return alive
+
+
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
         return process.children(recursive=True)
@@ -77,6 +94,5 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
         process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=5.0)
-    for process in alive:
+    for process in _wait(processes, 5.0):
         process.kill()

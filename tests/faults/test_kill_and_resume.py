@@ -87,3 +87,17 @@ def test_ctrl_c_keeps_what_is_done(project, uninterrupted, tmp_path):
     done = ajet(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project)
     assert done.returncode == 0, done.stdout
     check_whole(run, uninterrupted)
+
+
+def test_ajet_stop_ends_a_live_run_as_ctrl_c_would(project, tmp_path):
+    name, log = "stopped", tmp_path / "log"
+    run = project / "launcher_record" / name
+    process = start(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project, log=log)
+    while process.poll() is None and len(metric_rows(run)) < 2:
+        time.sleep(0.02)
+    stopped = ajet("stop", name, cwd=project)
+    assert stopped.returncode == 0 and "stopped" in stopped.stdout, stopped.stdout
+    assert process.wait(timeout=10) == 130, log.read_text()
+    assert list(run.glob("checkpoints/step-*"))
+    again = ajet("stop", name, cwd=project)
+    assert again.returncode == 0 and "not running" in again.stdout, again.stdout
