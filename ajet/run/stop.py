@@ -7,7 +7,9 @@ in `status.json`; nothing is ever ended by matching a name.
 from __future__ import annotations
 
 import json
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,8 @@ def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
         return 0
     children = [child for process in processes for child in _children(process)]
     for process in processes:
-        process.send_signal(2)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
     alive = _wait(processes, patience_s)
     _end(alive + [child for child in children if _lives(child)])
     console.print(f"{folder.name} was stopped" + (" hard: it did not answer." if alive else "."))
@@ -93,6 +96,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
-        process.terminate()
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
     for process in _wait(processes, 5.0):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
