@@ -21,6 +21,8 @@ from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
 
 NAME = "ajet_rows"
+FUSED = 256
+"""Up to this length torch's fused attention is the faster one for a single row."""
 _current = threading.local()
 
 
@@ -88,12 +90,9 @@ def rows_attention(
         length = query.shape[2]
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         return _grouped(query, key, value, _additive(seen, query.dtype), how).transpose(1, 2), None
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
-    for block in step.next_tokens:
-        _next(block, layer, query[0], key[0], value[0], out, how)
-    for stretch in step.stretches:
-        _stretch(stretch, layer, query[0], key[0], value[0], out, how)
-    return out[None], None
+    parts = [_next(block, layer, query[0], key[0], value[0], how) for block in step.next_tokens]
+    parts += [_stretch(block, layer, query[0], key[0], value[0], how) for block in step.stretches]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
 class _How:
@@ -110,23 +109,28 @@ class _How:
         return self.softcap is None and self.sinks is None
 
 
-def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, how: _How) -> None:
-    """q [H, N, d], k and v [K, N, d], out [N, H, d]."""
+def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+    """q [H, N, d], k and v [K, N, d] to [n, H, d]."""
     n, a, pool = block.count, block.begin, block.pool
+    q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
     keys, values = pool.keys[layer], pool.values[layer]
     heads = keys.shape[1]
-    keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k[:, a : a + n].transpose(0, 1).reshape(-1, k.shape[-1]))
-    values.view(-1, values.shape[-1]).index_copy_(
-        0, block.places, v[:, a : a + n].transpose(0, 1).reshape(-1, v.shape[-1])
-    )
+    keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k.reshape(-1, k.shape[-1]))
+    values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
-    grouped = q[:, a : a + n].transpose(0, 1).reshape(n, heads, -1, q.shape[-1])
-    mask = block.mask(grouped.shape[2], how.window, q.dtype)
-    # All of the capacity, masked: a product over a part of each row would first copy that part together.
-    out[a : a + n] = _attend(grouped, keys[rows], values[rows], mask, how).reshape(n, -1, values.shape[-1])
+    grouped = q.reshape(n, heads, -1, q.shape[-1])
+    if how.plain and how.window is None and n == 1 and block.longest < FUSED:
+        seen = block.longest + 1
+        got = F.scaled_dot_product_attention(grouped, keys[rows, :, :seen], values[rows, :, :seen], scale=how.scale)
+    else:
+        # All of the capacity, masked: a product over a part of each row would first copy that part together.
+        mask = block.mask(grouped.shape[2], how.window, q.dtype)
+        got = _attend(grouped, keys[rows], values[rows], mask, how)
+    return got.reshape(n, -1, values.shape[-1])
 
 
-def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, how: _How) -> None:
+def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+    """The same for g rows of several tokens: [g * length, H, d]."""
     a, g, length, start = block.begin, int(block.slots.shape[0]), block.length, block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]
@@ -151,7 +155,7 @@ def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, out: T
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
         got = _grouped(new_q, new_k, new_v, _additive(mask, q.dtype), how)
-    out[a : a + g * length] = got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
+    return got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
@@ -163,13 +167,12 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
-    """q [n, K, G, d], k and v [n, K, T, d], mask broadcast to [n, K, G, T]. Written out: for a few queries a row
+    """q [n, K, G, d], k and v [n, K, T, d], mask [n * K, G, T] or broadcast to it. Written out: for a few queries a row
     torch's fused kernel on a CPU is several times slower than these two batched products."""
     n, heads, queries, _ = q.shape
     if how.plain and q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.expand(n, heads, queries, -1), scale=how.scale)
-    flat = (n * heads, queries, k.shape[2])
-    mask = mask.expand(n, heads, queries, -1).reshape(flat)
+        mask = mask.expand(n * heads, -1, -1).unflatten(0, (n, heads))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scale)
     q, k, v = q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
     if how.softcap is None:
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=how.scale)
@@ -179,7 +182,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
         per_head = how.sinks.reshape(heads, -1, 1)  # [K, H / K, 1]
         per_query = per_head.repeat_interleave(queries // per_head.shape[1], 1)
         scores = torch.cat([scores, per_query.repeat(n, 1, 1).to(scores.dtype)], -1)
-    weights = torch.softmax(scores, -1, dtype=torch.float32)[..., : k.shape[1]].to(v.dtype)
+    weights = torch.softmax(scores, -1)  # computed in float32 whatever the type
+    if how.sinks is not None:
+        weights = weights[..., :-1]
     return torch.bmm(weights, v).unflatten(0, (n, heads))
 
 

@@ -26,6 +26,8 @@ class NextTokens:
     begin: int
     lengths: Tensor
     """[n] keys there are before this token's own."""
+    longest: int
+    """The greatest of them."""
     slots: Tensor | None
     """[n]; None: the rows are slots 0..n-1."""
     places: Tensor
@@ -38,7 +40,7 @@ class NextTokens:
         return int(self.lengths.shape[0])
 
     def mask(self, queries: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n, heads, queries, capacity] 0 or -inf to add to the scores of the `queries` heads that share a key head;
+        """[n * heads, queries, capacity] 0 or -inf to add to the scores of the `queries` heads that share a key head;
         with a sliding window only its last keys are seen."""
         known = self.masks.get((window, dtype))
         if known is None:
@@ -48,7 +50,7 @@ class NextTokens:
             if window is not None:
                 hidden |= at <= last - window
             known = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(hidden, float("-inf"))
-            known = known[:, None, None, :].repeat(1, self.pool.shape.heads, queries, 1)
+            known = known[:, None, None, :].repeat(1, self.pool.shape.heads, queries, 1).flatten(0, 1)
             self.masks[window, dtype] = known
         return known
 
@@ -164,6 +166,7 @@ def _next_tokens(pool: Pool, slots: Any, starts: Any, begin: int, device: torch.
         pool,
         begin,
         _tensor(starts, device),
+        int(starts.max()),
         None if together else _tensor(slots, device),
         _tensor(places.reshape(-1), device),
     )
