@@ -1,180 +1,155 @@
-"""One suite over every TokenEngine, and what only a real model can be asked: that its numbers are the model's."""
+"""One suite over every TokenEngine: the transformers engine and the scripted one."""
+
+from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
-from ajet.engine.model_source import locate
-from ajet.engine.models import load_model, load_tokenizer
-from ajet.engine.scripted import ScriptedEngine
-from ajet.engine.transformers import TransformersEngine
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenEngine, TokenRequest
+from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
 
-PROMPT = np.arange(20, 60, dtype=np.int32)
+END = 2
+PROMPT = np.array([1, 40, 41, 42, 43], np.int32)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+def transformers_engine() -> TokenEngine:
+    import torch
+
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_model
+    from ajet.engine.transformers import TransformersEngine
+
+    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    return TransformersEngine(model, version=3, max_num_seqs=2)
 
 
-def scripted():
-    return ScriptedEngine(lambda request: list(range(100, 100 + request.sampling.max_tokens)), chunk=2)
+def scripted_engine() -> TokenEngine:
+    def answer(request: TokenRequest) -> ScriptedReply:
+        length = request.sampling.max_tokens
+        if END in request.sampling.stop_ids:
+            return ScriptedReply(ids=[5, 6, END], ended=False, chunk=1)
+        return ScriptedReply(ids=[5] * length, ended=False, chunk=1, latency=0.0 if length < 500 else 30.0)
+
+    return ScriptedEngine(answer, version=3, end_id=END)
 
 
-@pytest.fixture(params=["transformers", "scripted"])
-def engine(request, model):
-    made = TransformersEngine(model, max_num_seqs=8) if request.param == "transformers" else scripted()
+@pytest.fixture(params=[transformers_engine, scripted_engine], ids=["transformers", "scripted"])
+def engine(request: Any) -> Iterator[TokenEngine]:
+    made: TokenEngine = request.param()
     yield made
     made.close()
 
 
-@pytest.fixture
-def sampler(model):
-    made = TransformersEngine(model, max_num_seqs=8)
-    yield made
-    made.close()
+def ask(length: int, *, stop: tuple[int, ...] = (), repeat: int = 0) -> TokenRequest:
+    return TokenRequest(PROMPT, Sampling(length, stop_ids=stop), DrawKey(0, 0, repeat, 0))
 
 
-def a_request(prompt=PROMPT, key=DrawKey(0, 0, 0, 0), **sampling) -> TokenRequest:
-    return TokenRequest(np.asarray(prompt, np.int32), Sampling(**{"max_tokens": 6, **sampling}), key)
+async def chunks(engine: TokenEngine, request: TokenRequest) -> list[TokenChunk]:
+    return [chunk async for chunk in engine.generate(request)]
 
 
-async def reply(engine: TokenEngine, request: TokenRequest):
-    """All of a reply: ids, logprobs, logprobs at temperature 1, versions, finish reasons."""
-    ids, logprobs, unit, versions, finishes = [], [], [], [], []
-    async for chunk in engine.generate(request):
+def ids_of(got: list[TokenChunk]) -> list[int]:
+    return [token for chunk in got for token in chunk.ids]
+
+
+def test_it_is_a_token_engine(engine: TokenEngine) -> None:
+    assert isinstance(engine, TokenEngine)
+    assert engine.max_model_len > 100
+
+
+def test_only_the_last_chunk_has_a_finish_and_all_align(engine: TokenEngine) -> None:
+    got = asyncio.run(chunks(engine, ask(90)))
+    assert [chunk.finish for chunk in got] == [None] * (len(got) - 1) + ["length"]
+    assert len(ids_of(got)) == 90
+    for chunk in got:
         assert len(chunk.ids) == len(chunk.logprobs) == len(chunk.logprobs_unit)
-        ids += chunk.ids
-        logprobs += chunk.logprobs
-        unit += chunk.logprobs_unit
-        versions += [chunk.version] * len(chunk.ids)
-        finishes.append(chunk.finish)
-    return ids, logprobs, unit, versions, finishes
+        assert all(p <= 0.0 for p in [*chunk.logprobs, *chunk.logprobs_unit])
+        assert chunk.version == engine.version == 3
 
 
-def together(*coroutines):
-    async def gather():
-        return await asyncio.gather(*coroutines, return_exceptions=True)
-
-    return asyncio.run(gather())
-
-
-def test_it_is_a_token_engine(engine):
-    assert isinstance(engine, TokenEngine) and engine.max_model_len > len(PROMPT)
+def test_a_stop_id_ends_the_reply_and_is_part_of_it(engine: TokenEngine) -> None:
+    every_id = () if isinstance(engine, ScriptedEngine) else tuple(range(379))
+    got = asyncio.run(chunks(engine, ask(60, stop=(END, *every_id))))
+    assert got[-1].finish == "stop"
+    assert ids_of(got)[-1] in (END, *every_id)
+    assert len(ids_of(got)) < 60
 
 
-def test_only_the_last_chunk_says_how_it_ended(engine):
-    (ids, logprobs, unit, _, finishes) = asyncio.run(reply(engine, a_request()))
-    assert len(ids) == 6 and finishes[-1] == "length" and set(finishes[:-1]) <= {None}
-    assert all(value <= 0 for value in logprobs + unit)
+def test_calls_from_many_loops_at_once(engine: TokenEngine) -> None:
+    results: dict[int, list[list[TokenChunk]]] = {}
+
+    def user(k: int) -> None:
+        async def several() -> list[list[TokenChunk]]:
+            return list(await asyncio.gather(*(chunks(engine, ask(7, repeat=8 * k + j)) for j in range(8))))
+
+        results[k] = asyncio.run(several())
+
+    threads = [threading.Thread(target=user, args=(k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert sorted(results) == list(range(6))
+    assert all(len(ids_of(got)) == 7 for replies in results.values() for got in replies)
 
 
-def test_a_stop_id_is_the_replys_last(engine):
-    free = asyncio.run(reply(engine, a_request()))[0]
-    cut = asyncio.run(reply(engine, a_request(stop_ids=(free[2],))))
-    assert cut[0] == free[: free.index(free[2]) + 1] and cut[4][-1] == "stop"
+def test_closing_an_iterator_frees_its_slot(engine: TokenEngine) -> None:
+    async def scenario() -> None:
+        long = [engine.generate(ask(900, repeat=k)) for k in range(2)]  # as many as the engine runs at once
+        starts = [asyncio.ensure_future(anext_of(stream)) for stream in long]
+        if isinstance(engine, ScriptedEngine):
+            await until(lambda: engine.running == 2)
+        else:
+            await asyncio.gather(*starts)
+        for start, stream in zip(starts, long, strict=True):
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await stream.aclose()  # type: ignore[attr-defined]
+        short = await chunks(engine, ask(5))
+        assert len(ids_of(short)) == 5
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    if isinstance(engine, ScriptedEngine):
+        assert (engine.running, engine.closed_early) == (0, 2)
+    else:
+        assert engine.counts["sampled_tokens"] < 1500  # type: ignore[attr-defined]
 
 
-def test_many_at_once_all_end(engine):
-    requests = [a_request(key=DrawKey(0, task, 0, 0)) for task in range(40)]
-    answers = together(*(reply(engine, request) for request in requests))
-    assert [len(answer[0]) for answer in answers] == [6] * 40
-
-
-def test_closing_the_iterator_frees_the_slot(engine):
-    async def leave():
-        async with aclosing(engine.generate(a_request(max_tokens=200))) as chunks:
-            await chunks.__anext__()
-
-    together(*(leave() for _ in range(16)))
-    assert len(asyncio.run(reply(engine, a_request()))[0]) == 6
-
-
-def test_the_version_is_that_of_the_weights(engine):
-    assert set(asyncio.run(reply(engine, a_request()))[3]) == {0}
-    engine.weights_changed(7)
-    assert engine.version == 7 and set(asyncio.run(reply(engine, a_request()))[3]) == {7}
+def test_versions_go_up_only(engine: TokenEngine) -> None:
+    engine.weights_changed(5)
+    assert engine.version == 5
+    assert {chunk.version for chunk in asyncio.run(chunks(engine, ask(4)))} == {5}
     with pytest.raises(ValueError, match="older"):
-        engine.weights_changed(6)
+        engine.weights_changed(4)
+    assert engine.version == 5
+    engine.weights_changed(5)
 
 
-def test_a_closed_engine_fails_its_calls(engine):
+def test_close_fails_who_waits_and_who_comes_after(engine: TokenEngine) -> None:
+    async def scenario() -> list[BaseException | list[TokenChunk]]:
+        calls = [asyncio.ensure_future(chunks(engine, ask(900, repeat=k))) for k in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(None, engine.close)
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    ended = asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert [type(end) for end in ended] == [EngineFailure] * 4
     engine.close()
-    engine.close()
-    (outcome,) = together(reply(engine, a_request()))
-    assert isinstance(outcome, EngineFailure)
+    with pytest.raises(EngineFailure):
+        asyncio.run(chunks(engine, ask(3)))
 
 
-# What only a real model can be asked.
+async def anext_of(stream: Any) -> TokenChunk:
+    chunk: TokenChunk = await stream.__anext__()
+    return chunk
 
 
-def log_softmax(model, ids, temperature=1.0) -> np.ndarray:
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([ids])).logits[0].float()
-    return torch.log_softmax(logits / temperature, -1).numpy()
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_logprobs_are_the_models_own(sampler, model, temperature):
-    ids, logprobs, unit, _, _ = asyncio.run(reply(sampler, a_request(temperature=temperature, max_tokens=12)))
-    whole = [*PROMPT.tolist(), *ids]
-    places = range(len(PROMPT) - 1, len(whole) - 1)
-    expected_unit = [log_softmax(model, whole)[at, whole[at + 1]] for at in places]
-    expected = [log_softmax(model, whole, temperature)[at, whole[at + 1]] for at in places]
-    np.testing.assert_allclose(unit, expected_unit, atol=2e-4)
-    np.testing.assert_allclose(logprobs, expected, atol=2e-4)
-
-
-def test_greedy_takes_the_most_likely(sampler, model):
-    ids = asyncio.run(reply(sampler, a_request(temperature=0.0)))[0]
-    whole = [*PROMPT.tolist(), *ids]
-    table = log_softmax(model, whole)
-    assert ids == [int(table[at].argmax()) for at in range(len(PROMPT) - 1, len(whole) - 1)]
-
-
-def test_draws_depend_on_the_key_and_on_nothing_beside_it(sampler):
-    request = a_request(key=DrawKey(3, 1, 2, 0), max_tokens=10, temperature=4.0)
-    alone = asyncio.run(reply(sampler, request))[0]
-    others = [a_request(prompt=PROMPT[: 5 + n], key=DrawKey(3, 9, n, 0), max_tokens=3 + n) for n in range(7)]
-    among = together(reply(sampler, request), *(reply(sampler, other) for other in others))[0][0]
-    other_key = asyncio.run(reply(sampler, a_request(key=DrawKey(3, 1, 3, 0), max_tokens=10, temperature=4.0)))[0]
-    assert alone == among != other_key
-
-
-def test_shared_prompts_and_grown_conversations_are_computed_once(sampler):
-    group = [a_request(key=DrawKey(0, 0, repeat, 0), max_tokens=4) for repeat in range(6)]
-    answers = together(*(reply(sampler, request) for request in group))
-    assert sampler.counts["computed_tokens"] < 2 * len(PROMPT) + 6 * 4 < 6 * len(PROMPT)
-    before = sampler.counts["computed_tokens"]
-    grown = [*PROMPT.tolist(), *answers[0][0], 30, 31]
-    asyncio.run(reply(sampler, a_request(prompt=grown, max_tokens=1)))
-    assert sampler.counts["computed_tokens"] - before <= 4
-
-
-@pytest.mark.parametrize("prompt", [[], [10**6], list(range(20)) * 10000], ids=["empty", "no such id", "too long"])
-def test_an_impossible_prompt_fails_alone(sampler, prompt):
-    bad, good = together(reply(sampler, a_request(prompt=prompt)), reply(sampler, a_request()))
-    assert isinstance(bad, EngineFailure) and len(good[0]) == 6
-
-
-def test_calls_across_an_update_say_which_weights_sampled_what(sampler):
-    async def play():
-        versions = []
-        async for chunk in sampler.generate(a_request(max_tokens=400, stop_ids=())):
-            if not versions:
-                await asyncio.get_running_loop().run_in_executor(None, sampler.weights_changed, 1)
-            versions += [chunk.version] * len(chunk.ids)
-        return versions
-
-    versions = asyncio.run(play())
-    assert len(versions) == 400 and versions == sorted(versions) and set(versions) == {0, 1}
-
-
-def test_the_tokenizer_speaks_with_tools():
-    tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
-    assert tokenizer.chat_template and len(tokenizer) < 600
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0)

