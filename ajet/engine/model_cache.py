@@ -17,6 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from rich.console import Console
+
+from ajet.record.progress import Bar
+from ajet.record.progress import Progress as ShownProgress
+
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
 
@@ -59,16 +64,34 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 class ProgressLines:
-    """Plain lines on a stream: one when the work changes, then at most one every few seconds."""
+    """A bar on a terminal; elsewhere plain lines: one when the work changes, then at most one every few seconds."""
 
     def __init__(self, stream: IO[str] | None = None, every: float = 3.0) -> None:
         self._stream, self._every = stream or sys.stderr, every
         self._what, self._last = "", 0.0
+        self._bar: Bar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        if self._stream.isatty() and total:
+            self._draw(what, done, total)
+            return
+        if self._bar is not None:
+            self._bar.progress.close()
+            self._bar = None
         now = time.monotonic()
         if what == self._what and now - self._last < self._every:
             return
         self._what, self._last = what, now
         share = f" {done / total:.0%}" if total and done else ""
         print(f"{what}{share}", file=self._stream, flush=True)
+
+    def _draw(self, what: str, done: int, total: int) -> None:
+        """In megabytes; the bar goes when the work is done."""
+        if self._bar is None or what != self._what:
+            self._what = what
+            bars = ShownProgress(Console(file=self._stream))
+            bars.__enter__()
+            self._bar = bars.bar(what, total >> 20, "MB")
+        self._bar.advance((done >> 20) - self._bar.done)
+        if done >= total:
+            self._bar.progress.close()

@@ -62,7 +62,7 @@ class Bar:
     """One count towards a total."""
 
     def __init__(self, progress: Progress, title: str, total: int, unit: str, done: int) -> None:
-        self._progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
+        self.progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
         self._note = ""
         self._began = self._shown = time.monotonic()
         self._lines = 0
@@ -74,15 +74,15 @@ class Bar:
         """`count` more are done; `note` is shown beside the bar until the next one."""
         self.done += count
         self._note = self._note if note is None else note
-        bars = self._progress._bars
+        bars = self.progress._bars
         if bars is not None and self._id is not None:
             bars.update(self._id, completed=self.done, note=self._note)
-        elif time.monotonic() - self._shown >= self._progress.line_every_s:
+        elif time.monotonic() - self._shown >= self.progress.line_every_s:
             self._line()
 
     def close(self) -> None:
         """Take the bar away; in plain text its last count is printed if any line was."""
-        bars = self._progress._bars
+        bars = self.progress._bars
         if bars is not None and self._id is not None:
             bars.remove_task(self._id)
             self._id = None
@@ -103,4 +103,4 @@ class Bar:
         self._lines += 1
         words = [f"{self.title}: {self.done}/{self.total}", self.unit, f"after {self._shown - self._began:.0f} s"]
         text = " ".join(word for word in words if word) + (f", {self._note}" if self._note else "")
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        self.progress.console.print(text, markup=False, soft_wrap=True)
