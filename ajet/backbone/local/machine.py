@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import os
 import time
@@ -75,8 +76,9 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system: glibc keeps it for itself otherwise, and a run's next phase cannot always
-    use it. Nothing where the C library is another."""
+    """Give memory back to the system: what hangs in reference cycles (the keys and values of rows that ended do), and
+    what glibc keeps for itself, which a run's next phase cannot always use."""
+    gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
