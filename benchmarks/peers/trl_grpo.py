@@ -2,8 +2,8 @@
 
     trl_grpo.py SETTING.json        one JSON line a step on standard output, then one when it ends
 
-TRL's defaults hold but where the quickstart's setting says otherwise: 8 prompts and 8 replies to each in a step, four
-passes of 16 sequences, float32 weights under bfloat16 autocast, AdamW, no KL term.
+TRL's defaults hold but where the quickstart's setting says otherwise: 8 prompts and 8 replies to each in a step,
+`pass` sequences at a time, float32 weights under bfloat16 autocast, AdamW, no KL term.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Report(TrainerCallback):
 
 config = GRPOConfig(
     output_dir=setting["output"],
-    per_device_train_batch_size=16,
-    gradient_accumulation_steps=setting["tasks"] * setting["repeats"] // 16,
+    per_device_train_batch_size=setting["pass"],
+    gradient_accumulation_steps=setting["tasks"] * setting["repeats"] // setting["pass"],
     num_generations=setting["repeats"],
     max_completion_length=setting["max_tokens"],
     max_steps=setting["steps"],
