@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway.dialects.chat import ChatDialect, error_body
-from ajet.gateway.dialects.contract import Asked, Dialect
+from ajet.gateway.dialects.contract import Asked, Caller, Dialect
 from ajet.gateway.turn import Piece, Refused, Turn
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ class _Endpoint:
             body = await _body(scope, receive)
             if body is None:
                 return
-            asked = self._dialect.read(_object(body), grant.agent, grant.target, grant.debug_model)
+            caller = Caller(grant.agent, grant.target, grant.debug_model, grant.session.kept)
+            asked = self._dialect.read(_object(body), caller)
         except Refused as refused:
             await self._refuse(send, refused)
             return

@@ -56,6 +56,8 @@ class Session:
         terminate_on_inspect: bool,
     ) -> None:
         self.episode, self.model_name = episode, model_name
+        self.kept: dict[str, Any] = {}
+        """What dialects remember of this episode; see `Caller.kept`."""
         self._gateway = gateway
         self._key, self._sampling = key, sampling
         self._trainable = None if trainable is None else frozenset(trainable)

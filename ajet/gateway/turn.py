@@ -46,6 +46,8 @@ class TurnRequest:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0
+    json_schema: Mapping[str, Any] | None = None
+    """The reply must be JSON that this schema admits; {} admits any JSON object."""
     passed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only a chat engine can honour, by their name on the wire."""
     notes: Mapping[str, Any] = field(default_factory=dict)

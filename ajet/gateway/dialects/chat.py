@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat_messages import read_messages, read_tool_choice, read_tools
-from ajet.gateway.dialects.contract import Asked, Writer
+from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 
 _HARMLESS = {
@@ -61,7 +61,7 @@ class ChatDialect:
     def __init__(self, decode: Callable[[Sequence[int]], str] | None) -> None:
         self._decode = decode
 
-    def read(self, body: Mapping[str, Any], agent: str, target: str, debug_model: str | None) -> Asked:
+    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
         """The request as turns. Raises Refused."""
         for name in body:
             if name not in _READ and name not in _HARMLESS and body[name] is not None:
@@ -85,9 +85,9 @@ class ChatDialect:
         }
         fields.integer(body, "seed", -(1 << 63), (1 << 63) - 1)
         request = TurnRequest(
-            agent=agent,
-            target=target,
-            debug_model=debug_model,
+            agent=caller.agent,
+            target=caller.target,
+            debug_model=caller.debug_model,
             messages=read_messages(body.get("messages")),
             tools=tools,
             tool_choice=choice,

@@ -7,10 +7,22 @@ keys, bodies, disconnects and status codes; the session does the turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: what the key, the headers or the model's suffix say."""
+
+    agent: str
+    target: str = ""
+    debug_model: str | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+    """The session's: what a dialect must remember from one request to the next, by the dialect's own names. It is
+    read and written on the gateway's loop only, and dies with the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ class Dialect(Protocol):
 
     path: str
 
-    def read(self, body: Mapping[str, Any], agent: str, target: str, debug_model: str | None) -> Asked: ...
+    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked: ...
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]: ...
 
