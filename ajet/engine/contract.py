@@ -30,6 +30,9 @@ class Sampling:
     """Generation ends after any of these; the stop id is part of the reply."""
     top_logprobs: int = 0
     """How many alternatives a token to report, for clients that ask."""
+    json_schema: str | None = None
+    """JSON text of a schema that the reply is held to while it is drawn; set only for engines that can
+    (`TokenEngine.constrains`)."""
 
 
 class DrawKey(NamedTuple):
@@ -67,6 +70,11 @@ class TokenChunk:
 @runtime_checkable
 class TokenEngine(Protocol):
     """Samples tokens. `generate` may be called from any event loop, thousands at a time."""
+
+    @property
+    def constrains(self) -> bool:
+        """True: it honours `Sampling.json_schema`. False: it must not be given one."""
+        ...
 
     @property
     def version(self) -> int:

@@ -49,6 +49,8 @@ class ScriptedEngine:
     before its end.
     """
 
+    constrains = False
+
     def __init__(
         self,
         script: TokenScript,

@@ -50,6 +50,11 @@ class RoundEngine:
         """(task, repeat, call) of the requests of each round of the present or last play."""
 
     @property
+    def constrains(self) -> bool:
+        """The inner engine's."""
+        return self._engine.constrains
+
+    @property
     def version(self) -> int:
         """The inner engine's."""
         return self._engine.version

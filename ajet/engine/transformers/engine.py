@@ -46,6 +46,8 @@ class TransformersEngine:
     for a model that cannot be sampled this way.
     """
 
+    constrains = False
+
     def __init__(
         self,
         model: Any,
