@@ -30,6 +30,8 @@ class Sampling:
     """Generation ends after any of these; the stop id is part of the reply."""
     top_logprobs: int = 0
     """How many alternatives a token to report, for clients that ask."""
+    seed: int | None = None
+    """A client's, where nothing trains: equal requests with equal seeds get equal replies. See `TokenRequest.draws`."""
     json_schema: str | None = None
     """JSON text of a schema that the reply is held to while it is drawn; set only for engines that can
     (`TokenEngine.constrains`)."""
@@ -52,6 +54,11 @@ class TokenRequest:
     prompt_ids: Ids
     sampling: Sampling
     key: DrawKey
+
+    @property
+    def draws(self) -> DrawKey:
+        """What names its random numbers: `key`, or a client's seed alone."""
+        return self.key if self.sampling.seed is None else DrawKey(self.sampling.seed, 0, 0, 0)
 
 
 @dataclass(slots=True)

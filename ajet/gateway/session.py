@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ajet.engine.contract import ChatEngine, DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.capture import Capture, Entry, Recorder, Sampled
+from ajet.gateway.prompting import prompt_of, sampling_of
 from ajet.gateway.proxy import chat_body, read_answer, relay
 from ajet.gateway.tool_call_ids import call_ids, with_ids
 from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
-from ajet.schema.call import Call, FinishReason, ForkReason
+from ajet.schema.call import Call, FinishReason
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import EngineFailure
-from ajet.tokens import Rendered, Renderer, TemplateRefused
+from ajet.tokens import Rendered, Renderer
 
 if TYPE_CHECKING:
     from ajet.gateway.server import Gateway
@@ -236,94 +237,33 @@ class Session:
     def _enter(
         self, request: TurnRequest, target: str, trained: bool, engine: TokenEngine, renderer: Renderer
     ) -> tuple[Entry, Rendered, Sampling]:
-        recorder = self._recorder
-        match = recorder.conversations.match(request.agent, request.messages)
-        parent, fork = match.nearest, match.reason
-        before: Rendered | None = None
-        prompt: Rendered | None = None
-        try:
-            told = recorder.spoken(request.messages, match.extends)
-            if match.extends is not None:
-                earlier = recorder.entries[match.extends]
-                before = recorder.prompt(match.extends)
-                prompt = renderer.extend(
-                    before,
-                    earlier.call.response_ids,
-                    earlier.call.finish,
-                    told,
-                    request.tools,
-                    verbatim=earlier.verbatim,
-                )
-                if prompt is None:
-                    before, fork = None, self._why_forked(earlier, request)
-            if prompt is None:
-                prompt = renderer.render(told, request.tools)
-        except TemplateRefused as refusal:
-            raise Refused(str(refusal), param="messages", code="template_refused") from refusal
-        if request.tool_choice in ("required", "named"):
-            forced = renderer.force_call(prompt, request.named_tool)
-            if forced is None:
-                raise Refused(
-                    "tool_choice can be 'auto' or 'none' with this model: its tool calls have no form that a prompt "
-                    "could begin",
-                    param="tool_choice",
-                    code="unsupported_value",
-                )
-            prompt = forced
-        sampling, notes = self._sampling_of(request, trained, len(prompt.ids), engine.max_model_len, renderer)
-        entry = recorder.enter(
+        gateway = self._gateway
+        prompt = prompt_of(request, self._recorder, renderer)
+        room = min(gateway.max_model_len, engine.max_model_len)
+        run = replace(self._sampling, max_tokens=min(self._sampling.max_tokens, gateway.max_response_tokens))
+        sampling, notes = sampling_of(
+            request,
+            run,
+            trained=trained,
+            prompt_tokens=len(prompt.rendered.ids),
+            room=room,
+            end_ids=renderer.end_ids,
+        )
+        entry = self._recorder.enter(
             agent=request.agent,
             target=target,
             trained=trained,
             messages=request.messages,
             tools=request.tools,
-            match=match,
-            prompt=prompt,
-            parent=parent,
-            before=before,
-            fork=fork,
+            match=prompt.match,
+            prompt=prompt.rendered,
+            parent=prompt.parent,
+            before=prompt.before,
+            fork=prompt.fork,
             temperature=sampling.temperature,
         )
         entry.call.extra.update(notes)
-        return entry, prompt, sampling
-
-    def _why_forked(self, earlier: Entry, request: TurnRequest) -> ForkReason:
-        if not len(earlier.call.response_ids):
-            return "unknown"
-        same_tools = earlier.call.tools == self._recorder.tool_index(request.tools)
-        return "template" if same_tools else "tools"
-
-    def _sampling_of(
-        self, request: TurnRequest, trained: bool, prompt_tokens: int, engine_room: int, renderer: Renderer
-    ) -> tuple[Sampling, dict[str, Any]]:
-        """The run's sampling for what trains, else the client's; and what of the client's was set aside."""
-        run = self._sampling
-        limit = min(self._gateway.max_model_len, engine_room)
-        if prompt_tokens >= limit:
-            raise Refused(
-                f"This model's maximum context length is {limit} tokens, and the messages are {prompt_tokens} tokens.",
-                code="context_length_exceeded",
-                param="messages",
-            )
-        bound = min(run.max_tokens, self._gateway.max_response_tokens, limit - prompt_tokens)
-        if request.max_tokens is not None:
-            bound = min(bound, request.max_tokens)
-        asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
-        asked = {name: value for name, value in asked.items() if value is not None and value != getattr(run, name)}
-        notes: dict[str, Any] = dict(request.notes)
-        ignored = dict(asked) if trained else {}
-        if "seed" in request.passed:
-            ignored["seed"] = request.passed["seed"]
-        if ignored:
-            notes["ignored"] = ignored
-        sampling = replace(
-            run,
-            max_tokens=bound,
-            stop_ids=tuple(dict.fromkeys((*renderer.end_ids, *run.stop_ids))),
-            top_logprobs=request.top_logprobs,
-            **({} if trained else cast(dict[str, Any], asked)),
-        )
-        return sampling, notes
+        return entry, prompt.rendered, sampling
 
     # Chat engines: debug models and remote servers. Recorded, never trained.
 

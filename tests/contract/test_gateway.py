@@ -236,7 +236,9 @@ def test_the_runs_sampling_rules_what_trains_and_the_clients_what_does_not():
         assert seen[2].sampling.temperature == 0.9 and seen[2].sampling.max_tokens == 64
         assert trained.trained and trained.temperature == 0.9
         assert trained.extra["ignored"] == {"temperature": 0.1, "top_p": 0.5, "seed": 5}
-        assert not other.trained and other.temperature == 0.1 and other.extra["ignored"] == {"seed": 5}
+        assert not other.trained and other.temperature == 0.1 and "ignored" not in other.extra
+        assert [request.sampling.seed for request in seen] == [None, 5, None]
+        assert [request.draws for request in seen] == [(7, 3, 1, 0), (5, 0, 0, 0), (7, 3, 1, 2)]
         assert [request.key for request in seen] == [(7, 3, 1, 0), (7, 3, 1, 1), (7, 3, 1, 2)]
 
 

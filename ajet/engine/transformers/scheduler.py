@@ -44,7 +44,7 @@ class Waiting:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.draws = stream_of(self.request.key)
+        self.draws = stream_of(self.request.draws)
 
 
 class Scheduler:

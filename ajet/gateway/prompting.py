@@ -1,0 +1,103 @@
+"""Prompting: a request as the ids to go on from, and how to draw what follows.
+
+Invariant: a request that extends an earlier call does so with that call's exact ids, otherwise it forks with a reason;
+the policy's own sampling rules over a client's wishes wherever a call trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ajet.context_tracker.matching import Match
+from ajet.engine.contract import Sampling
+from ajet.gateway.capture import Entry, Recorder
+from ajet.gateway.turn import Refused, TurnRequest
+from ajet.schema.call import ForkReason
+from ajet.tokens import Rendered, Renderer, TemplateRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The ids to go on from, and how they hang together with earlier calls."""
+
+    rendered: Rendered
+    match: Match
+    parent: int | None
+    before: Rendered | None
+    """The parent's prompt, where this one extends it verbatim."""
+    fork: ForkReason | None
+
+
+def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> Prompt:
+    """The prompt of a request: an earlier call's ids with a suffix, or the whole rendered anew. Raises Refused."""
+    match = recorder.conversations.match(request.agent, request.messages)
+    parent, fork = match.nearest, match.reason
+    before: Rendered | None = None
+    prompt: Rendered | None = None
+    try:
+        told = recorder.spoken(request.messages, match.extends)
+        if match.extends is not None:
+            earlier = recorder.entries[match.extends]
+            before = recorder.prompt(match.extends)
+            prompt = renderer.extend(
+                before,
+                earlier.call.response_ids,
+                earlier.call.finish,
+                told,
+                request.tools,
+                verbatim=earlier.verbatim,
+            )
+            if prompt is None:
+                before, fork = None, _why_forked(recorder, earlier, request)
+        if prompt is None:
+            prompt = renderer.render(told, request.tools)
+    except TemplateRefused as refusal:
+        raise Refused(str(refusal), param="messages", code="template_refused") from refusal
+    if request.tool_choice in ("required", "named"):
+        forced = renderer.force_call(prompt, request.named_tool)
+        if forced is None:
+            raise Refused(
+                "tool_choice can be 'auto' or 'none' with this model: its tool calls have no form that a prompt "
+                "could begin",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        prompt = forced
+    return Prompt(prompt, match, parent, before, fork)
+
+
+def sampling_of(
+    request: TurnRequest, run: Sampling, *, trained: bool, prompt_tokens: int, room: int, end_ids: tuple[int, ...]
+) -> tuple[Sampling, dict[str, Any]]:
+    """The run's sampling for what trains, else the client's; and what of the client's was set aside. `room` bounds
+    prompt + reply. Raises Refused when the prompt leaves none."""
+    if prompt_tokens >= room:
+        raise Refused(
+            f"This model's maximum context length is {room} tokens, and the messages are {prompt_tokens} tokens.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    bound = min(run.max_tokens, room - prompt_tokens)
+    if request.max_tokens is not None:
+        bound = min(bound, request.max_tokens)
+    asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+    asked["seed"] = request.passed.get("seed")
+    asked = {name: value for name, value in asked.items() if value is not None and value != getattr(run, name)}
+    notes: dict[str, Any] = dict(request.notes)
+    if asked and trained:
+        notes["ignored"] = asked
+    sampling = replace(
+        run,
+        max_tokens=bound,
+        stop_ids=tuple(dict.fromkeys((*end_ids, *run.stop_ids))),
+        top_logprobs=request.top_logprobs,
+        **({} if trained else cast(dict[str, Any], asked)),
+    )
+    return sampling, notes
+
+
+def _why_forked(recorder: Recorder, earlier: Entry, request: TurnRequest) -> ForkReason:
+    if not len(earlier.call.response_ids):
+        return "unknown"
+    return "template" if earlier.call.tools == recorder.tool_index(request.tools) else "tools"
