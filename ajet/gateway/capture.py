@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker.matching import Conversations, Match
+from ajet.context_tracker.texts import Texts
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, VersionRun, full_ids
 from ajet.tokens import Rendered
 
@@ -42,7 +43,7 @@ class Entry:
 
     call: Call
     count: int
-    """Messages of its prompt."""
+    """Messages of its prompt; 0: a raw prompt."""
     extends: int | None
     """The call that its messages continue, whether or not its ids do."""
     text_prefix: int
@@ -64,6 +65,8 @@ class Recorder:
     def __init__(self) -> None:
         self.capture = Capture()
         self.conversations = Conversations()
+        self.texts = Texts()
+        """Of the calls with raw prompts, which are no part of `conversations`."""
         self.entries: list[Entry] = []
         self._messages: dict[Hashable, int] = {}
         self._tools: dict[str, int] = {}
@@ -150,7 +153,8 @@ class Recorder:
         )
         calls.append(call)
         self.entries.append(entry)
-        self.conversations.asked(call.index, match)
+        if entry.count:
+            self.conversations.asked(call.index, match)
         return entry
 
     def settle(
@@ -171,7 +175,10 @@ class Recorder:
         if message is not None:
             entry.message, entry.reply_text = message, reply_text
             call.reply = self._message(message)
-            self.conversations.told(call.index, call.agent, message)
+            if entry.count:
+                self.conversations.told(call.index, call.agent, message)
+            else:
+                self.texts.told(call.index, call.agent, self._text(call.index) + message["content"])
 
     def check(self, names: Sequence[str], call: Call) -> None:
         """Checks fired on a call."""

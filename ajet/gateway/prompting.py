@@ -6,12 +6,14 @@ the policy's own sampling rules over a client's wishes wherever a call trains.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ajet.context_tracker.matching import Match
 from ajet.engine.contract import Sampling
 from ajet.gateway.capture import Entry, Recorder
+from ajet.gateway.raw_prompt import place
 from ajet.gateway.turn import Refused, TurnRequest
 from ajet.schema.call import ForkReason
 from ajet.tokens import Rendered, Renderer, TemplateRefused
@@ -32,6 +34,8 @@ class Prompt:
 def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> Prompt:
     """The prompt of a request: an earlier call's ids with a suffix, or the whole rendered anew. Raises Refused."""
     match = recorder.conversations.match(request.agent, request.messages)
+    if request.prompt is not None:
+        return _raw(request.prompt, request.agent, match, recorder, renderer)
     parent, fork = match.nearest, match.reason
     before: Rendered | None = None
     prompt: Rendered | None = None
@@ -65,6 +69,16 @@ def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> P
             )
         prompt = forced
     return Prompt(prompt, match, parent, before, fork)
+
+
+def _raw(asked: str | Sequence[int], agent: str, match: Match, recorder: Recorder, renderer: Renderer) -> Prompt:
+    try:
+        placed = place(asked, agent, recorder, renderer)
+    except TemplateRefused as refusal:
+        raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
+    if not len(placed.prompt.ids):
+        raise Refused("the prompt is empty: this model needs a token to begin with", param="prompt")
+    return Prompt(placed.prompt, match, placed.parent, placed.before, placed.fork)
 
 
 def sampling_of(

@@ -24,6 +24,8 @@ def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
     """The request as a chat engine takes it: OpenAI's Chat Completions. Raises Refused."""
     if request.logprobs:
         raise Refused("this model's logprobs are not at hand", param="logprobs", code="unsupported_parameter")
+    if request.prompt is not None:
+        raise Refused("this model takes messages only", param="prompt", code="unsupported_parameter")
     body: dict[str, Any] = {"messages": list(request.messages)}
     if request.tools:
         body["tools"] = list(request.tools)

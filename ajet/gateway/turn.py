@@ -32,6 +32,9 @@ class TurnRequest:
 
     agent: str
     messages: Sequence[dict[str, Any]]
+    """Empty only where there is a `prompt`."""
+    prompt: str | Sequence[int] | None = None
+    """A text or ids to go on from, in place of messages: no chat template, and the reply is not parsed."""
     target: str = ""
     """Target tag; empty: the agent's name."""
     debug_model: str | None = None

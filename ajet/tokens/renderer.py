@@ -28,7 +28,7 @@ _CACHED_LENGTH = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A prompt: its text, its ids [P], and how many messages it renders."""
+    """A prompt: its text, its ids [P], and how many messages it renders (0: a raw prompt, whose reply is all text)."""
 
     text: str
     ids: Ids
@@ -68,6 +68,25 @@ class Renderer:
         """The prompt of these messages, generation prompt included. Raises TemplateRefused."""
         text = self._template.text(messages, tools)
         return Rendered(text, self.encode(text), len(messages))
+
+    def raw(self, prompt: str | Sequence[int]) -> Rendered:
+        """A prompt without the chat template: a text, begun as the tokenizer begins texts, or ids as they are. Raises
+        TemplateRefused for ids that are not in the vocabulary."""
+        if isinstance(prompt, str):
+            ids = self.encode(prompt)
+            begin = self._begin_id()
+            if begin is not None and ids[:1].tolist() != [begin]:
+                ids = np.concatenate([np.array([begin], dtype=np.int32), ids])
+            return Rendered(prompt, ids)
+        size = len(self.tokenizer)
+        wrong = next((token for token in prompt if not 0 <= token < size), None)
+        if wrong is not None:
+            raise TemplateRefused(f"the prompt holds the id {wrong}, and this vocabulary has {size}")
+        return Rendered(self.decode(prompt), np.array(prompt, dtype=np.int32))
+
+    def _begin_id(self) -> int | None:
+        begun = self.tokenizer.encode("", add_special_tokens=True)[:1]
+        return begun[0] if begun and begun[0] == self.tokenizer.bos_token_id else None
 
     def extend(
         self,
@@ -129,13 +148,15 @@ class Renderer:
         single_call: bool = False,
     ) -> ReplyStream:
         """An incremental parser of one reply to the prompt `before`, that ends it at a `stop` string or, with
-        `single_call`, after its first tool call."""
+        `single_call`, after its first tool call. After a raw prompt the whole text is content."""
         names = [tool["function"]["name"] for tool in tools or ()]
         forced = before.forced if before is not None else ""
         prompt = before.text[: len(before.text) - len(forced)] if before is not None else ""
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
         parser: Parser
-        if self._schema is not None:
+        if before is not None and not before.count:
+            parser = ReplyParser("none")
+        elif self._schema is not None:
             parser = SchemaParser(self.tokenizer.parse_response, tool_names=names)
         else:
             opened = prompt.rstrip("\n").endswith("<think>")

@@ -1,0 +1,54 @@
+"""Raw prompts: a text or ids to go on from, without messages.
+
+Invariant: what was sampled is never encoded anew. A prompt that begins with an earlier call's prompt and reply gets
+that call's ids, then its own new text; ids that the client chose itself are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ajet.gateway.capture import Recorder
+from ajet.schema.call import ForkReason, Ids
+from ajet.tokens import Rendered, Renderer
+
+
+class Placed(NamedTuple):
+    """A raw prompt and where it belongs: the call it shares its beginning with, and that call's own prompt where the
+    ids extend it whole."""
+
+    prompt: Rendered
+    parent: int | None
+    before: Rendered | None
+    fork: ForkReason | None
+
+
+def place(prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer: Renderer) -> Placed:
+    """The ids of a raw prompt. Raises TemplateRefused."""
+    asked = prompt if isinstance(prompt, str) else renderer.raw(prompt)
+    text = asked if isinstance(asked, str) else asked.text
+    parent = recorder.texts.match(agent, text)
+    if parent is None:
+        return Placed(renderer.raw(asked) if isinstance(asked, str) else asked, None, None, None)
+    before = recorder.prompt(parent)
+    call = recorder.entries[parent].call
+    if not isinstance(asked, str):
+        head = np.concatenate([before.ids, call.response_ids])
+        extends = np.array_equal(asked.ids[: len(head)], head)
+        return Placed(asked, parent, before if extends else None, None if extends else "client_edit")
+    for kept in (call.response_ids, _without_end(call.response_ids, renderer.end_ids)):
+        said = before.text + renderer.decode(kept, after=before.ids)
+        if asked.startswith(said):
+            suffix = renderer.encode(asked[len(said) :])
+            ids = np.concatenate([before.ids, kept, suffix]).astype(np.int32, copy=False)
+            whole = len(kept) == len(call.response_ids)
+            return Placed(Rendered(asked, ids), parent, before if whole else None, None if whole else "client_edit")
+    return Placed(renderer.raw(asked), parent, None, "client_edit")
+
+
+def _without_end(ids: Ids, end_ids: Sequence[int]) -> Ids:
+    """A reply without the token that ended it, which its client never saw."""
+    return ids[:-1] if len(ids) and int(ids[-1]) in end_ids else ids
