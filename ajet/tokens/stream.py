@@ -29,7 +29,8 @@ class ReplyStream:
         self._end_ids, self._stop, self._single = frozenset(end_ids), tuple(stop), single_call
         self._hold = max((len(text) for text in self._stop), default=1) - 1
         self._tail = ""
-        self._deltas: list[Delta] = []
+        self.deltas: list[Delta] = []
+        """What was said so far."""
         self._closed = False
         self._called = False
         self.kept = 0
@@ -76,7 +77,7 @@ class ReplyStream:
     def message(self) -> dict[str, Any]:
         """The whole message, in OpenAI's shape (tool calls without ids). Ends the stream."""
         self.close()
-        return assemble(self._deltas)
+        return assemble(self.deltas)
 
     @property
     def raw(self) -> str:
@@ -102,5 +103,5 @@ class ReplyStream:
             for extra in calls if self._called else calls[1:]:
                 deltas.remove(extra)
             self._called = self._called or bool(calls)
-        self._deltas += deltas
+        self.deltas += deltas
         return deltas
