@@ -90,19 +90,31 @@ class Session:
 
     async def turn(self, request: TurnRequest, on_piece: OnPiece | None = None) -> Turn:
         """One reply; `on_piece` hears of it while it is sampled. Raises Refused. Cancelling it frees the engine."""
-        self._refuse_ended()
+        request, engine, samples_tokens, own = self._route(request)
         target = request.target or request.agent
-        own = self._trainable is None or target in self._trainable
-        engine, samples_tokens = self._gateway.engine, self._gateway.samples_tokens
-        if not own and request.debug_model and self._gateway.chat_engine_for is not None:
-            engine, samples_tokens = self._gateway.chat_engine_for(request.debug_model), False
-        if self._gateway.force_disable_toolcalls and request.tools:
-            request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
         if samples_tokens:
             renderer = self._gateway.renderer
             assert renderer is not None, "a token engine needs a renderer"
             return await self._token_turn(request, target, own, cast(TokenEngine, engine), renderer, on_piece)
         return await self._chat_turn(request, target, cast(ChatEngine, engine), on_piece)
+
+    def count(self, request: TurnRequest) -> int:
+        """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
+        request, _, samples_tokens, _ = self._route(request)
+        if not samples_tokens or self._gateway.renderer is None:
+            raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
+        return len(prompt_of(request, self._recorder, self._gateway.renderer).rendered.ids)
+
+    def _route(self, request: TurnRequest) -> tuple[TurnRequest, TokenEngine | ChatEngine, bool, bool]:
+        """(the request, who answers it, whether in tokens, whether it trains)."""
+        self._refuse_ended()
+        own = self._trainable is None or (request.target or request.agent) in self._trainable
+        engine, samples_tokens = self._gateway.engine, self._gateway.samples_tokens
+        if not own and request.debug_model and self._gateway.chat_engine_for is not None:
+            engine, samples_tokens = self._gateway.chat_engine_for(request.debug_model), False
+        if self._gateway.force_disable_toolcalls and request.tools:
+            request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
+        return request, engine, samples_tokens, own
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
         """The same as pieces, ended by the Turn; closing the iterator aborts the call."""
@@ -182,7 +194,8 @@ class Session:
                     deltas = reply.feed(chunk.ids)
                     if on_piece is not None:
                         kept = slice(known, reply.kept)
-                        on_piece(Piece(ids(deltas), sampled.ids[kept], sampled.logprobs_unit[kept], sampled.top[kept]))
+                        told = sampled.ids[kept], sampled.logprobs_unit[kept], sampled.top[kept]
+                        on_piece(Piece(ids(deltas), *told, prompt_tokens=len(prompt.ids)))
                     if reply.cut:
                         finish = "stop"
                         break
@@ -210,7 +223,7 @@ class Session:
         if reply.stopped is not None:
             finish = "stop"
         if on_piece is not None and rest:
-            on_piece(Piece(ids(rest)))
+            on_piece(Piece(ids(rest), prompt_tokens=len(prompt.ids)))
         message = with_ids(reply.message(), call.index)
         if finish == "stop" and message.get("tool_calls"):
             finish = "tool_calls"

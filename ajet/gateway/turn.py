@@ -66,6 +66,8 @@ class Piece:
     ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     top: Sequence[list[tuple[int, float]]] = ()
+    prompt_tokens: int = 0
+    """Of the prompt that this continues; 0 where no tokens are known."""
 
 
 OnPiece = Callable[[Piece], None]

@@ -6,7 +6,7 @@ keys, bodies, disconnects and status codes; the session does the turns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,8 @@ class Asked:
     stream: bool
     options: Any = None
     """The dialect's own, for its replies."""
+    count: Callable[[int], dict[str, Any]] | None = None
+    """Nothing is to be sampled: this makes the answer, of the number of tokens in the prompt of `turns[0]`."""
 
 
 class Writer(Protocol):
