@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling
-from ajet.engine.transformers.draws import stream_of, uniforms
+from ajet.engine.draws import stream_of, uniforms
 from ajet.engine.transformers.sampling import Sampler
 
 

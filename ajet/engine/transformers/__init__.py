@@ -7,8 +7,7 @@ conversation. Invariants: a reply depends on its own prompt, key and weights onl
 no forward pass runs while the engine is paused; every token says the version whose weights sampled it.
 
 The files: `twin` (the model that shares the trainer's tensors), `rows` and `pool` (where keys and values lie),
-`plan` (which tokens a step computes), `attention` (over those rows), `sampling` and `draws`, `streams` (back to the
-callers' loops), `engine` (the thread).
+`plan` (which tokens a step computes), `attention` (over those rows), `sampling`, `engine` (the thread).
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ from loguru import logger
 from torch import Tensor
 
 from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.draws import uniforms
 from ajet.engine.models import context_length
+from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.attention import Probe, computing
-from ajet.engine.transformers.draws import uniforms
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows
 from ajet.engine.transformers.sampling import Drawn, Sampler
 from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
-from ajet.engine.transformers.streams import Outbox, Stream
 from ajet.engine.transformers.twin import copy_weights, twin
 from ajet.schema.errors import EngineFailure
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ajet.engine.contract import TokenRequest
-from ajet.engine.transformers.draws import stream_of
+from ajet.engine.draws import stream_of
+from ajet.engine.streams import Stream
 from ajet.engine.transformers.plan import Piece
 from ajet.engine.transformers.pool import Row
 from ajet.engine.transformers.rows import Rows
-from ajet.engine.transformers.streams import Stream
 
 WORTH = 16
 """A shared prefix shorter than this is computed again: copying it costs about as much."""
