@@ -84,8 +84,8 @@ def _raw(asked: str | Sequence[int], agent: str, match: Match, recorder: Recorde
 def sampling_of(
     request: TurnRequest, run: Sampling, *, trained: bool, prompt_tokens: int, room: int, end_ids: tuple[int, ...]
 ) -> tuple[Sampling, dict[str, Any]]:
-    """The run's sampling for what trains, else the client's; and what of the client's was set aside. `room` bounds
-    prompt + reply. Raises Refused when the prompt leaves none."""
+    """The run's sampling for what trains, else the client's; and notes: what of the client's was set aside, and what a
+    proof of the call must know. `room` bounds prompt + reply. Raises Refused when the prompt leaves none."""
     if prompt_tokens >= room:
         raise Refused(
             f"This model's maximum context length is {room} tokens, and the messages are {prompt_tokens} tokens.",
@@ -101,6 +101,10 @@ def sampling_of(
     notes: dict[str, Any] = dict(request.notes)
     if asked and trained:
         notes["ignored"] = asked
+    if request.tool_choice != "auto":
+        notes["tool_choice"] = {"name": request.named_tool} if request.named_tool else request.tool_choice
+    if not request.parallel_tool_calls:
+        notes["parallel_tool_calls"] = False
     sampling = replace(
         run,
         max_tokens=bound,
