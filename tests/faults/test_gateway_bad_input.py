@@ -100,7 +100,10 @@ def with_message(**message):
         ({"messages": ASK, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": ASK, "model": 3}, "model"),
         ({"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
-        ({"messages": ASK, "response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        (
+            {"messages": ASK, "response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name",
+        ),
         ({"messages": ASK, "logit_bias": {"5": 1}}, "logit_bias"),
         ({"messages": ASK, "presence_penalty": 0.5}, "presence_penalty"),
         ({"messages": ASK, "frequency_penalty": 0.5}, "frequency_penalty"),

@@ -16,17 +16,17 @@ from typing import Any
 from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat_messages import read_messages, read_tool_choice, read_tools
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
+from ajet.gateway.dialects.response_format import read_response_format
+from ajet.gateway.dialects.token_logprobs import token_logprobs
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 
-_HARMLESS = {
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-}  # fmt: skip
-"""They ask nothing of the reply."""
 _READ = {
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stream", "stream_options", "seed",
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
     "reasoning_effort", "verbosity", "modalities",
+    # These ask nothing of the reply.
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 }  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
@@ -40,7 +40,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "seed": (),
 }
-"""Fields that only a chat engine may honour, with the values that ask for nothing."""
+"""Fields that only a chat engine may honour, with the values that ask for nothing. The session honours `seed` and
+`response_format` itself where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,8 @@ class ChatDialect:
 
     def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
         """The request as turns. Raises Refused."""
-        for name in body:
-            if name not in _READ and name not in _HARMLESS and body[name] is not None:
-                raise Refused(
-                    f"Unrecognized request argument supplied: {name}", param=name, code="unsupported_parameter"
-                )
-        model = body.get("model")
-        if model is not None and not isinstance(model, str):
-            raise fields.wrong("model", "a string")
+        fields.refuse_unknown(body, _READ)
+        model = fields.model(body)
         tools = read_tools(body.get("tools"))
         choice, named = read_tool_choice(body, tools)
         limits = [fields.integer(body, name, 1, 1 << 31) for name in ("max_completion_tokens", "max_tokens")]
@@ -78,12 +73,7 @@ class ChatDialect:
         top = fields.integer(body, "top_logprobs", 0, 20) or 0
         if top and not logprobs:
             raise fields.wrong("top_logprobs", "'logprobs' to be true with it")
-        passed = {
-            name: body[name]
-            for name, neutral in _NEUTRAL.items()
-            if body.get(name) is not None and body[name] not in neutral
-        }
-        fields.integer(body, "seed", -(1 << 63), (1 << 63) - 1)
+        fields.seed(body)
         request = TurnRequest(
             agent=caller.agent,
             target=caller.target,
@@ -95,19 +85,17 @@ class ChatDialect:
             parallel_tool_calls=fields.boolean(body, "parallel_tool_calls", True) if tools else True,
             max_tokens=min([limit for limit in limits if limit is not None], default=None),
             temperature=fields.number(body, "temperature", 0, 2),
-            top_p=_top_p(body),
-            top_k=_top_k(body),
-            stop=_stop(body.get("stop")),
+            top_p=fields.top_p(body),
+            top_k=fields.top_k(body),
+            stop=fields.stop_strings(body.get("stop")),
             logprobs=logprobs,
             top_logprobs=top,
-            passed=passed,
+            json_schema=read_response_format(body.get("response_format")),
+            passed=fields.not_neutral(body, _NEUTRAL),
             notes={"model": model} if model else {},
         )
         stream = fields.boolean(body, "stream", False)
-        options = body.get("stream_options")
-        if options is not None and not (isinstance(options, dict) and stream):
-            raise fields.wrong("stream_options", "an object, and 'stream' to be true")
-        usage = fields.boolean(options or {}, "include_usage", False)
+        usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
         return Asked([request] * count, stream, _Options(model or "ajet", usage, logprobs, top))
 
@@ -142,17 +130,7 @@ class ChatDialect:
     ) -> dict[str, Any] | None:
         if self._decode is None or not len(ids):
             return None
-        content = []
-        for at, (token, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            others = top[at][: options.top_logprobs] if at < len(top) else []
-            content.append({**self._token(token, logprob), "top_logprobs": [self._token(*other) for other in others]})
-        return {"content": content, "refusal": None}
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        assert self._decode is not None
-        spelled = self._decode([token])
-        whole = "\ufffd" not in spelled
-        return {"token": spelled, "logprob": float(logprob), "bytes": list(spelled.encode()) if whole else None}
+        return {"content": token_logprobs(self._decode, options.top_logprobs, ids, logprobs, top), "refusal": None}
 
 
 class _ChunkWriter:
@@ -181,17 +159,17 @@ class _ChunkWriter:
     def close(self, turns: Sequence[Turn]) -> bytes:
         usage = b""
         if self._options.include_usage:
-            usage = _event({**self._head, "choices": [], "usage": _usage(turns)})
+            usage = event({**self._head, "choices": [], "usage": _usage(turns)})
         return usage + b"data: [DONE]\n\n"
 
     def error(self, refused: Refused) -> bytes:
-        return _event(error_body(refused))
+        return event(error_body(refused))
 
     def _chunk(
         self, choice: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
         told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return _event({**self._head, "choices": [told]})
+        return event({**self._head, "choices": [told]})
 
 
 def error_body(refused: Refused) -> dict[str, Any]:
@@ -211,7 +189,8 @@ def _head(options: _Options, kind: str) -> dict[str, Any]:
     return {"id": options.id, "object": kind, "created": options.created, "model": options.model}
 
 
-def _event(value: dict[str, Any]) -> bytes:
+def event(value: dict[str, Any]) -> bytes:
+    """A server-sent event without a name."""
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -219,25 +198,3 @@ def _usage(turns: Sequence[Turn]) -> dict[str, int]:
     prompt = turns[0].prompt_tokens
     completion = sum(turn.completion_tokens for turn in turns)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _top_p(body: Mapping[str, Any]) -> float | None:
-    value = fields.number(body, "top_p", 0, 1)
-    if value == 0:
-        raise fields.wrong("top_p", "a number above 0 and up to 1")
-    return value
-
-
-def _top_k(body: Mapping[str, Any]) -> int | None:
-    value = fields.integer(body, "top_k", -1, 1 << 31)
-    return -1 if value == 0 else value
-
-
-def _stop(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list) or len(value) > 16:
-        raise fields.wrong("stop", "a string or a list of at most 16 strings")
-    return tuple([fields.text(stop, "stop") for stop in value])

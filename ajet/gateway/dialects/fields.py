@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ajet.gateway.turn import Refused
@@ -53,3 +53,63 @@ def text(value: Any, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise wrong(param, "a non-empty string")
     return value
+
+
+def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse the first field that is given and not known."""
+    for name in body:
+        if name not in known and body[name] is not None:
+            raise Refused(f"Unrecognized request argument supplied: {name}", param=name, code="unsupported_parameter")
+
+
+def not_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The fields of `neutral` that ask for something: given, and none of their neutral values."""
+    return {
+        name: body[name] for name, values in neutral.items() if body.get(name) is not None and body[name] not in values
+    }
+
+
+def top_p(body: Mapping[str, Any]) -> float | None:
+    """Nucleus sampling's bound, in (0, 1]."""
+    value = number(body, "top_p", 0, 1)
+    if value == 0:
+        raise wrong("top_p", "a number above 0 and up to 1")
+    return value
+
+
+def top_k(body: Mapping[str, Any]) -> int | None:
+    """How many of the likeliest tokens to draw from; -1: all."""
+    value = integer(body, "top_k", -1, 1 << 31)
+    return -1 if value == 0 else value
+
+
+def stop_strings(value: Any) -> tuple[str, ...]:
+    """Stop sequences: a string, or a list of up to 16."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or len(value) > 16:
+        raise wrong("stop", "a string or a list of at most 16 strings")
+    return tuple([text(stop, "stop") for stop in value])
+
+
+def seed(body: Mapping[str, Any]) -> int | None:
+    """A seed; None if absent or null."""
+    return integer(body, "seed", -(1 << 63), (1 << 63) - 1)
+
+
+def include_usage(body: Mapping[str, Any], stream: bool) -> bool:
+    """Whether a stream ends with its usage."""
+    options = body.get("stream_options")
+    if options is not None and not (isinstance(options, dict) and stream):
+        raise wrong("stream_options", "an object, and 'stream' to be true")
+    return boolean(options or {}, "include_usage", False)
+
+
+def model(body: Mapping[str, Any]) -> str | None:
+    """The model's name."""
+    value = body.get("model")
+    if value is not None and not isinstance(value, str):
+        raise wrong("model", "a string")
+    return value or None

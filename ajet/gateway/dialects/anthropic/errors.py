@@ -1,0 +1,40 @@
+"""Errors as Anthropic's servers send them.
+
+Invariant: the type follows from the status; what the wire has no field for (which parameter, a code for programs) is
+in `details`, and the message names the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet.gateway.turn import Refused
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    410: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def error_body(refused: Refused) -> dict[str, Any]:
+    """The body of an error reply, and the data of an `error` event."""
+    message = refused.message
+    if refused.code == "context_length_exceeded":  # the words by which clients know that they must shorten
+        message = f"prompt is too long: {message}"
+    kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
+    if refused.code == "engine_failure":
+        kind = "api_error"
+    error: dict[str, Any] = {"type": kind, "message": message}
+    details = {"error_code": refused.code, "param": refused.param}
+    if known := {name: value for name, value in details.items() if value is not None}:
+        error["details"] = known
+    return {"type": "error", "error": error}

@@ -1,0 +1,139 @@
+"""System and messages of Messages, brought to the shape of Chat Completions.
+
+Invariant: nothing that a text model cannot be shown gets through; images and documents are refused, not dropped. Only
+`redacted_thinking`, which nobody can read, and the line by which a client bills itself are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+
+_BILLING = "x-anthropic-billing-header:"
+"""A block of `system` that begins so is for Anthropic's accounts: it differs from request to request."""
+
+
+def read_system(value: Any) -> list[dict[str, Any]]:
+    """The message that `system` stands for; none if absent or empty."""
+    if value is None:
+        return []
+    said = _text(value, "system", skip=_BILLING)
+    return [{"role": "system", "content": said}] if said else []
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """The request's messages, several for a turn that brings results of tools."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", "a non-empty list of messages")
+    read: list[dict[str, Any]] = []
+    for index, message in enumerate(value):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise wrong(where, "an object")
+        role, content = message.get("role"), message.get("content")
+        if role == "user":
+            read += _user(content, f"{where}.content")
+        elif role == "assistant":
+            read.append(_assistant(content, f"{where}.content"))
+        elif role == "system":
+            read.append({"role": "system", "content": _text(content, f"{where}.content")})
+        else:
+            raise wrong(f"{where}.role", "'user', 'assistant' or 'system'")
+    return read
+
+
+def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    """(block, where it is), of a list of blocks or of a string, which is one block of text."""
+    if isinstance(content, str):
+        return [({"type": "text", "text": content}, where)]
+    if not isinstance(content, list):
+        raise wrong(where, "a string or a list of blocks")
+    for index, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise wrong(f"{where}[{index}]", "a block")
+    return [(block, f"{where}[{index}]") for index, block in enumerate(content)]
+
+
+def _unknown(block: dict[str, Any], where: str, whose: str) -> Exception:
+    kind = block.get("type")
+    if kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
+        return wrong(f"{where}.type", f"a block that {whose} may have, not {kind!r}")
+    return unsupported(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
+
+
+def _said(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise wrong(f"{where}.{name}", "a string")
+    return value
+
+
+def _text(content: Any, where: str, *, skip: str | None = None) -> str:
+    parts: list[str] = []
+    for block, place in _blocks(content, where):
+        if block.get("type") != "text":
+            raise _unknown(block, place, "this")
+        said = _said(block, "text", place)
+        if skip is None or not said.startswith(skip):
+            parts.append(said)
+    return "".join(parts)
+
+
+def _user(content: Any, where: str) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = []
+    parts: list[str] = []
+    for block, place in _blocks(content, where):
+        kind = block.get("type")
+        if kind == "text":
+            parts.append(_said(block, "text", place))
+        elif kind == "tool_result":
+            if parts:
+                read.append({"role": "user", "content": "".join(parts)})
+                parts = []
+            read.append(_tool_result(block, place))
+        else:
+            raise _unknown(block, place, "a user's turn")
+    if parts or not read:
+        read.append({"role": "user", "content": "".join(parts)})
+    return read
+
+
+def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    told = block.get("content")
+    said = "" if told is None else _text(told, f"{where}.content")
+    if boolean(block, "is_error", False) and not said.lower().startswith("error"):
+        said = f"Error: {said}" if said else "Error"
+    return {"role": "tool", "tool_call_id": text(block.get("tool_use_id"), f"{where}.tool_use_id"), "content": said}
+
+
+def _assistant(content: Any, where: str) -> dict[str, Any]:
+    parts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for block, place in _blocks(content, where):
+        kind = block.get("type")
+        if kind == "text":
+            parts.append(_said(block, "text", place))
+        elif kind == "thinking":
+            thoughts.append(_said(block, "thinking", place))
+        elif kind == "tool_use":
+            calls.append(_tool_use(block, place))
+        elif kind != "redacted_thinking":
+            raise _unknown(block, place, "an assistant's turn")
+    read: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
+    if thought := "".join(thoughts):
+        read["reasoning_content"] = thought
+    if calls:
+        read["content"] = read["content"] or None
+        read["tool_calls"] = calls
+    return read
+
+
+def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
+    given = block.get("input")
+    if not isinstance(given, dict):
+        raise wrong(f"{where}.input", "an object")
+    function = {"name": text(block.get("name"), f"{where}.name"), "arguments": json.dumps(given, ensure_ascii=False)}
+    return {"id": text(block.get("id"), f"{where}.id"), "type": "function", "function": function}

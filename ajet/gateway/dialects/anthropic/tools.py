@@ -1,0 +1,77 @@
+"""Tools and tool_choice of Messages, brought to the shape of Chat Completions.
+
+Invariant: only tools whose schema the client gives; what a text model cannot be told about a tool is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.gateway.dialects.chat_messages import read_tools as read_chat_tools
+from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.turn import Refused
+
+Choice = tuple[Any, str | None, bool]
+"""(auto | none | required | named, the tool's name, whether several calls may be made at once)."""
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """The request's tools; None without any."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise wrong("tools", "a list of tools")
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+    try:
+        return read_chat_tools(tools)
+    except Refused as refused:
+        where = (refused.param or "").replace(".function.parameters", ".input_schema").replace(".function.", ".")
+        message = refused.message.replace(refused.param or "\0", where)
+        raise Refused(message, status=refused.status, code=refused.code, param=where) from None
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise wrong(where, "an object")
+    kind = tool.get("type")
+    if kind is not None and kind != "custom":
+        raise unsupported(f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known.")
+    if boolean(tool, "strict", False):
+        raise unsupported(f"{where}.strict", "inputs of tools are not held to their schema here.")
+    if boolean(tool, "defer_loading", False):
+        raise unsupported(f"{where}.defer_loading", "there is no tool search here.")
+    if tool.get("allowed_callers") not in (None, [], ["direct"]):
+        raise unsupported(f"{where}.allowed_callers", "only the model itself calls tools here ('direct').")
+    schema = tool.get("input_schema")
+    if not isinstance(schema, dict):
+        raise wrong(f"{where}.input_schema", "a JSON schema (an object)")
+    examples = tool.get("input_examples") or []
+    if not isinstance(examples, list) or not all(isinstance(example, dict) for example in examples):
+        raise wrong(f"{where}.input_examples", "a list of objects")
+    function: dict[str, Any] = {"name": tool.get("name")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    function["parameters"] = {**schema, "examples": examples} if examples else schema
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
+    """What the request says of the use of its tools."""
+    choice = body.get("tool_choice")
+    if choice is None:
+        return "auto", None, True
+    if not isinstance(choice, dict) or choice.get("type") not in ("auto", "any", "tool", "none"):
+        raise wrong("tool_choice.type", "'auto', 'any', 'tool' or 'none'")
+    several = not boolean(choice, "disable_parallel_tool_use", False)
+    kind = choice["type"]
+    if kind in ("auto", "none"):
+        return kind, None, several or not tools
+    if not tools:
+        raise wrong("tool_choice", "'tools' beside it")
+    if kind == "any":
+        return "required", None, several
+    name = text(choice.get("name"), "tool_choice.name")
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise wrong("tool_choice.name", "the name of one of the tools")
+    return "named", name, several
