@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway.dialects.chat import ChatDialect, error_body
+from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Asked, Caller, Dialect
 from ajet.gateway.turn import Piece, Refused, Turn
 
@@ -67,13 +68,14 @@ def build_app(gateway: Gateway) -> Starlette:
         return JSONResponse(error_body(Refused("internal error", status=500, code="internal_error")), status_code=500)
 
     renderer = gateway.renderer
-    chat = ChatDialect(renderer.decode if renderer is not None else None)
+    decode = renderer.decode if renderer is not None else None
+    dialects: tuple[Dialect, ...] = (ChatDialect(decode), CompletionsDialect(decode))
     return Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
-            *[Route(dialect.path, _Endpoint(gateway.keys, dialect), methods=["POST"]) for dialect in (chat,)],
+            *[Route(dialect.path, _Endpoint(gateway.keys, dialect), methods=["POST"]) for dialect in dialects],
         ],
         exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
     )
