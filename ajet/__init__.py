@@ -16,6 +16,7 @@ _HOME = {
     "WorkflowTask": "ajet.schema.task",
     "WorkflowOutput": "ajet.schema.task",
     "Workflow": "ajet.workflow.workflow",
+    "CommandWorkflow": "ajet.workflow.command",
     "ModelTuner": "ajet.workflow.tuner",
     "AjetTuner": "ajet.workflow.tuner",
     "bp": "ajet.workflow.breakpoint",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ajet.schema.task import WorkflowOutput as WorkflowOutput
     from ajet.schema.task import WorkflowTask as WorkflowTask
     from ajet.workflow.breakpoint import bp as bp
+    from ajet.workflow.command import CommandWorkflow as CommandWorkflow
     from ajet.workflow.tuner import AjetTuner as AjetTuner
     from ajet.workflow.tuner import ModelTuner as ModelTuner
     from ajet.workflow.workflow import Workflow as Workflow

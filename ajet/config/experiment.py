@@ -63,7 +63,8 @@ class Experiment:
     @property
     def config(self) -> View:
         """Everything, as `tuner.config` and a judge's `self.config` give it: read-only, with attribute access."""
-        return View({"ajet": self.ajet.model_dump(), **self.sections, **self.backbone_overrides})
+        ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
+        return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
     def require_ready(self) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks."""

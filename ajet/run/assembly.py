@@ -59,9 +59,12 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
             expected="a reference such as workflow.py->MyWorkflow",
             do="write a class with `async def execute(self, workflow_task, tuner)` and name it there",
         )
-    if isinstance(reference, type):
-        return reference
-    found = resolve_reference(reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow")
+    found: type[Workflow] = (
+        reference
+        if isinstance(reference, type)
+        else resolve_reference(reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow")
+    )
+    found.check(experiment.config)
     return found
 
 

@@ -7,7 +7,8 @@ gateway, an engine or torch, and an agent framework is imported only when its cl
 
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.breakpoint import bp
+from ajet.workflow.command import CommandWorkflow
 from ajet.workflow.tuner import AjetTuner, ModelTuner
 from ajet.workflow.workflow import Workflow
 
-__all__ = ["AjetTuner", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
+__all__ = ["AjetTuner", "CommandWorkflow", "ModelTuner", "Task", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]

@@ -6,7 +6,7 @@ Invariant: every episode gets an instance of its own, so what a workflow keeps o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,10 @@ class Workflow(BaseModel, ABC):
         default=None,
         description="Target tags whose replies are trained; None: every agent's. The rest talk to their debug model.",
     )
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Called once before a run, with the composed config: raise a UserError for a section that cannot be used."""
 
     @abstractmethod
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:

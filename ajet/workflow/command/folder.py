@@ -1,0 +1,73 @@
+"""The folder of one episode: fresh, private, and gone afterwards.
+
+Invariant: nothing outside of it is read as an answer or written to, whatever links the agent makes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import AgentFailure
+
+ANSWER_BYTES = 4 << 20
+
+
+class EpisodeFolder:
+    """`work` is where the command runs; `home` and `task_file` lie beside it."""
+
+    def __init__(self, parent: str | None, name: str) -> None:
+        """Make it. Raises OSError."""
+        if parent is not None:
+            Path(parent).expanduser().mkdir(parents=True, exist_ok=True)
+            parent = str(Path(parent).expanduser().absolute())
+        self.root = Path(tempfile.mkdtemp(prefix=f"ajet-{name[:12]}-", dir=parent))
+        self.work, self.home, self.task_file = self.root / "work", self.root / "home", self.root / "task.json"
+
+    def fill(self, template: Path | None, files: Mapping[str, str], task: Mapping[str, Any]) -> None:
+        """Lay the template out, write the files over it, and the task beside it."""
+        if template is not None:
+            shutil.copytree(template, self.work, symlinks=True)
+        self.work.mkdir(exist_ok=True)
+        self.home.mkdir(exist_ok=True)
+        self.task_file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
+        for name, text in files.items():
+            path = self.work / name
+            if not path.resolve().is_relative_to(self.work.resolve()):
+                raise AgentFailure(f"the file {name} lies outside of the episode's folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_text(text, encoding="utf-8")
+
+    def answer(self, name: str) -> str:
+        """What a file in it says; empty when there is none. Raises AgentFailure for one that lies elsewhere."""
+        path = (self.work / name).resolve()
+        if not path.is_relative_to(self.work.resolve()):
+            raise AgentFailure(f"the answer {name} lies outside of the episode's folder")
+        try:
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return ""
+        with os.fdopen(number, "rb") as file:
+            try:
+                return (file.read(ANSWER_BYTES) or b"").decode(errors="replace")
+            except (IsADirectoryError, BlockingIOError):
+                return ""
+
+    def remove(self) -> None:
+        """Take it away, with what the agent made unreadable."""
+        shutil.rmtree(self.root, onerror=_force)
+
+
+def _force(function: Any, path: str, error: Any) -> None:
+    try:
+        os.chmod(os.path.dirname(path), 0o700)
+        os.chmod(path, 0o700, follow_symlinks=os.chmod not in os.supports_follow_symlinks)
+        function(path)
+    except OSError:
+        return

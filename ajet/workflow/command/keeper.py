@@ -1,0 +1,283 @@
+"""The keeper of one command: a program of the standard library alone, between ajet and the command.
+
+Invariants: it ends only when nothing of the command's process tree lives, daemons that left its group included (Linux;
+elsewhere the group); it ends the tree when its standard input closes, which happens whatever becomes of ajet; it never
+runs what is not the command. Started with `python -I -S keeper.py REPORT_FD`; one line of JSON comes in, one goes out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at what the tree uses."""
+GRACE = 2.0
+"""Seconds between asking a tree to end and ending it, at a timeout."""
+PATIENCE = 10.0
+"""Seconds after which killed processes that do not go are left to the kernel."""
+SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER: orphans of the tree become the keeper's children."""
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+LINUX = sys.platform.startswith("linux")
+
+
+class Tree:
+    """The processes that descend from the keeper; `first` is the command's own."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.status: int | None = None
+        """How the command ended, as `os.waitpid` says; None while it runs."""
+
+    def start(self, order: dict) -> str:
+        """Run the command. An empty string, or why it could not be started."""
+        ours, theirs = os.pipe()
+        self.first = os.fork()
+        if self.first == 0:
+            _become(order, theirs)
+        os.close(theirs)
+        with open(ours, "rb") as said:
+            problem = said.read().decode()
+        return problem
+
+    def members(self) -> list[int]:
+        """Process ids, parents before their children."""
+        if not LINUX:
+            return [self.first] if self.status is None else []
+        found = []
+        todo = [os.getpid()]
+        while todo:
+            below = _children(todo.pop())
+            found += below
+            todo += below
+        return found
+
+    def reap(self) -> None:
+        """Take in what has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.first:
+                self.status = status
+
+    def send(self, number: int) -> None:
+        """Signal every member."""
+        for pid in self.members():
+            _signal(pid, number)
+        if not LINUX and self.first:
+            _signal(-self.first, number)
+
+    def end(self) -> int:
+        """Kill all. All are stopped first, so that none starts another meanwhile. Answers how many live on."""
+        stopped: set[int] = set()
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            fresh = [pid for pid in self.members() if pid not in stopped]
+            for pid in fresh:
+                _signal(pid, signal.SIGSTOP)
+            stopped.update(fresh)
+            if not fresh:
+                break
+        while True:
+            self.send(signal.SIGKILL)
+            self.reap()
+            left = self.members()
+            if not left or time.monotonic() > deadline:
+                return len(left)
+            time.sleep(0.005)
+
+    def use(self) -> dict:
+        """What the tree uses: processes, bytes of memory, seconds of CPU time (that of ended members included)."""
+        done = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used = {"processes": 0, "memory": 0, "cpu": done.ru_utime + done.ru_stime}
+        for pid in self.members() if LINUX else []:
+            try:
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            used["processes"] += 1
+            used["memory"] += int(fields[21]) * PAGE
+            used["cpu"] += sum(map(int, fields[11:15])) / TICKS
+        return used
+
+    def exact_memory(self) -> int | None:
+        """Bytes, with pages that members share counted once; slower than `use`. None where it cannot be known."""
+        total = 0
+        for pid in self.members():
+            try:
+                with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                    total += sum(int(line.split()[1]) for line in file if line.startswith(b"Pss:"))
+            except OSError:
+                continue
+        return total * 1024 or None
+
+
+def keep(order: dict, report: int) -> dict:
+    """Run `order` to its end, or to the end of what it may use."""
+    tree = Tree()
+    began = time.monotonic()
+    ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
+    wake, wakened = os.pipe()
+    for end in (wake, wakened):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+    problem = tree.start(order)
+    limits, timeout = order["limits"], order["timeout"]
+    asked = 0.0
+    while not problem and tree.status is None:
+        now = time.monotonic()
+        if timeout and now - began >= timeout and not asked:
+            ended_by, asked = "timeout", now
+            tree.send(signal.SIGTERM)
+        if asked and now - asked >= GRACE:
+            break
+        due = began + timeout - now if timeout and not asked else LOOK_EVERY
+        ready, _, _ = select.select([0, wake], [], [], max(0.0, min(LOOK_EVERY, due)))
+        if 0 in ready and not os.read(0, 1):
+            ended_by = "stopped"
+            break
+        if wake in ready:
+            os.read(wake, 4096)
+        used = tree.use()
+        peak = {name: max(peak[name], used[name]) for name in used}
+        over = _exceeded(tree, used, limits)
+        if over:
+            ended_by = over
+            break
+        tree.reap()
+    left = tree.end()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = None if tree.status is None else os.waitstatus_to_exitcode(tree.status)
+    return {
+        "problem": problem,
+        "code": code,
+        "ended_by": ended_by,
+        "seconds": time.monotonic() - began,
+        "cpu": used.ru_utime + used.ru_stime,
+        "memory": max(peak["memory"], used.ru_maxrss * 1024 if LINUX else 0),
+        "processes": peak["processes"],
+        "left": left,
+    }
+
+
+def _exceeded(tree: Tree, used: dict, limits: dict) -> str:
+    """The limit that the tree has passed; empty for none."""
+    for name in ("processes", "cpu"):
+        if limits.get(name) and used[name] > limits[name]:
+            return name
+    most = limits.get("memory")
+    if most and used["memory"] > most and (tree.exact_memory() or used["memory"]) > most:
+        return "memory"
+    return ""
+
+
+def _become(order: dict, report: int) -> None:
+    """In the child: turn into the command. Does not return; what went wrong goes into `report`."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(order["folder"])
+        os.dup2(_standard_input(order), 0)
+        limits = order["limits"]
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for what, name, factor in ((resource.RLIMIT_FSIZE, "file", 1), (resource.RLIMIT_DATA, "memory", 2)):
+            if limits.get(name):
+                _bound(what, int(limits[name]) * factor)
+        os.execvp(order["command"][0], order["command"])
+    except BaseException as error:  # noqa: BLE001 - this process is a copy of the keeper and must not go on
+        os.write(report, f"{type(error).__name__}: {error}".encode(errors="replace")[:2000])
+        os._exit(127)
+
+
+def _bound(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (most, most))
+
+
+def _standard_input(order: dict) -> int:
+    """A file descriptor with what the command reads: a text, or nothing."""
+    if order.get("input") is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    path = os.path.join(order["folder"], f".standard-input-{os.getpid()}")
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    text = order["input"].encode(errors="replace")
+    while text:
+        text = text[os.write(number, text) :]
+    os.lseek(number, 0, os.SEEK_SET)
+    return number
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        if pid == os.getpid():
+            return found or _scanned(pid)
+    return found
+
+
+def _scanned(parent: int) -> list[int]:
+    """All descendants, on kernels that do not list the children of a process."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            except OSError:
+                continue
+    known = {parent}
+    grown = True
+    while grown:
+        more = {pid for pid, above in parents.items() if above in known} - known
+        known |= more
+        grown = bool(more)
+    return sorted(known - {parent})
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def main() -> None:
+    """Read an order, keep its command, report."""
+    report = int(sys.argv[1])
+    os.set_inheritable(report, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if LINUX:
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    line = b""
+    while not line.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            return
+        line += part
+    said = json.dumps(keep(json.loads(line), report)).encode()
+    os.write(report, said)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The YAML section of a command-line agent.
+
+Invariant: what is wrong with it is said once, before a run starts, by the name of the key; nothing in it can put the
+episode's key into a command's arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ajet.schema.errors import ConfigError
+
+PLACE = re.compile(r"\{(python|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")
+MEGABYTE = 1 << 20
+
+
+class Limits(BaseModel):
+    """What the whole process tree of one episode may use; null does not bound."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    memory_mb: float | None = Field(default=4096, gt=0)
+    cpu_seconds: float | None = Field(default=None, gt=0)
+    processes: int | None = Field(default=256, ge=1)
+    output_mb: float = Field(default=4, gt=0)
+    """Standard output, and standard error, each."""
+    file_mb: float | None = Field(default=1024, gt=0)
+    """Of one file that it writes."""
+
+    def numbers(self) -> dict[str, float]:
+        """In bytes, seconds and processes, for the keeper."""
+        given = {
+            "memory": self.memory_mb and self.memory_mb * MEGABYTE,
+            "cpu": self.cpu_seconds,
+            "processes": self.processes,
+            "file": self.file_mb and self.file_mb * MEGABYTE,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class CommandSettings(BaseModel):
+    """How to run the agent, and where its answer is."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    command: list[str]
+    """The program and its arguments. A string is split into words; no shell reads it."""
+    env: dict[str, str | None] = Field(default_factory=dict)
+    """More variables; null takes one away."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files to write into the folder: path to content."""
+    template: str | None = None
+    """A folder whose content every episode begins with."""
+    folders: str | None = None
+    """Where the episodes' folders are made; null is the system's place for temporary files."""
+    keep: Literal["never", "failed", "always"] = "never"
+    """Which episodes' folders stay."""
+    home: bool = False
+    """A home directory of the episode's own."""
+    stdin: Literal["none", "task"] = "none"
+    answer: str = "stdout"
+    """stdout, last_line or file:PATH."""
+    metadata: list[str] = Field(default_factory=list)
+    """Names of the task's metadata that the agent may see."""
+    agent: str = "default"
+    """Its name in the record."""
+    timeout: float | None = Field(default=None, gt=0)
+    """Seconds; null leaves it to rollout.episode_timeout."""
+    on_timeout: Literal["fail", "judge"] = "fail"
+    exit_codes: list[int] | Literal["any"] = [0]
+    """Codes of an episode that went well."""
+    limits: Limits = Field(default_factory=Limits)
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        words = shlex.split(value) if isinstance(value, str) else value
+        if isinstance(words, list):
+            if not words:
+                raise ValueError("an empty command")
+            if any(isinstance(word, str) and "{api_key}" in word for word in words):
+                raise ValueError("a key does not belong into arguments, which every user of the machine can read")
+        return words
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _texts(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {str(name): str(each).lower() if isinstance(each, bool) else each for name, each in value.items()}
+
+    @field_validator("answer")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in ("stdout", "last_line") and not (value.startswith("file:") and value != "file:"):
+            raise ValueError("expected stdout, last_line or file:PATH")
+        return value
+
+    @classmethod
+    def read(cls, config: Any, section: str) -> CommandSettings:
+        """From the composed config's section of that name. Raises ConfigError."""
+        given = config.get(section)
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"The YAML has no section {section}, which says how to run the agent.",
+                where=section,
+                expected=f"{section}: {{command: [...]}} beside `ajet:`",
+                do="see docs/command_agents.md",
+            )
+        tree = given.to_dict() if hasattr(given, "to_dict") else dict(given)
+        try:
+            settings = cls.model_validate(tree)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, (section, *first["loc"])))
+            raise ConfigError(
+                f"{place}: {first['msg'].removeprefix('Value error, ')}.",
+                where=place,
+                expected=f"one of {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else "",
+                do="see docs/command_agents.md",
+            ) from None
+        if settings.template is not None:
+            settings.template_folder(base_of(config))
+        return settings
+
+    def template_folder(self, base: Path) -> Path | None:
+        """The template: beside the YAML, then in the working directory. Raises ConfigError."""
+        if self.template is None:
+            return None
+        wanted = Path(self.template).expanduser()
+        found = next((place for place in (base / wanted, Path.cwd() / wanted) if place.is_dir()), None)
+        if found is None:
+            raise ConfigError(
+                f"The template {self.template} is not a folder.",
+                where="template",
+                expected=f"a folder, looked for in {base} and {Path.cwd()}",
+            )
+        return found
+
+
+def base_of(config: Any) -> Path:
+    """The YAML's folder."""
+    return Path(config["ajet"]["base_dir"] or Path.cwd())
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """`text` with the placeholders replaced; other braces stay as they are."""
+    return PLACE.sub(lambda match: values.get(match[1], match[0]), text)
+
+
+def common_values(base: Path) -> dict[str, str]:
+    """The placeholders that no episode changes."""
+    return {"python": sys.executable, "base": str(base)}
