@@ -18,15 +18,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ajet.gateway.dialects.chat import ChatDialect, error_body
+from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
+from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Asked, Caller, Dialect
+from ajet.gateway.models import describe_model, error_body, list_models
 from ajet.gateway.turn import Piece, Refused, Turn
 
 if TYPE_CHECKING:
     from ajet.gateway.keys import Keys
     from ajet.gateway.server import Gateway
-    from ajet.gateway.session import Grant, Session
+    from ajet.gateway.session import Grant
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
@@ -46,30 +48,37 @@ def build_app(gateway: Gateway) -> Starlette:
 
     async def models(request: Request) -> Response:
         session = gateway.keys.look_up(_secret(request.scope)).session
-        return JSONResponse({"object": "list", "data": [_model(session)]})
+        return JSONResponse(list_models(request, gateway, session))
 
     async def model(request: Request) -> Response:
         session = gateway.keys.look_up(_secret(request.scope)).session
         if request.path_params["name"] != session.model_name:
             raise Refused("The model does not exist.", status=404, code="model_not_found", param="model")
-        return JSONResponse(_model(session))
+        return JSONResponse(describe_model(request, gateway, session))
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
-        return JSONResponse(error_body(error), status_code=error.status)
+        return JSONResponse(error_body(request, error), status_code=error.status)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         told = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
-        return JSONResponse(error_body(told), status_code=error.status_code)
+        return JSONResponse(error_body(request, told), status_code=error.status_code)
 
     async def failed(request: Request, error: Exception) -> Response:
         logger.opt(exception=error).error("the gateway failed on {} {}", request.method, request.url.path)
-        return JSONResponse(error_body(Refused("internal error", status=500, code="internal_error")), status_code=500)
+        told = Refused("internal error", status=500, code="internal_error")
+        return JSONResponse(error_body(request, told), status_code=told.status)
 
     renderer = gateway.renderer
     decode = renderer.decode if renderer is not None else None
-    dialects: tuple[Dialect, ...] = (ChatDialect(decode), CompletionsDialect(decode))
+    room = min(gateway.max_model_len, getattr(gateway.engine, "max_model_len", gateway.max_model_len))
+    dialects: tuple[Dialect, ...] = (
+        ChatDialect(decode),
+        CompletionsDialect(decode),
+        AnthropicDialect(room),
+        CountTokensDialect(room),
+    )
     return Starlette(
         routes=[
             Route("/health", health),
@@ -79,10 +88,6 @@ def build_app(gateway: Gateway) -> Starlette:
         ],
         exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
     )
-
-
-def _model(session: Session) -> dict[str, Any]:
-    return {"id": session.model_name, "object": "model", "created": 0, "owned_by": "ajet"}
 
 
 def _secret(scope: Scope) -> str | None:
@@ -109,6 +114,9 @@ class _Endpoint:
                 return
             caller = Caller(grant.agent, grant.target, grant.debug_model, grant.session.kept)
             asked = self._dialect.read(_object(body), caller)
+            if asked.count is not None:
+                await _answer(send, 200, asked.count(grant.session.count(asked.turns[0])))
+                return
         except Refused as refused:
             await self._refuse(send, refused)
             return

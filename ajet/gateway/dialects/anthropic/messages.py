@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.turn import Refused
 
 _BILLING = "x-anthropic-billing-header:"
 """A block of `system` that begins so is for Anthropic's accounts: it differs from request to request."""
@@ -56,10 +57,10 @@ def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     return [(block, f"{where}[{index}]") for index, block in enumerate(content)]
 
 
-def _unknown(block: dict[str, Any], where: str, whose: str) -> Exception:
+def _misplaced(block: dict[str, Any], where: str, expected: str) -> Refused:
     kind = block.get("type")
-    if kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
-        return wrong(f"{where}.type", f"a block that {whose} may have, not {kind!r}")
+    if not isinstance(kind, str) or kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
+        return wrong(f"{where}.type", expected)
     return unsupported(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
 
 
@@ -74,7 +75,7 @@ def _text(content: Any, where: str, *, skip: str | None = None) -> str:
     parts: list[str] = []
     for block, place in _blocks(content, where):
         if block.get("type") != "text":
-            raise _unknown(block, place, "this")
+            raise _misplaced(block, place, "'text'")
         said = _said(block, "text", place)
         if skip is None or not said.startswith(skip):
             parts.append(said)
@@ -94,7 +95,7 @@ def _user(content: Any, where: str) -> list[dict[str, Any]]:
                 parts = []
             read.append(_tool_result(block, place))
         else:
-            raise _unknown(block, place, "a user's turn")
+            raise _misplaced(block, place, "'text' or 'tool_result' in a user's turn")
     if parts or not read:
         read.append({"role": "user", "content": "".join(parts)})
     return read
@@ -121,7 +122,7 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
         elif kind == "tool_use":
             calls.append(_tool_use(block, place))
         elif kind != "redacted_thinking":
-            raise _unknown(block, place, "an assistant's turn")
+            raise _misplaced(block, place, "'text', 'thinking' or 'tool_use' in an assistant's turn")
     read: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
     if thought := "".join(thoughts):
         read["reasoning_content"] = thought

@@ -1,0 +1,39 @@
+"""The model list and errors without a dialect: which shape a client of the plain routes expects.
+
+Invariant: a request that says `anthropic-version` is answered as Anthropic would, any other as OpenAI would.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.turn import Refused
+
+if TYPE_CHECKING:
+    from ajet.gateway.server import Gateway
+    from ajet.gateway.session import Session
+
+
+def list_models(request: Request, gateway: Gateway, session: Session) -> dict[str, Any]:
+    """The one model that a session's clients know."""
+    told = describe_model(request, gateway, session)
+    return anthropic.model_page([told]) if _for_anthropic(request) else {"object": "list", "data": [told]}
+
+
+def describe_model(request: Request, gateway: Gateway, session: Session) -> dict[str, Any]:
+    """The model of a session."""
+    if _for_anthropic(request):
+        return anthropic.model_info(session.model_name, gateway.max_model_len, gateway.max_response_tokens)
+    return {"id": session.model_name, "object": "model", "created": 0, "owned_by": "ajet"}
+
+
+def error_body(request: Request, refused: Refused) -> dict[str, Any]:
+    """An error outside of any dialect's route."""
+    return anthropic.error_body(refused) if _for_anthropic(request) else chat.error_body(refused)
+
+
+def _for_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
