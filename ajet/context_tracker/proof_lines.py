@@ -1,0 +1,219 @@
+"""Calls, timelines and packed rows held to each other: nothing shifted, dropped, doubled or counted away.
+
+Invariant: each check compares two records of the same fact (a call's ids and a timeline's, a timeline's mask and the
+replies that lie in it, a row's targets and its samples' masks), so that a change in one of them shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ajet.context_tracker.packing import PackedRow, Tree
+from ajet.context_tracker.proof import WrongToken, at_position, first_difference, prompt_size
+from ajet.schema.batch import Sample
+from ajet.schema.call import Call, Ids, full_ids
+from ajet.schema.timeline import Timeline
+
+
+def prove_structure(
+    calls: Sequence[Call],
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[Any],
+    lines: Sequence[Timeline],
+    episode: str,
+) -> list[WrongToken]:
+    """Whether everything that a record refers to is in it, and each call's arrays belong together."""
+    found = [_missing(calls, at, call, messages, tools) for at, call in enumerate(calls)]
+    wrong = [WrongToken(episode, at, 0, what) for at, what in enumerate(found) if what]
+    if wrong:
+        return wrong[:1]
+    for call in calls:
+        problem = _arrays(call)
+        if problem is not None:
+            wrong.append(WrongToken(episode, call.index, prompt_size(call) + problem[0], problem[1]))
+    said = {index for call in calls for index in (*call.messages, call.reply)}
+    orphan = next((index for index in range(len(messages)) if index not in said), None)
+    if orphan is not None:
+        wrong.append(WrongToken(episode, len(calls), 0, f"message {orphan} belongs to no call: a call is missing"))
+    for line in lines:
+        named = [line.leaf, *(span.call for span in line.spans)]
+        absent = next((index for index in named if not 0 <= index < len(calls)), None)
+        if absent is not None:
+            what = "a timeline has a reply of this call, which is missing"
+            wrong.append(WrongToken(episode, absent, min(span.start for span in line.spans), what))
+    return wrong
+
+
+def _missing(
+    calls: Sequence[Call], at: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
+) -> str | None:
+    if call.index != at:
+        return f"this call is missing: the record goes on with call {call.index}"
+    if (call.parent is None) != (call.prefix == 0):
+        return f"it shares {call.prefix} tokens with call {call.parent}"
+    if call.parent is not None:
+        if not 0 <= call.parent < at:
+            return f"it shares its beginning with call {call.parent}, which is not before it"
+        parent = calls[call.parent]
+        if call.prefix > prompt_size(parent) + parent.response_ids.size:
+            return f"it shares {call.prefix} tokens with call {call.parent}, which has fewer"
+    said = [*call.messages, *([call.reply] if call.reply is not None else [])]
+    if any(not 0 <= index < len(messages) for index in said):
+        return "it refers to a message that is missing"
+    if call.tools is not None and not 0 <= call.tools < len(tools):
+        return "it refers to a tool list that is missing"
+    return None
+
+
+def _arrays(call: Call) -> tuple[int, str] | None:
+    """(position in the reply, what is wrong) with a reply's arrays."""
+    size = int(call.response_ids.size)
+    for name in ("logprobs", "logprobs_unit"):
+        values = getattr(call, name)
+        if values.size != size:
+            return min(values.size, size), f"{values.size} {name} for {size} tokens"
+        bad = np.flatnonzero(~(values <= 1e-3))
+        if bad.size:
+            return int(bad[0]), f"{values[bad[0]]:g} is no log-probability"
+    firsts = [run.first for run in call.versions]
+    if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
+        return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
+    if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
+        at = int(lower[0])  # truncation by top_p or top_k can only raise it
+        return at, f"log-probability {call.logprobs[at]:g} does not go with {call.logprobs_unit[at]:g} at temperature 1"
+    return None
+
+
+def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:
+    """Whether each timeline is its leaf's ids (from the first on), with mask 1, log-probabilities and versions exactly
+    where replies lie in the context that they were sampled in, and no reply is trained twice."""
+    wrong: list[WrongToken] = []
+    trained: set[int] = set()
+    for line in lines:
+        problem = next(_line_problems(calls, line, trained), None)
+        if problem is not None:
+            wrong.append(WrongToken(episode, *problem))
+    return wrong
+
+
+Problem = tuple[int, int, str, float | int | None, float | int | None]
+"""Call, position, what is wrong, expected, found."""
+
+
+def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[Problem]:
+    size = line.ids.size
+    whole = full_ids(calls, line.leaf)
+    at = first_difference(line.ids, whole[:size])
+    if at is not None:
+        what = "the timeline's ids are not its calls'"
+        yield _owner(line, at), at, what, at_position(whole, at), at_position(line.ids, at)
+    mask = np.zeros(size, np.bool_)
+    logprobs, unit = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    versions = np.full(size, -1, np.int32)
+    for span in line.spans:
+        call = calls[span.call]
+        begin, count = prompt_size(call), span.stop - span.start
+        if span.start != begin or not 0 < count <= call.response_ids.size or span.stop > size:
+            yield span.call, span.start, "the timeline has this reply at another place", begin, span.start
+            return
+        at = first_difference(whole[: span.stop], full_ids(calls, span.call)[: span.stop])
+        if at is not None:
+            own = full_ids(calls, span.call)
+            what = "the timeline trains this reply in a context that the model did not see"
+            yield span.call, at, what, at_position(own, at), at_position(whole, at)
+        if span.call in trained:
+            yield span.call, span.start, "this reply is trained in two timelines", None, None
+        trained.add(span.call)
+        mask[span.start : span.stop] = True
+        logprobs[span.start : span.stop] = call.logprobs[:count]
+        unit[span.start : span.stop] = call.logprobs_unit[:count]
+        for run in call.versions:
+            versions[span.start + run.first : span.stop] = run.low
+    for name, wanted in (("mask", mask), ("logprobs", logprobs), ("logprobs_unit", unit), ("versions", versions)):
+        found = getattr(line, name)
+        at = first_difference(found, wanted)
+        if at is not None:
+            what = f"the timeline's {name} is not what its calls say"
+            yield _owner(line, at), at, what, *_values(wanted, found, at)
+
+
+def _values(wanted: Any, found: Any, at: int) -> tuple[float | None, float | None]:
+    return (
+        float(wanted[at]) if at < wanted.size else None,
+        float(found[at]) if at < found.size else None,
+    )
+
+
+def _owner(line: Timeline, position: int) -> int:
+    """The call whose reply is at a position of a timeline, else the next one whose prompt it is in."""
+    return next((span.call for span in line.spans if position < span.stop), line.leaf)
+
+
+def prove_accounting(
+    calls: Sequence[Call], lines: Sequence[Timeline], untrained: Counter[str], episode: str
+) -> list[WrongToken]:
+    """Whether sampled tokens = tokens with mask 1 + the recorded counts of what is in no timeline."""
+    sampled = sum(int(call.response_ids.size) for call in calls)
+    masked, counted = sum(line.sampled for line in lines), sum(untrained.values())
+    if sampled == masked + counted:
+        return []
+    held = {span.call for line in lines for span in line.spans}
+    free = next((call for call in calls if call.response_ids.size and call.index not in held), None)
+    what = f"the calls sampled {sampled} tokens; {masked} are in timelines and {counted} counted as untrained"
+    place = (len(calls), 0) if free is None or sampled < masked + counted else (free.index, prompt_size(free))
+    return [WrongToken(episode, *place, what)]
+
+
+def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[WrongToken]:
+    """Whether each row holds each of its samples' tokens, at their positions, on one path of its tree, and each token
+    with mask 1 is a target exactly once, predicted from the token before it."""
+    wrong: list[WrongToken] = []
+    seen: list[list[int]] = [[] for _ in samples]
+    for row in rows:
+        for index in np.unique(row.targets.sample).tolist():
+            mine = np.flatnonzero(row.targets.sample == index)
+            mine = mine[np.argsort(row.targets.offset[mine], kind="stable")]
+            problem = _row_problem(row, mine, samples[index].timeline.ids)
+            if problem is not None:
+                wrong.append(_of_sample(samples[index], *problem))
+            seen[index] += row.targets.offset[mine].tolist()
+    for index, sample in enumerate(samples):
+        wanted = np.flatnonzero(sample.timeline.mask)
+        at = first_difference(np.asarray(seen[index], np.int64), wanted)
+        if at is not None:
+            position = int(wanted[at]) if at < wanted.size else int(seen[index][at])
+            wrong.append(_of_sample(sample, position, "the packed rows do not train exactly the tokens with mask 1"))
+    return wrong
+
+
+def _row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | None:
+    source, offset, token = row.targets.source[mine], row.targets.offset[mine], row.targets.token[mine]
+    tree = next((tree for tree in row.trees if tree.start <= source[-1] < tree.stop), None)
+    if tree is None:
+        return int(offset[-1]), "a target's source lies in no tree of its row"
+    path = _path(tree, int(source[-1]))
+    last = int(offset[-1])
+    at = first_difference(row.ids[path], ids[:last])
+    if at is not None:
+        return at, "the packed row holds another token here"
+    at = first_difference(row.positions[path], np.arange(last, dtype=np.int32))
+    if at is not None:
+        return at, "the packed row gives this token another position"
+    apart = np.flatnonzero((path[offset - 1] != source) | (ids[offset] != token))
+    return (int(offset[apart[0]]), "the packed row predicts this token wrongly") if apart.size else None
+
+
+def _path(tree: Tree, last: int) -> Any:
+    """The row's indices that the token at `last` attends to, itself included."""
+    segments = [int(tree.segment_of[last - tree.start])]
+    while tree.parents[segments[-1]] >= 0:
+        segments.append(int(tree.parents[segments[-1]]))
+    return tree.start + np.flatnonzero(np.isin(tree.segment_of[: last + 1 - tree.start], segments))
+
+
+def _of_sample(sample: Sample, position: int, what: str) -> WrongToken:
+    return WrongToken(sample.episode, _owner(sample.timeline, position), position, what)
