@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
@@ -25,32 +25,60 @@ from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
+    from ajet.backbone.contract import Backbone
+    from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
-    from ajet.schema.episode import Episode
+    from ajet.schema.episode import Episode, Group
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, total steps, metrics)."""
+
+
+class Learning(Protocol):
+    """The parts that an update needs, wherever its episodes come from."""
+
+    experiment: Experiment
+    backbone: Backbone
+
+
+class Frontier(Protocol):
+    """Which tasks are done; a TaskOrder, or what `ajet serve` keeps."""
+
+    def __len__(self) -> int: ...
+
+    def done(self, orders: Iterable[int]) -> None:
+        """These never come back."""
+        ...
+
+    def give_back(self, orders: Iterable[int]) -> None:
+        """These were not finished."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """As JSON values, for a checkpoint."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` gave."""
+        ...
 
 
 @dataclass(slots=True)
 class Training:
     """The loop's own state: everything a checkpoint must hold besides the backbone's."""
 
-    parts: Parts
+    parts: Learning
     run: RunDirectory
-    order: TaskOrder
+    order: Frontier
     on_step: OnStep
     step: int = 0
     saved_step: int = -1
     last_validation: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, parts: Parts, run: RunDirectory, on_step: OnStep) -> Training:
+    def begin(cls, parts: Learning, run: RunDirectory, order: Frontier, on_step: OnStep) -> Training:
         """From the checkpoint that the run resumes, or from nothing."""
-        settings = parts.experiment.ajet
-        order = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
         training = cls(parts, run, order, on_step)
         if run.resumed is not None:
             parts.backbone.load(run.resumed.path)
@@ -85,17 +113,19 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     because every episode failed.
     """
     trainer = parts.experiment.ajet.trainer_common
-    training = Training.begin(parts, run, on_step)
+    settings = parts.experiment.ajet
+    order = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
+    training = Training.begin(parts, run, order, on_step)
     total = training.total_steps
     try:
         validates = parts.reader.has("validation")
         if training.step == 0 and trainer.val_before_train and validates:
-            _validate(training)
+            _validate(training, parts)
         while training.step < total:
-            train_step(training, interrupts)
+            train_step(training, parts, order, interrupts)
             last = training.step == total
             if validates and (_due(training.step, trainer.test_freq) or (last and training.last_validation)):
-                _validate(training)
+                _validate(training, parts)
             if _due(training.step, trainer.save_freq) or last:
                 with interrupts.held():
                     training.save()
@@ -106,36 +136,51 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     return training
 
 
-def train_step(training: Training, interrupts: Interrupts) -> None:
+def train_step(training: Training, parts: Parts, order: TaskOrder, interrupts: Interrupts) -> None:
     """One step: tasks -> episodes -> credit -> update -> record."""
-    parts, run, order = training.parts, training.run, training.order
     settings = parts.experiment.ajet
     step = training.step + 1
     began = time.monotonic()
-    run.status.set(phase="rollout", step=step)
+    training.run.status.set(phase="rollout", step=step)
     taken = order.take(_tasks_to_start(settings))
     groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
-    discarded = parts.rollout.tally.discarded
+    tally = parts.rollout.tally
+    _refuse_if_all_failed([episode for group in groups for episode in group.episodes], step)
+    learn(training, groups, interrupts, began=began, discarded=tally.discarded, unfinished=tally.unfinished)
+
+
+def learn(
+    training: Training,
+    groups: Sequence[Group],
+    interrupts: Interrupts,
+    *,
+    began: float,
+    discarded: Sequence[Group] = (),
+    unfinished: Sequence[int] = (),
+) -> None:
+    """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
+    `discarded` groups are recorded only; `unfinished` are orders to take again."""
+    parts, run, order = training.parts, training.run, training.order
+    settings = parts.experiment.ajet
+    step = training.step + 1
     played = time.monotonic()
     episodes = [episode for group in groups for episode in group.episodes]
     log_formats(episodes, settings.context_tracker)
-    _refuse_if_all_failed(episodes, step)
-
     run.status.set(phase="update", step=step)
     with interrupts.held():
         batch = credit(
             groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
         )
         count_discarded(discarded)
-        check_tokens(groups + discarded, batch)
+        check_tokens([*groups, *discarded], batch)
         metrics = episode_metrics(episodes, "train")
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
         if batch.samples:
             metrics |= parts.backbone.update(batch).metrics
         metrics["version"] = parts.backbone.version
-        order.done([group.order for group in groups + discarded])
-        order.give_back(parts.rollout.tally.unfinished)
+        order.done([group.order for group in (*groups, *discarded)])
+        order.give_back(unfinished)
         metrics |= _seconds(began, played)
         run.episodes.write(step, "train", episodes + [e for group in discarded for e in group.episodes])
         tasks, unused = [group.order for group in groups], [group.order for group in discarded]
@@ -148,10 +193,10 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _validate(training: Training) -> None:
+def _validate(training: Training, parts: Parts) -> None:
     training.run.status.set(phase="validation", step=training.step)
     began = time.monotonic()
-    metrics = evaluate(training.parts, training.run, step=training.step)
+    metrics = evaluate(parts, training.run, step=training.step)
     metrics["seconds/validation"] = time.monotonic() - began
     training.last_validation = metrics
     training.on_step(training.step, training.total_steps, metrics)
