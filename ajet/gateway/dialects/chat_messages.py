@@ -42,11 +42,12 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
             raise wrong(f"{where}.function.description", "a string")
         parameters = function.get("parameters")
         if parameters is not None:
-            _check_schema(parameters, f"{where}.function.parameters")
+            check_parameters(parameters, f"{where}.function.parameters")
     return value
 
 
-def _check_schema(schema: Any, where: str) -> None:
+def check_parameters(schema: Any, where: str) -> None:
+    """Refuse what cannot be the schema of a function's arguments."""
     if not isinstance(schema, dict):
         raise wrong(where, "a JSON schema (an object)")
     if schema.get("type", "object") != "object":
@@ -67,7 +68,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
     calls = message.get("tool_calls") if role == "assistant" else None
     read: dict[str, Any] = {"role": role}
-    content = _content(message.get("content"), f"{where}.content")
+    content = read_content(message.get("content"), f"{where}.content")
     if role == "assistant":
         legacy = message.get("function_call")
         if legacy:
@@ -90,7 +91,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return read
 
 
-def _content(content: Any, where: str) -> str | None:
+def read_content(content: Any, where: str) -> str | None:
+    """A message's content as one text; None where it is null."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):

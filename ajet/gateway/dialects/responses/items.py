@@ -1,0 +1,168 @@
+"""Input items -> messages of a chat.
+
+Invariant: what one reply said (reasoning, text, function calls) becomes one assistant message again, in whatever items
+and order it is sent back; an item that this server cannot have made, and a text model cannot be shown, is refused by
+its type.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+from ajet.gateway.dialects.chat_messages import read_content
+from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.dialects.responses.kept import Item, KeptResponses
+from ajet.gateway.turn import Refused
+
+_SEALED = "ajet:"
+_ROLES = ("user", "system", "developer", "assistant")
+
+
+def read_input(value: Any, kept: KeptResponses) -> list[Item]:
+    """The request's own items: a text is a user's message, references are looked up. Raises Refused."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise wrong("input", "a text or a list of items")
+    items: list[Item] = []
+    for index, item in enumerate(value):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise wrong(where, "an object")
+        if item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item):
+            name = text(item.get("id"), f"{where}.id")
+            found = kept.item(name)
+            if found is None:
+                raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{where}.id")
+            item = found
+        items.append(item)
+    return items
+
+
+def messages_of(earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses) -> list[dict[str, Any]]:
+    """The conversation of these items, as Chat Completions has it. Raises Refused."""
+    conversation = _Conversation(kept)
+    for index, item in enumerate(earlier):
+        conversation.add(item, f"previous_response_id: item {index}")
+    for index, item in enumerate(own):
+        conversation.add(item, f"input[{index}]")
+    for message in conversation.messages:
+        if message["content"] is None and not message.get("tool_calls"):
+            message["content"] = ""
+    return conversation.messages
+
+
+def sealed(thought: str) -> str:
+    """Reasoning as `encrypted_content`, for clients that send back nothing else of it. It hides nothing: the same
+    reasoning is told in the open."""
+    return _SEALED + base64.b64encode(thought.encode()).decode()
+
+
+class _Conversation:
+    """Messages, growing item by item."""
+
+    def __init__(self, kept: KeptResponses) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._kept = kept
+        self._reply: dict[str, Any] | None = None
+        """The assistant message that the next item of the same reply belongs to."""
+        self._answered = False
+        """Results of its calls have followed."""
+
+    def add(self, item: Item, where: str) -> None:
+        kind = item.get("type") or "message"
+        if kind == "message":
+            self._message(item, where)
+        elif kind == "reasoning":
+            self._think(_thought(item, where))
+        elif kind == "function_call":
+            self._call(item, where)
+        elif kind == "function_call_output":
+            self._result(item, where)
+        else:
+            raise unsupported(f"{where}.type", f"this server has no use for items of type {kind!r}.")
+
+    def _message(self, item: Item, where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
+        content = read_content(item.get("content"), f"{where}.content")
+        if content is None:
+            raise wrong(f"{where}.content", "a text or a list of text parts")
+        if role != "assistant":
+            self._reply = None
+            self.messages.append({"role": role, "content": content})
+            return
+        reply = self._open(begin=self._reply is not None and self._spoke() and not self._reply.get("tool_calls"))
+        reply["content"] = (reply["content"] or "") + content
+
+    def _think(self, thought: str) -> None:
+        reply = self._open(begin=self._spoke() or self._called())
+        if thought:
+            reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
+
+    def _call(self, item: Item, where: str) -> None:
+        if item.get("namespace") is not None:
+            raise unsupported(f"{where}.namespace", "functions have no namespaces here.")
+        name = text(item.get("name"), f"{where}.name")
+        call = text(item.get("call_id"), f"{where}.call_id")
+        arguments = item.get("arguments")
+        if not isinstance(arguments, str):
+            raise wrong(f"{where}.arguments", "a string of JSON")
+        told = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
+        self._open(begin=False, call=call).setdefault("tool_calls", []).append(told)
+
+    def _result(self, item: Item, where: str) -> None:
+        output = read_content(item.get("output"), f"{where}.output")
+        if output is None:
+            raise wrong(f"{where}.output", "a text or a list of text parts")
+        call = text(item.get("call_id"), f"{where}.call_id")
+        self._answered = True
+        self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
+
+    def _open(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
+        """The message to go on with. After results it is a new one, but for a call that is known to be of the same
+        reply (clients may put each result right behind its call)."""
+        if self._answered:
+            begin = call is None or not self._same_reply(call)
+        if begin or self._reply is None:
+            self._reply = {"role": "assistant", "content": None}
+            self._answered = False
+            self.messages.append(self._reply)
+        return self._reply
+
+    def _same_reply(self, call: str) -> bool:
+        reply = self._kept.reply_of(call)
+        calls = (self._reply or {}).get("tool_calls") or ()
+        return reply is not None and any(self._kept.reply_of(other["id"]) == reply for other in calls)
+
+    def _spoke(self) -> bool:
+        return self._reply is not None and self._reply["content"] is not None
+
+    def _called(self) -> bool:
+        return self._reply is not None and bool(self._reply.get("tool_calls"))
+
+
+def _thought(item: Item, where: str) -> str:
+    """The reasoning of an item: in the open, or sealed by us, or as far as its summary tells."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if parts is not None and not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
+            raise wrong(f"{where}.{name}", "a list of texts")
+        texts = [part.get("text") for part in parts or ()]
+        if not all(isinstance(each, str) for each in texts):
+            raise wrong(f"{where}.{name}", "a list of texts")
+        if texts and name == "content":
+            return "".join(texts)
+    secret = item.get("encrypted_content")
+    if secret is not None:
+        if not isinstance(secret, str) or not secret.startswith(_SEALED):
+            raise unsupported(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
+        try:
+            return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
+        except (binascii.Error, UnicodeError) as error:
+            raise wrong(f"{where}.encrypted_content", "the text that was given") from error
+    return "".join(texts)

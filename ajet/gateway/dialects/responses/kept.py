@@ -1,0 +1,130 @@
+"""Kept responses: what the protocol's server remembers from one request to the next.
+
+Invariant: a kept response is found by its id until it is deleted or its episode's session goes; the items of a
+conversation are told once each however many responses hold them, so that memory grows with what was said. On the
+gateway's loop only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.gateway.turn import Refused
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One response: the one it followed on, its own input items, and the response as told."""
+
+    previous: Kept | None
+    input: Sequence[Item]
+    response: dict[str, Any]
+
+    def conversation(self) -> list[Item]:
+        """Every item up to its input: of earlier responses, then its own."""
+        items: list[Item] = []
+        chain: list[Kept] = [self]
+        while chain[-1].previous is not None:
+            chain.append(chain[-1].previous)
+        for link in reversed(chain):
+            items += link.input
+            if link is not self:
+                items += link.response["output"]
+        return items
+
+
+class KeptResponses:
+    """The kept responses of one session."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, Kept] = {}
+        self._items: dict[str, Item] = {}
+        self._same: dict[bytes, Any] = {}
+        self._replies: dict[str, str] = {}
+        """Id of a function call -> the response that made it."""
+
+    def keep(self, previous: Kept | None, items: Sequence[Item], response: dict[str, Any]) -> None:
+        """Remember a response that has ended."""
+        own = tuple([self._once(item) for item in items])
+        response = {**response, "tools": self._once(response["tools"])}
+        self._responses[response["id"]] = Kept(previous, own, response)
+        for item in (*own, *response["output"]):
+            if isinstance(item.get("id"), str):
+                self._items[item["id"]] = item
+
+    def called(self, call: str, response: str) -> None:
+        """A function call was made by this response, kept or not."""
+        self._replies[call] = response
+
+    def reply_of(self, call: str) -> str | None:
+        """The response that made this function call, if it was one of this session."""
+        return self._replies.get(call)
+
+    def find(self, name: str) -> Kept | None:
+        """The response of this id, if it is kept."""
+        return self._responses.get(name)
+
+    def get(self, name: str) -> Kept:
+        """The same. Raises Refused: 404."""
+        kept = self._responses.get(name)
+        if kept is None:
+            raise Refused(f"Response with id '{name}' not found.", status=404, code="not_found", param="response_id")
+        return kept
+
+    def delete(self, name: str) -> dict[str, Any]:
+        """Forget a response; conversations that went on from it keep what they hold. Raises Refused: 404."""
+        self.get(name)
+        del self._responses[name]
+        return {"id": name, "object": "response.deleted", "deleted": True}
+
+    def item(self, name: str) -> Item | None:
+        """An item by its id."""
+        return self._items.get(name)
+
+    def _once(self, value: Any) -> Any:
+        spelled = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
+        return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
+
+
+def kept_responses(kept: dict[str, Any]) -> KeptResponses:
+    """Those of a session, by its memory for dialects."""
+    return kept.setdefault("responses", KeptResponses())
+
+
+def item_list(kept: Kept, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+    """A page of the items that went into a response, as the protocol lists them: newest first unless `order` is
+    "asc"; `after` is the id of the last item seen. Raises Refused."""
+    listed = [_listed(item, at) for at, item in enumerate(kept.conversation())]
+    if order == "desc":
+        listed.reverse()
+    if after is not None:
+        ids = [item["id"] for item in listed]
+        if after not in ids:
+            raise Refused(f"Item with id '{after}' not found.", status=404, code="not_found", param="after")
+        listed = listed[ids.index(after) + 1 :]
+    page = listed[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(listed) > len(page),
+    }
+
+
+def _listed(item: Item, at: int) -> Item:
+    kind = item.get("type") or "message"
+    told: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
+    told["id"] = told["id"] or f"item_{at}"
+    if kind == "message" and isinstance(item.get("content"), str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        told["content"] = [{"type": part, "text": item["content"]}]
+        if part == "output_text":
+            told["content"][0]["annotations"] = []
+    return told

@@ -1,0 +1,181 @@
+"""Output: a reply as items, and the events by which a stream tells of them.
+
+Invariant: the events of a reply build exactly its items; an item's events lie between its `output_item.added` and its
+`output_item.done`, one item after the other in the order in which the model spoke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.gateway.dialects.responses.items import sealed
+from ajet.gateway.dialects.responses.kept import Item
+from ajet.gateway.dialects.token_logprobs import Decode, token_logprobs
+from ajet.gateway.turn import Piece
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How much a client wants to be told."""
+
+    decode: Decode | None = None
+    """A token's text; with it, logprobs are told."""
+    top_logprobs: int = 0
+    summary: bool = False
+    """Reasoning also as its summary: the whole of it."""
+    sealed: bool = False
+    """Reasoning also as `encrypted_content`."""
+
+
+class Output:
+    """The items of one response, growing. Events have no sequence numbers yet."""
+
+    def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
+        """`called(call id, response)` hears of every function call."""
+        self.items: list[Item] = []
+        self._response, self._telling, self._called = response, telling, called
+        self._open: str | None = None
+        """What kind of item the next delta may go on with."""
+        self._call: int | None = None
+        self._waiting: list[dict[str, Any]] = []
+        """Logprobs of tokens that no text was told with."""
+
+    def feed(self, piece: Piece) -> Iterator[Event]:
+        """More of the reply."""
+        telling = self._telling
+        if telling.decode is not None and len(piece.ids):
+            self._waiting += [
+                _with_bytes(told)
+                for told in token_logprobs(telling.decode, telling.top_logprobs, piece.ids, piece.logprobs, piece.top)
+            ]
+        for delta in piece.deltas:
+            if delta.get("reasoning_content"):
+                yield from self._think(delta["reasoning_content"])
+            if delta.get("content"):
+                yield from self._say(delta["content"])
+            for call in delta.get("tool_calls") or ():
+                yield from self._ask(call)
+
+    def end(self, status: str) -> Iterator[Event]:
+        """The reply has ended; its last item gets this status."""
+        if not any(item["type"] != "reasoning" for item in self.items):
+            yield from self._say("")
+        yield from self._close(status)
+
+    def _think(self, text: str) -> Iterator[Event]:
+        if self._open != "reasoning":
+            item: Item = {"type": "reasoning", "summary": [], "content": []}
+            yield from self._begin(item, "rs")
+            part = {"type": "reasoning_text", "text": ""}
+            item["content"].append(part)
+            yield self._part("response.content_part.added", content_index=0, part=dict(part))
+            if self._telling.summary:
+                part = {"type": "summary_text", "text": ""}
+                item["summary"].append(part)
+                yield self._part("response.reasoning_summary_part.added", summary_index=0, part=dict(part))
+        item = self.items[-1]
+        item["content"][0]["text"] += text
+        yield self._part("response.reasoning_text.delta", content_index=0, delta=text)
+        if self._telling.summary:
+            item["summary"][0]["text"] += text
+            yield self._part("response.reasoning_summary_text.delta", summary_index=0, delta=text)
+
+    def _say(self, text: str) -> Iterator[Event]:
+        if self._open != "message":
+            item: Item = {"type": "message", "role": "assistant", "content": []}
+            yield from self._begin(item, "msg")
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            item["content"].append(part)
+            yield self._part("response.content_part.added", content_index=0, part={**part, "logprobs": []})
+        part = self.items[-1]["content"][0]
+        if text:
+            part["text"] += text
+            part["logprobs"] += self._waiting
+            yield self._part("response.output_text.delta", content_index=0, delta=text, logprobs=self._waiting)
+            self._waiting = []
+
+    def _ask(self, call: dict[str, Any]) -> Iterator[Event]:
+        function = call.get("function") or {}
+        if self._open != "function_call" or self._call != call.get("index", 0):
+            name = call.get("id") or f"call_{self._response}_{len(self.items)}"
+            self._called(name, self._response)
+            item: Item = {"type": "function_call", "call_id": name, "name": function.get("name") or "", "arguments": ""}
+            yield from self._begin(item, "fc")
+            self._call = call.get("index", 0)
+        arguments = function.get("arguments")
+        if arguments:
+            self.items[-1]["arguments"] += arguments
+            yield self._part("response.function_call_arguments.delta", delta=arguments)
+
+    def _begin(self, item: Item, kind: str) -> Iterator[Event]:
+        yield from self._close("completed")
+        item["id"] = f"{kind}_{self._response.partition('_')[2]}_{len(self.items)}"
+        item["status"] = "in_progress"
+        self._open = item["type"]
+        told = {name: [] if isinstance(value, list) else value for name, value in item.items()}
+        self.items.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": told}
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if self._open is None:
+            return
+        item = self.items[-1]
+        if self._open == "message":
+            part = item["content"][0]
+            part["logprobs"] += self._waiting
+            self._waiting = []
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._part("response.output_text.done", content_index=0, **told)
+            yield self._part("response.content_part.done", content_index=0, part=part)
+        elif self._open == "reasoning":
+            part = item["content"][0]
+            yield self._part("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._part("response.content_part.done", content_index=0, part=part)
+            for part in item["summary"]:
+                yield self._part("response.reasoning_summary_text.done", summary_index=0, text=part["text"])
+                yield self._part("response.reasoning_summary_part.done", summary_index=0, part=part)
+            if self._telling.sealed:
+                item["encrypted_content"] = sealed(item["content"][0]["text"])
+        else:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._part("response.function_call_arguments.done", **told)
+        item["status"] = status
+        self._open = None
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+
+    def _part(self, kind: str, **told: Any) -> Event:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **told}
+
+
+def whole(message: dict[str, Any], piece: Piece) -> Piece:
+    """A whole message as one piece, with the tokens of `piece`."""
+    deltas: list[dict[str, Any]] = [
+        {name: message[name]} for name in ("reasoning_content", "content") if message.get(name)
+    ]
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        deltas.append({"tool_calls": [{**call, "index": index}]})
+    return Piece(deltas, piece.ids, piece.logprobs, piece.top)
+
+
+def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode | None) -> int:
+    """How many of the reply's first tokens it takes to say its reasoning, the opening tag included."""
+    thought = message.get("reasoning_content")
+    if not thought or decode is None:
+        return 0
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        if thought in decode(ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _with_bytes(told: dict[str, Any]) -> dict[str, Any]:
+    others = [{**other, "bytes": other["bytes"] or []} for other in told["top_logprobs"]]
+    return {**told, "bytes": told["bytes"] or [], "top_logprobs": others}

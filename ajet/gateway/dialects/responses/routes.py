@@ -1,0 +1,49 @@
+"""What the protocol has beside making a response: to look at kept ones, and to delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet.gateway.dialects.fields import unsupported, wrong
+from ajet.gateway.dialects.responses.kept import item_list, kept_responses
+from ajet.gateway.turn import Refused
+
+_PAGE = 20
+
+
+def response_routes(kept_of: Callable[[Request], dict[str, Any]]) -> list[Route]:
+    """The routes; `kept_of` gives the memory of the session that a request's key belongs to, or raises Refused."""
+
+    async def response(request: Request) -> Response:
+        kept = kept_responses(kept_of(request))
+        name = request.path_params["name"]
+        if request.method == "DELETE":
+            return JSONResponse(kept.delete(name))
+        if request.query_params.get("stream", "false") != "false":
+            raise unsupported("stream", "a response that has ended is given whole.")
+        return JSONResponse(kept.get(name).response)
+
+    async def items(request: Request) -> Response:
+        kept = kept_responses(kept_of(request)).get(request.path_params["name"])
+        query = request.query_params
+        order, limit = query.get("order", "desc"), query.get("limit", str(_PAGE))
+        if order not in ("asc", "desc"):
+            raise wrong("order", "'asc' or 'desc'")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= 100):
+            raise wrong("limit", "an integer from 1 to 100")
+        return JSONResponse(item_list(kept, order=order, limit=int(limit), after=query.get("after")))
+
+    async def cancel(request: Request) -> Response:
+        kept_responses(kept_of(request)).get(request.path_params["name"])
+        raise Refused("Only responses made with 'background' can be cancelled.", code="invalid_value")
+
+    return [
+        Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}/input_items", items, methods=["GET"]),
+        Route("/v1/responses/{name}/cancel", cancel, methods=["POST"]),
+    ]

@@ -1,0 +1,92 @@
+"""Tools and tool_choice of Responses, as Chat Completions has them.
+
+Invariant: only functions are run by clients, so only they are taken; hosted tools are refused by their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.gateway.dialects.chat_messages import check_parameters
+from ajet.gateway.dialects.fields import text, unsupported, wrong
+
+Choice = tuple[Any, "str | None"]
+"""(auto | none | required | named, the tool's name)."""
+_ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
+"""Fields of a function that ask for what only hosted models have."""
+
+
+def read_tools(value: Any) -> list[dict[str, Any]] | None:
+    """The request's tools; None without any. Raises Refused."""
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        raise wrong("tools", "a list of tools")
+    return [_function(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+
+
+def _function(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise wrong(where, "an object")
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type", f"there is no {tool.get('type')!r} here, only tools of type 'function'.")
+    for name in _ONLY:
+        if tool.get(name) and tool[name] != ["direct"]:
+            raise unsupported(f"{where}.{name}", "this server's models do not know it.")
+    function: dict[str, Any] = {"name": text(tool.get("name"), f"{where}.name")}
+    if tool.get("description") is not None:
+        if not isinstance(tool["description"], str):
+            raise wrong(f"{where}.description", "a string")
+        function["description"] = tool["description"]
+    if tool.get("parameters") is not None:
+        check_parameters(tool["parameters"], f"{where}.parameters")
+        function["parameters"] = tool["parameters"]
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
+    """What the reply may call. Raises Refused."""
+    choice = body.get("tool_choice")
+    if choice is None or choice in ("auto", "none"):
+        return choice or "auto", None
+    if not tools:
+        raise wrong("tool_choice", "'tools' beside it")
+    if choice == "required":
+        return "required", None
+    names = [tool["function"]["name"] for tool in tools]
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return "named", _known(choice.get("name"), names, "tool_choice.name")
+    if kind == "allowed_tools":
+        return _allowed(choice, names)
+    if isinstance(kind, str):
+        raise unsupported("tool_choice.type", f"there is no {kind!r} here, only tools of type 'function'.")
+    raise wrong("tool_choice", "'auto', 'none', 'required' or a function")
+
+
+def _allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
+    """Some of the tools: honoured where it comes to the same as another choice."""
+    mode, listed = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise wrong("tool_choice.mode", "'auto' or 'required'")
+    if not isinstance(listed, list) or not listed:
+        raise wrong("tool_choice.tools", "a non-empty list of tools")
+    allowed = set()
+    for index, tool in enumerate(listed):
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise unsupported(f"tool_choice.tools[{index}]", "only tools of type 'function' are known.")
+        allowed.add(_known(tool.get("name"), names, f"tool_choice.tools[{index}].name"))
+    if allowed == set(names):
+        return mode, None
+    if mode == "required" and len(allowed) == 1:
+        return "named", allowed.pop()
+    raise unsupported("tool_choice.tools", "a model that is shown a tool may call it: leave it out of 'tools'.")
+
+
+def _known(name: Any, names: list[str], where: str) -> str:
+    if text(name, where) not in names:
+        raise wrong(where, "the name of one of the tools")
+    return name
