@@ -7,18 +7,22 @@ nothing is ever pasted into a context that the model did not see. Pure: no I/O, 
 
 from ajet.context_tracker.limits import choose, cut_over_length
 from ajet.context_tracker.packing import PackedRow, Targets, Tree, pack, tree_mask
+from ajet.context_tracker.proof import Proof, WrongToken, prove
 from ajet.context_tracker.snaps import Snap, forks, snaps
 from ajet.context_tracker.timelines import timelines
 
 __all__ = [
     "PackedRow",
+    "Proof",
     "Snap",
     "Targets",
     "Tree",
+    "WrongToken",
     "choose",
     "cut_over_length",
     "forks",
     "pack",
+    "prove",
     "snaps",
     "timelines",
     "tree_mask",

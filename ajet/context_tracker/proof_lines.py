@@ -53,8 +53,8 @@ def _missing(
 ) -> str | None:
     if call.index != at:
         return f"this call is missing: the record goes on with call {call.index}"
-    if (call.parent is None) != (call.prefix == 0):
-        return f"it shares {call.prefix} tokens with call {call.parent}"
+    if call.parent is None and call.prefix:
+        return f"it shares {call.prefix} tokens with no call"
     if call.parent is not None:
         if not 0 <= call.parent < at:
             return f"it shares its beginning with call {call.parent}, which is not before it"

@@ -53,6 +53,10 @@ class Words(Protocol):
         """`prompt` with the beginning of a tool call after it."""
         ...
 
+    def decode(self, ids: Ids, *, after: Ids) -> str:
+        """The text of ids that follow others."""
+        ...
+
     def reply_stream(self, tools: Any = None, *, before: Any, stop: Sequence[str], single_call: bool) -> Any:
         """A parser of one reply."""
         ...
@@ -172,6 +176,7 @@ class _Replay:
             extended = prompt is not None
             if prompt is None:
                 prompt = self._words.render(told, tools)
+                extended = kept is not None and prompt.text.startswith(self._said(kept))
             choice = call.extra.get("tool_choice")
             if choice is not None and choice != "none":
                 prompt = self._words.force_call(prompt, choice.get("name") if isinstance(choice, Mapping) else None)
@@ -179,8 +184,8 @@ class _Replay:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
         self._prompts[call.index] = replace(prompt, ids=recorded)
         return (
-            (self._re_encoded(call, recorded, [kept]) if extended and kept is not None else None)
-            or (self._re_encoded(call, recorded, list(self._quoted(call))) if call.fork is None else None)
+            (self._re_encoded(recorded, [kept]) if extended and kept is not None else None)
+            or (self._re_encoded(recorded, list(self._quoted(call))) if call.fork is None else None)
             or _differing(recorded, prompt.ids)
         )
 
@@ -239,6 +244,12 @@ class _Replay:
     def _tools_of(self, call: Call) -> Sequence[Message] | None:
         return None if call.tools is None else self._tools[call.tools]
 
+    def _said(self, index: int) -> str:
+        """A call's prompt and reply as text. Where the template begins a later prompt with it, nothing forks."""
+        before, reply = self._prompts[index], self._calls[index].response_ids
+        said: str = before.text + self._words.decode(reply, after=before.ids)
+        return said
+
     def _quoted(self, call: Call) -> Iterator[int]:
         """The calls whose messages and reply, as the record numbers them, begin this one's: the longest."""
         found = [
@@ -253,7 +264,7 @@ class _Replay:
         longest = max((len(earlier.messages) for earlier in found), default=0)
         return (earlier.index for earlier in found if len(earlier.messages) == longest)
 
-    def _re_encoded(self, call: Call, recorded: Ids, sources: Sequence[int]) -> Problem | None:
+    def _re_encoded(self, recorded: Ids, sources: Sequence[int]) -> Problem | None:
         """Where the prompt leaves the ids of the call that it continues; None if it begins with one's."""
         furthest: tuple[int, int, Ids] | None = None
         for source in sources:

@@ -1,0 +1,325 @@
+"""The proof: what was captured passes, and each way of getting a token wrong is found and named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.context_tracker import pack, timelines
+from ajet.context_tracker.matching import Conversations, Match
+from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
+from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
+from ajet.gateway import Capture
+from ajet.schema.call import Call, full_ids
+from ajet.schema.endpoint import Endpoint
+from ajet.tokens import Rendered, Renderer
+from tests.chat_templates import tokenizer
+from tests.context_tracker_fixtures import episodes
+from tests.gateway_fixtures import ADD, ASK, Bench, bench, client_of, spelled_out
+
+ARRAYS = ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")
+SPELLED = '<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call>'
+"""A tool call with its keys in another order than the template would put them."""
+
+
+async def ask(endpoint: Endpoint, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """One reply of an unmodified client, as the message it would send back."""
+    client = client_of(endpoint)
+    done = await client.chat.completions.create(model="ajet", messages=messages, **more)
+    return done.choices[0].message.model_dump(exclude_none=True)
+
+
+async def tool_episode(b: Bench) -> Capture:
+    """Two turns with a tool, then a client that changes what was said, then one without tools."""
+    session = b.open()
+    endpoint = session("solver", "", None)
+    messages = [*ASK]
+    reply = await ask(endpoint, messages, tools=[ADD])
+    result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "3"}
+    messages += [reply, result]
+    messages += [await ask(endpoint, messages, tools=[ADD]), {"role": "user", "content": "Sure?"}]
+    await ask(endpoint, messages, tools=[ADD])
+    await ask(endpoint, [messages[0], {"role": "user", "content": "What is 1 + 3?"}, *messages[2:]], tools=[ADD])
+    await ask(endpoint, messages)
+    return session.close()
+
+
+def captured(style: str = "qwen25", script: Any = None, play: Callable[..., Any] = tool_episode) -> Capture:
+    """What a session of that play leaves behind; every reply is spelled one character a token."""
+    with bench(lambda _: next(replies), style=style) as b:
+        said = script or [SPELLED, "It is 3.", "Yes.", "No: 4.", "I think so."]
+        replies = iter([spelled_out(b, text) for text in said])
+        return asyncio.run(play(b))
+
+
+def proven(capture: Capture, style: str = "qwen25", **more: Any) -> Proof:
+    return prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer(style)), episode="e", **more)
+
+
+@pytest.fixture(scope="module")
+def tools_played() -> Capture:
+    return captured()
+
+
+@pytest.fixture
+def capture(tools_played: Capture) -> Capture:
+    """A copy to spoil."""
+    calls = [replace(call, **{name: getattr(call, name).copy() for name in ARRAYS}) for call in tools_played.calls]
+    return Capture(calls, [dict(message) for message in tools_played.messages], list(tools_played.tools))
+
+
+def size_of(capture: Capture, index: int) -> tuple[int, int]:
+    """Where a call's reply begins and ends."""
+    whole = full_ids(capture.calls, index).size
+    return whole - capture.calls[index].response_ids.size, whole
+
+
+def test_what_was_captured_is_proven(capture):
+    proof = proven(capture)
+    assert proof.ok, str(proof)
+    assert [call.fork for call in capture.calls] == [None, None, None, "compaction", "tools"]
+    distinct = sum(call.suffix_ids.size + call.response_ids.size for call in capture.calls)
+    assert sum(tally.tokens for tally in proof.counts.values()) == distinct
+    for tally in proof.counts.values():
+        assert tally.tokens == tally.checked == tally.equal > 0
+    assert proof.forks == {"compaction": 1, "tools": 1} and proof.timelines == 3 and proof.rows == 1
+    assert not proof.unchecked
+
+
+@pytest.mark.parametrize("style", ["smollm2", "qwen3", "llama3"])
+def test_other_templates(style):
+    async def play(b: Bench) -> Capture:
+        session = b.open()
+        messages = [*ASK]
+        for text in ("Sure?", "Why?", "Thanks."):
+            reply = await ask(session("solver", "", None), messages)
+            messages += [reply, {"role": "user", "content": text}]
+        return session.close()
+
+    thought = "<think>\nOne and two.\n</think>\n\nIt is 3." if style == "qwen3" else "It is 3."
+    capture = captured(style, [thought, "Yes.", "By counting."], play)
+    proof = proven(capture, style)
+    assert proof.ok and not proof.unchecked, str(proof)
+    assert proof.forks == ({"template": 1} if style == "qwen3" else {})
+
+
+def test_choices_that_change_a_prompt_or_its_reading():
+    async def play(b: Bench) -> Capture:
+        endpoint = (session := b.open())("solver", "", None)
+        named = {"type": "function", "function": {"name": "add"}}
+        await ask(endpoint, ASK, tools=[ADD], tool_choice=named)
+        await ask(endpoint, ASK, tools=[ADD], tool_choice="required")
+        await ask(endpoint, ASK, tools=[ADD], tool_choice="none")
+        await ask(endpoint, ASK, tools=[ADD], parallel_tool_calls=False)
+        await ask(endpoint, ASK, stop=["3", "4"])
+        return session.close()
+
+    script = ['{"a": 1}}\n</tool_call>', 'add", "arguments": {"a": 1}}\n</tool_call>', SPELLED, SPELLED * 2, "It is 3."]
+    capture = captured(script=script, play=play)
+    assert ["tool_calls" in capture.messages[call.reply] for call in capture.calls] == [True, True, False, True, False]
+    proof = proven(capture)
+    assert proof.ok and not proof.unchecked, str(proof)
+
+
+def test_what_cannot_be_checked_is_counted(capture):
+    capture.calls[4] = replace(capture.calls[4], reply=None, finish="aborted")
+    del capture.messages[-1]
+    capture.messages[capture.calls[3].reply] = {"role": "assistant", "content": "[redacted API_KEY]"}
+    proof = proven(capture)
+    hidden = capture.calls[3].suffix_ids.size + capture.calls[3].response_ids.size
+    assert proof.ok and proof.unchecked == {"redacted": hidden, "no reply": capture.calls[4].response_ids.size}
+    counted = sum(tally.tokens - tally.checked for tally in proof.counts.values())
+    assert counted == sum(proof.unchecked.values())
+
+
+# What the code must do: each of these takes verbatim extension away, in the gateway and in the proof alike.
+
+
+def _re_render(self, before, reply_ids, finish, messages, tools=None, *, verbatim=True):
+    text = self._template.text(messages, tools)
+    return Rendered(text, self.encode(text), len(messages))
+
+
+def _never(self, before, reply_ids, finish, messages, tools=None, *, verbatim=True):
+    return None
+
+
+def _all_open(self, agent, messages):
+    return Match(tuple(str(message) for message in messages), None, None, None)
+
+
+@pytest.mark.parametrize(
+    "where, name, mutant",
+    [(Renderer, "extend", _re_render), (Renderer, "extend", _never), (Conversations, "match", _all_open)],
+    ids=["re-rendered", "always-forked", "never-matched"],
+)
+def test_without_verbatim_extension_a_token_is_wrong(monkeypatch, where, name, mutant):
+    monkeypatch.setattr(where, name, mutant)
+
+    async def play(b: Bench) -> Capture:
+        endpoint = (session := b.open())("solver", "", None)
+        reply = await ask(endpoint, ASK)
+        await ask(endpoint, [*ASK, reply, {"role": "user", "content": "Sure?"}])
+        return session.close()
+
+    capture = captured(script=["It is the answer.", "Yes."], play=play)
+    words, sampled = Renderer(tokenizer("qwen25")), full_ids(capture.calls, 0)
+    again = words.encode(words.decode(sampled))
+    apart = int(np.flatnonzero(sampled[: again.size] != again)[0])
+    proof = proven(capture)
+    assert [(token.call, token.position) for token in proof.wrong] == [(1, apart)], str(proof)
+    assert str(proof).startswith(f"episode e, call 1, position {apart}: the prompt ")
+    assert {proof.wrong[0].expected, proof.wrong[0].found} == {sampled[apart], again[apart]}
+
+
+# What a record must say: each of these changes one thing in it.
+
+
+@pytest.mark.parametrize("call", range(5))
+def test_a_swapped_id_of_a_prompt(capture, call):
+    capture.calls[call].suffix_ids[-3] += 1
+    position = size_of(capture, call)[0] - 3
+    wrong = proven(capture).wrong
+    assert [(token.call, token.position) for token in wrong] == [(call, position)], wrong
+
+
+@pytest.mark.parametrize("call", range(1, 5))
+def test_a_swapped_id_of_a_reply(capture, call):
+    capture.calls[call].response_ids[2] += 1
+    begin, _ = size_of(capture, call)
+    wrong = proven(capture).wrong
+    assert (wrong[0].call, wrong[0].position) == (call, begin + 2), wrong
+    assert {token.call for token in wrong} <= {call, call + 1}
+
+
+def test_a_swapped_id_within_a_tool_call(capture):
+    letter = capture.calls[0].response_ids.size - 17
+    capture.calls[0].response_ids[letter] += 1
+    begin, end = size_of(capture, 0)
+    (wrong,) = [token for token in proven(capture).wrong if token.call == 0]
+    assert begin + letter <= wrong.position < end, "a tool call is known to be another one at its end"
+
+
+def test_a_reply_cut_short(capture):
+    call = capture.calls[4]
+    capture.calls[4] = replace(call, **{name: getattr(call, name)[:-3] for name in ARRAYS[1:]})
+    (wrong,) = proven(capture).wrong
+    assert (wrong.call, wrong.position) == (4, size_of(capture, 4)[1]) and "end too early" in wrong.what
+
+
+@pytest.mark.parametrize("call", range(5))
+def test_a_dropped_call(capture, call):
+    del capture.calls[call]
+    wrong = proven(capture).wrong
+    assert wrong[0].call == call and "missing" in str(wrong[0]), wrong
+
+
+def test_a_dropped_call_whose_words_went_with_it(capture):
+    lines, untrained = timelines(capture.calls)
+    last = capture.calls.pop()
+    del capture.messages[-1]
+    (wrong,) = proven(capture, lines=lines, untrained=untrained).wrong
+    assert wrong.call == last.index == 4 and "missing" in wrong.what
+    lines = [line for line in lines if line.leaf != 4]
+    untrained = Counter(failed=last.response_ids.size)
+    (wrong,) = proven(capture, lines=lines, untrained=untrained).wrong
+    assert wrong.call == 4 and "tokens" in wrong.what
+
+
+def test_a_shifted_mask(capture):
+    lines, untrained = timelines(capture.calls)
+    lines[1] = replace(lines[1], mask=np.concatenate([[False], lines[1].mask[:-1]]))
+    wrong, *_ = proven(capture, lines=lines, untrained=untrained).wrong
+    span = lines[1].spans[0]
+    assert (wrong.call, wrong.position, wrong.expected, wrong.found) == (span.call, span.start, 1, 0)
+    assert "mask" in wrong.what
+
+
+def test_a_wrong_log_probability(capture):
+    proof, (line, *_) = Proof(), everything(capture.calls)
+    computed = line.logprobs_unit.copy()
+    compare(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
+    assert proof.ok and proof.counts["sampled"].compared == line.sampled and proof.mismatch_kl == 0
+    second = line.spans[1]
+    line.logprobs_unit[second.start + 1] -= 0.5
+    compare(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
+    (wrong,) = proof.wrong
+    assert (wrong.call, wrong.position) == (second.call, second.start + 1)
+    assert proof.counts["sampled"].gap_max == pytest.approx(0.5) and "log-probability" in wrong.what
+
+
+@pytest.mark.parametrize(
+    "spoil, offset, what",
+    [
+        (lambda call: replace(call, logprobs=call.logprobs[:-1]), -1, "logprobs for"),
+        (lambda call: replace(call, logprobs_unit=np.where(np.arange(call.logprobs.size) == 1, np.nan, -1)), 1, "nan"),
+        (lambda call: replace(call, logprobs=call.logprobs + 9), 0, "no log-probability"),
+        (lambda call: replace(call, temperature=1.0, logprobs=call.logprobs_unit - 1), 0, "does not go with"),
+        (lambda call: replace(call, versions=()), 0, "policy version"),
+    ],
+)
+def test_arrays_that_do_not_go_together(capture, spoil, offset, what):
+    capture.calls[2] = spoil(capture.calls[2])
+    begin, end = size_of(capture, 2)
+    (wrong,) = proven(capture).wrong
+    assert (wrong.call, wrong.position) == (2, begin + offset if offset >= 0 else end + offset)
+    assert what in wrong.what
+
+
+# Timelines and packed rows of any episode.
+
+
+@given(calls=episodes())
+def test_timelines_and_rows_of_any_episode_are_proven(calls):
+    for lines, untrained in (timelines(calls), (everything(calls), None)):
+        assert prove_structure(calls, [], [None, None], lines, "e") == []
+        assert prove_timelines(calls, lines, "e") == []
+        assert untrained is None or prove_accounting(calls, lines, untrained, "e") == []
+        samples = samples_of(lines, "e")
+        assert prove_rows(samples, pack(samples, 12)) == []
+        assert prove_rows(samples, pack(samples, 12, share_prefixes=False)) == []
+
+
+@given(calls=episodes(), data=st.data())
+def test_any_change_of_a_timeline_is_found_where_it_is(calls: list[Call], data):
+    lines = [line for line in timelines(calls)[0] if line.ids.size]
+    if not lines:
+        return
+    at = data.draw(st.integers(0, len(lines) - 1))
+    line = lines[at]
+    position = data.draw(st.integers(0, line.ids.size - 1))
+    name = data.draw(st.sampled_from(["ids", "mask", "logprobs", "logprobs_unit", "versions"]))
+    values = getattr(line, name).copy()
+    values[position] = not values[position] if name == "mask" else values[position] + 1
+    lines[at] = replace(line, **{name: values})
+    (wrong,) = prove_timelines(calls, lines, "e")
+    assert wrong.position == position and wrong.call in {span.call for span in line.spans}
+    counted = prove_accounting(calls, lines, timelines(calls)[1], "e")
+    assert bool(counted) == (name == "mask")
+
+
+@given(calls=episodes(), data=st.data())
+def test_any_change_of_a_packed_row_is_found(calls: list[Call], data):
+    samples = samples_of(timelines(calls)[0], "e")
+    rows = pack(samples, 12)
+    targets = [(row, k) for row in rows for k in range(row.targets.token.size)]
+    if not targets:
+        return
+    row, k = data.draw(st.sampled_from(targets))
+    name = data.draw(st.sampled_from(["ids", "positions", "source", "token", "offset", "sample"]))
+    array, index = (row.targets, k) if name in ("source", "token", "offset", "sample") else (row, row.targets.source[k])
+    if name == "sample":
+        row.targets.sample[k] = (row.targets.sample[k] + 1) % (len(samples) + 1)
+        if row.targets.sample[k] == len(samples):
+            return
+    else:
+        getattr(array, name)[index] += 1
+    assert prove_rows(samples, rows)
