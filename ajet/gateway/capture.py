@@ -52,6 +52,7 @@ class Entry:
     """The prompt's own text after them."""
     raw: tuple[tuple[int, str], ...]
     forced: str
+    respelled: tuple[tuple[int, int, str], ...] = ()
     reply_text: str = ""
     message: dict[str, Any] | None = None
     verbatim: bool = True
@@ -77,7 +78,7 @@ class Recorder:
         reply = self.capture.calls[index].response_ids
         whole = full_ids(self.capture.calls, index)
         ids = whole[: len(whole) - len(reply)]
-        return Rendered(self._text(index), ids, entry.count, entry.raw, entry.forced)
+        return Rendered(self._text(index), ids, entry.count, entry.raw, entry.forced, entry.respelled)
 
     def spoken(self, messages: Sequence[dict[str, Any]], extends: int | None) -> list[dict[str, Any]]:
         """`messages` with each reply that they quote as the model gave it (its reasoning, its order of keys)."""
@@ -150,6 +151,7 @@ class Recorder:
             text,
             prompt.raw if prompt is not None else (),
             prompt.forced if prompt is not None else "",
+            prompt.respelled if prompt is not None else (),
         )
         calls.append(call)
         self.entries.append(entry)

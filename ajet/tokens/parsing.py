@@ -4,24 +4,33 @@ Invariant: however the text is cut into pieces, the pieces' deltas add up to the
 fed once. What does not read as a tool call stays in the content, character for character, so that a check can see it
 and the client is told no more than was said.
 
-Styles: `hermes` is <tool_call>{"name": …, "arguments": …}</tool_call> (Hermes, Qwen), `llama` a reply that is
-{"name": …, "parameters": …} (several joined by ;), perhaps after <|python_tag|>; reasoning is <think>…</think> at the
-reply's start. A tokenizer that carries a `response_schema` is parsed by transformers instead (`SchemaParser`).
+Styles: `hermes` (Hermes, Qwen2.5, Qwen3), `xml` (Qwen3.5, Qwen3-Coder) and `glm` write <tool_call>…</tool_call>
+around what `calls` reads; `llama` a reply that is {"name": …, "parameters": …} (several joined by ;), perhaps after
+<|python_tag|>; `harmony` has a module of its own. Reasoning is <think>…</think> at the reply's start. A tokenizer that
+carries a `response_schema` is parsed by transformers instead (`SchemaParser`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection
-from typing import Any, Literal, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
 
-Style = Literal["hermes", "llama", "none"]
+from ajet.tokens.calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
+from ajet.tokens.tags import overlap
+
+Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]
 Delta = dict[str, Any]
 """A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINK, _THOUGHT = "<think>", "</think>"
 _PYTHON = "<|python_tag|>"
+_BLOCKS: Mapping[str, Callable[[str, Tools], Function | None]] = {
+    "hermes": json_call,
+    "xml": xml_call,
+    "glm": glm_call,
+}
+"""Style -> what reads the text between the tags."""
 
 
 class Parser(Protocol):
@@ -44,11 +53,13 @@ class Parser(Protocol):
 class ReplyParser:
     """The styles above, as a machine that holds back only what may still turn out to be a tag.
 
-    `thinking` None: the model has no reasoning tags; False: they may open the reply; True: the prompt opened them.
+    `tools` None: nothing is a tool call; their schemas type arguments that are written bare. `thinking` None: the model
+    has no reasoning tags; False: they may open the reply; True: the prompt opened them.
     """
 
-    def __init__(self, style: Style, *, tool_names: Collection[str] = (), thinking: bool | None = None) -> None:
-        self._style: Style = style if tool_names else "none"
+    def __init__(self, style: Style, *, tools: Tools | None = None, thinking: bool | None = None) -> None:
+        self._style: Style = "none" if tools is None else style
+        self._tools = tools or ()
         self._held = ""
         self._blank = ""
         self._raw: list[str] = []
@@ -106,7 +117,7 @@ class ReplyParser:
             return self._muse(thought, last=True)
         if not self._held:
             return None
-        keep = 0 if end else _overlap(self._held, _THOUGHT)
+        keep = 0 if end else overlap(self._held, _THOUGHT)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return self._muse(ready, last=end) or None
 
@@ -132,11 +143,12 @@ class ReplyParser:
     def _content(self, end: bool) -> list[Delta] | None:
         if not self._held:
             return None
-        if self._style != "hermes":
+        read = _BLOCKS.get(self._style)
+        if read is None:
             return self._say(self._take(len(self._held)))
         at = self._held.find(_OPEN)
         if at < 0:
-            ready = len(self._held) - (0 if end else _overlap(self._held, _OPEN))
+            ready = len(self._held) - (0 if end else overlap(self._held, _OPEN))
             return self._say(self._take(ready)) if ready else None
         if at:
             return self._say(self._take(at))
@@ -144,14 +156,14 @@ class ReplyParser:
         if stop < 0:
             return self._say(self._take(len(self._held))) if end else None
         block = self._take(stop + len(_CLOSE))
-        function = _function(block[len(_OPEN) : -len(_CLOSE)], ("arguments",))
+        function = read(block[len(_OPEN) : -len(_CLOSE)], self._tools)
         return self._say(block) if function is None else self._call(function)
 
     def _whole(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()
         if not end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
             return None
-        functions = _llama_functions(head) if end else None
+        functions = llama_calls(head.removeprefix(_PYTHON).strip()) if end else None
         if functions is None:
             self._step = self._content
             return []
@@ -175,7 +187,7 @@ class ReplyParser:
         self._spoke = self._spoke or bool(body)
         return [{"content": body}] if body else []
 
-    def _call(self, function: dict[str, str]) -> list[Delta]:
+    def _call(self, function: Function) -> list[Delta]:
         self._blank = ""
         call = {"index": self._calls, "type": "function", "function": function}
         self._calls += 1
@@ -185,8 +197,8 @@ class ReplyParser:
 class SchemaParser:
     """A tokenizer's own `response_schema`, read by transformers once the reply is whole."""
 
-    def __init__(self, parse: Callable[[str], Any], *, tool_names: Collection[str] = ()) -> None:
-        self._parse, self._tools = parse, bool(tool_names)
+    def __init__(self, parse: Callable[[str], Any], *, tools: Tools | None = None) -> None:
+        self._parse, self._tools = parse, tools is not None
         self._text = ""
 
     @property
@@ -204,7 +216,7 @@ class SchemaParser:
             message = None
         if not isinstance(message, dict):
             return [{"content": self._text}] if self._text else []
-        functions = [_checked(call.get("function", call), ("arguments",)) for call in message.get("tool_calls") or ()]
+        functions = [checked(call.get("function", call), ("arguments",)) for call in message.get("tool_calls") or ()]
         if functions and (not self._tools or None in functions):
             return [{"content": self._text}]
         deltas: list[Delta] = []
@@ -229,58 +241,3 @@ def assemble(deltas: list[Delta]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = [{key: call[key] for key in call if key != "index"} for call in calls]
     return message
-
-
-def _overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `tag`."""
-    for size in range(min(len(text), len(tag) - 1), 0, -1):
-        if text.endswith(tag[:size]):
-            return size
-    return 0
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant)
-
-
-def _function(text: str, keys: tuple[str, ...]) -> dict[str, str] | None:
-    try:
-        return _checked(_JSON.decode(text.strip()), keys)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _checked(value: Any, keys: tuple[str, ...]) -> dict[str, str] | None:
-    """{name, arguments as JSON text}, or None for what is no tool call."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return None
-    arguments = next((value[key] for key in keys if key in value), None)
-    if not isinstance(arguments, dict) or set(value) - {"name", "id", "type", *keys}:
-        return None
-    spelled = json.dumps(arguments, ensure_ascii=False)
-    try:
-        spelled.encode(), value["name"].encode()
-    except UnicodeEncodeError:  # a lone surrogate: no client could send it back
-        return None
-    return {"name": value["name"], "arguments": spelled}
-
-
-def _llama_functions(text: str) -> list[dict[str, str]] | None:
-    text = text.removeprefix(_PYTHON).strip()
-    functions: list[dict[str, str]] = []
-    at = 0
-    while at < len(text):
-        try:
-            value, at = _JSON.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return None
-        function = _checked(value, ("parameters", "arguments"))
-        if function is None:
-            return None
-        functions.append(function)
-        rest = text[at:].lstrip("; \n")
-        at = len(text) - len(rest)
-    return functions or None

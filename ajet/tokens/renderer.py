@@ -6,7 +6,6 @@ the suffix is newly encoded, and only if the chat template renders the whole his
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +14,16 @@ from typing import Any
 import numpy as np
 
 from ajet.schema.call import Ids
+from ajet.tokens.calls import Tools
 from ajet.tokens.decoding import IncrementalDecoder
-from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, Style
+from ajet.tokens.endings import MARK, end_ids_of
+from ajet.tokens.extension import Extension, Respelled, Said, extension, extension_beyond_thoughts, own_text
+from ajet.tokens.harmony import HarmonyParser
+from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
+from ajet.tokens.spelling import FORCED
 from ajet.tokens.stream import ReplyStream
 from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
 
-_THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
-_MARK = "\u2b1aAJET-REPLY\u2b1a"
 _CACHED_TEXTS = 512
 _CACHED_LENGTH = 20_000
 
@@ -34,10 +36,11 @@ class Rendered:
     ids: Ids
     count: int = 0
     raw: tuple[tuple[int, str], ...] = ()
-    """(message index, text): replies whose tool calls the template spells otherwise than they were sampled, kept as
-    sampled."""
+    """(message index, text): replies whose tool calls the template refuses to show, given to it as text."""
     forced: str = ""
     """The end of `text` that counts as the beginning of the reply (a tool call that the client demanded)."""
+    respelled: tuple[Respelled, ...] = ()
+    """Where replies stand as sampled and the template spells their tool calls otherwise."""
 
 
 class Renderer:
@@ -57,17 +60,29 @@ class Renderer:
     ) -> None:
         self.tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        self._template = ChatTemplate(tokenizer, template_kwargs)
+        self.template = ChatTemplate(tokenizer, template_kwargs)
         self._keep_thinking = keep_thinking
         self._texts: OrderedDict[str, Ids] = OrderedDict()
-        self.end_ids: tuple[int, ...] = self._find_end_ids(end_ids)
+        found = end_ids_of(self.template, tokenizer, self.encode)
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
-        self._style, self._thinks = self._find_style()
+        self.thinks = "</think>" in self.template.source or "</think>" in tokenizer.get_vocab()
+        """Whether replies may begin with <think>."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Rendered:
         """The prompt of these messages, generation prompt included. Raises TemplateRefused."""
-        text = self._template.text(messages, tools)
+        if tools and not self.reads_tool_calls:
+            raise TemplateRefused(
+                "this model's chat template writes tool calls in a way that ajet cannot read, so they would be lost; "
+                "leave tools out (rollout.force_disable_toolcalls), or give the tokenizer a response_schema"
+            )
+        text = self.template.text(messages, tools)
         return Rendered(text, self.encode(text), len(messages))
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """False: how this model writes tool calls is not known."""
+        return self._schema is not None or self.template.style != "none"
 
     def raw(self, prompt: str | Sequence[int]) -> Rendered:
         """A prompt without the chat template: a text, begun as the tokenizer begins texts, or ids as they are. Raises
@@ -107,24 +122,38 @@ class Renderer:
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
             return None
         at, raw = before.count, before.raw
-        head = before.text + self.decode(reply_ids, after=before.ids)
-        called = bool(messages[at].get("tool_calls"))
+        called = verbatim and bool(messages[at].get("tool_calls"))
+        said = self._said(before, reply_ids)
         try:
-            text = self._template.text(messages, tools, raw=dict(raw))
+            text = self.template.text(messages, tools, raw=dict(raw))
         except TemplateRefused:  # several calls in one reply, say, which the model made all the same
             if not called:
                 raise
-            text = ""
-        if not text.startswith(head) and called and verbatim:
-            raw = (*raw, (at, self._raw_reply(before, reply_ids)))
-            text = self._template.text(messages, tools, raw=dict(raw))
-        if not text.startswith(head):
-            kept = self._with_thoughts(head, text, at, messages, tools, raw) if verbatim else None
-            if kept is None:
-                return None
-            text = kept
-        ids = np.concatenate([before.ids, reply_ids, self.encode(text[len(head) :])])
-        return Rendered(text, ids.astype(np.int32, copy=False), len(messages), raw)
+            raw = (*raw, (at, said.rest))
+            text = self.template.text(messages, tools, raw=dict(raw))
+        start = len(before.text) - len(before.forced)
+        own = own_text(before.text[:start], before.respelled)
+
+        def reads(reply: str) -> dict[str, Any]:
+            parser = self._parser(tools or (), before)
+            return assemble(parser.feed(reply) + parser.close())
+
+        found: Extension | None
+        ends = [self._decode([token]) for token in self.end_ids]
+        found = extension(text, own, said, called=called, ends=ends, reads=reads)
+        if found is None and self._keep_thinking and verbatim:
+            after = self._after_reply(at, messages, tools, dict(raw))
+            if after is not None:
+                found = extension_beyond_thoughts(text, own, said, after, called=called, reads=reads)
+        if found is None:
+            return None
+        respelled = before.respelled
+        if found.spelled is not None:
+            begin = start + len(said.thought)
+            respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
+        ids = np.concatenate([before.ids, reply_ids, self.encode(found.suffix)]).astype(np.int32, copy=False)
+        whole = before.text[:start] + said.text + found.suffix
+        return Rendered(whole, ids, len(messages), raw, respelled=respelled)
 
     def parse(
         self,
@@ -149,30 +178,22 @@ class Renderer:
     ) -> ReplyStream:
         """An incremental parser of one reply to the prompt `before`, that ends it at a `stop` string or, with
         `single_call`, after its first tool call. After a raw prompt the whole text is content."""
-        names = [tool["function"]["name"] for tool in tools or ()]
-        forced = before.forced if before is not None else ""
-        prompt = before.text[: len(before.text) - len(forced)] if before is not None else ""
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
-        parser: Parser
-        if before is not None and not before.count:
-            parser = ReplyParser("none")
-        elif self._schema is not None:
-            parser = SchemaParser(self.tokenizer.parse_response, tool_names=names)
-        else:
-            opened = prompt.rstrip("\n").endswith("<think>")
-            parser = ReplyParser(self._style, tool_names=names, thinking=opened or False if self._thinks else None)
+        parser = self._parser(tools or None, before)
         stream = ReplyStream(IncrementalDecoder(self._decode, context), parser, self.end_ids, stop, single_call)
-        if forced:
-            stream.begin(forced)
+        if before is not None and before.forced:
+            stream.begin(before.forced)
         return stream
 
     def force_call(self, prompt: Rendered, name: str | None) -> Rendered | None:
         """`prompt` with the beginning of a call of tool `name` (None: of some tool) after it, so that the reply can
         only go on with it; None where this model's style or an opened thought leaves no room for that."""
-        if self._schema is not None or self._style == "none" or prompt.text.rstrip("\n").endswith("<think>"):
+        if self._schema is not None or prompt.text.rstrip("\n").endswith("<think>"):
             return None
-        opening, key = ("<tool_call>\n", "arguments") if self._style == "hermes" else ("", "parameters")
-        forced = opening + '{"name": "' + (f'{name}", "{key}": ' if name is not None else "")
+        opening, named = FORCED.get(self.template.style, (None, ""))
+        if opening is None:
+            return None
+        forced = opening + (named.replace("NAME", name) if name is not None else "")
         ids = np.concatenate([prompt.ids, self.encode(forced)])
         return replace(prompt, text=prompt.text + forced, ids=ids, forced=forced)
 
@@ -211,61 +232,44 @@ class Renderer:
             return self._fast.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _raw_reply(self, before: Rendered, reply_ids: Ids) -> str:
-        stream = self.reply_stream([{"function": {"name": "any"}}], before=before)
-        stream.feed(_listed(reply_ids))
-        stream.close()
-        return stream.raw
+    def _parser(self, tools: Tools | None, before: Rendered | None) -> Parser:
+        """A parser of a reply to `before`, from its very beginning (a forced call included)."""
+        if before is not None and not before.count:
+            return ReplyParser("none")
+        if self._schema is not None:
+            return SchemaParser(self.tokenizer.parse_response, tools=tools)
+        if self.template.style == "harmony":
+            return HarmonyParser(tools=tools)
+        prompt = before.text[: len(before.text) - len(before.forced)] if before is not None else ""
+        opened = prompt.rstrip("\n").endswith("<think>")
+        return ReplyParser(self.template.style, tools=tools, thinking=opened or False if self.thinks else None)
 
-    def _with_thoughts(
+    def _said(self, before: Rendered, reply_ids: Ids) -> Said:
+        text = before.forced + self.decode(reply_ids, after=before.ids)
+        last = int(reply_ids[-1])
+        end = self._decode([last]) if last in self.end_ids else ""
+        body = text.removesuffix(end)
+        parser = self._parser((), before)
+        parser.feed(body)
+        parser.close()
+        thought = len(body) - len(parser.raw)
+        return Said(body[:thought], body[thought:], end)
+
+    def _after_reply(
         self,
-        head: str,
-        text: str,
         at: int,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
-        raw: tuple[tuple[int, str], ...],
+        raw: dict[int, str],
     ) -> str | None:
-        """head + what the template puts after the reply, if but for stripped thinking that is its rendering."""
-        if not self._keep_thinking:
-            return None
-        marked = list(messages)
-        marked[at] = {"role": "assistant", "content": _MARK}
-        _, found, after = self._template.text(
-            marked, tools, raw=dict(raw[:-1] if raw and raw[-1][0] == at else raw)
-        ).rpartition(_MARK)
-        if not found:
-            return None
-        end = next((spelled for token in self.end_ids if head.endswith(spelled := self._decode([token]))), "")
-        if end and not after.startswith(end):
-            return None
-        kept = head + after[len(end) :]
-        return kept if _THOUGHTS.sub("", kept) == _THOUGHTS.sub("", text) else None
-
-    def _find_end_ids(self, more: Sequence[int]) -> tuple[int, ...]:
-        ends: list[int] = []
+        """What the template puts after message `at`, a reply."""
+        marked = [*messages[:at], {"role": "assistant", "content": MARK}, *messages[at + 1 :]]
+        raw.pop(at, None)
         try:
-            turn = self._template.text(
-                [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}], prompt=False
-            )
-            special = set(self.tokenizer.all_special_ids) | set(getattr(self.tokenizer, "added_tokens_decoder", {}))
-            ends += [token for token in self.encode(turn.rpartition(_MARK)[2]).tolist() if token in special][:1]
+            _, found, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
         except TemplateRefused:
-            pass
-        eos = self.tokenizer.eos_token_id
-        ends += eos if isinstance(eos, list) else [eos] if eos is not None else []
-        vocabulary = self.tokenizer.get_vocab()
-        ends += [vocabulary[name] for name in ("<|eom_id|>",) if name in vocabulary]
-        return tuple(dict.fromkeys([*ends, *more]))
-
-    def _find_style(self) -> tuple[Style, bool]:
-        source = self._template.source
-        vocabulary = self.tokenizer.get_vocab()
-        style: Style = "hermes"
-        if "<tool_call>" not in source and self._template.knows_tools:
-            llama = "<|python_tag|>" in vocabulary or "<|python_tag|>" in source or '"parameters"' in source
-            style = "llama" if llama else "none"
-        return style, "</think>" in source or "</think>" in vocabulary
+            return None
+        return after if found else None
 
 
 def _listed(ids: Sequence[int] | Ids) -> list[int]:

@@ -2,17 +2,22 @@
 
 Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
 content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
-template knows no developer. A template that knows no tools gets them in the Hermes way, so that any chat model can
-be asked to use tools and none loses them silently.
+template knows no developer, reasoning has the name that the template reads. What a text template cannot show (an
+image) is refused, and the date that some put into the prompt stands still for as long as this object lives. A
+template that knows no tools gets them in the Hermes way, so that any chat model can be asked to use tools and none
+loses them silently.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
+from ajet.tokens.parsing import Style
+from ajet.tokens.spelling import style_of
 
 Message = dict[str, Any]
 
@@ -36,9 +41,12 @@ class TemplateRefused(AjetError):
 
 
 class ChatTemplate:
-    """Renders conversations to text. Thread-safe; transformers compiles each template once."""
+    """Renders conversations to text. Thread-safe; transformers compiles each template once. `now` is the date in
+    prompts that have one."""
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, options: Mapping[str, Any] | None = None, *, now: datetime | None = None
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
@@ -48,14 +56,17 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._options = dict(options or {})
-        self._with_tools: str = tokenizer.get_chat_template(tools=[{}])
-        self.knows_tools = "tools" in self._with_tools
-        self._knows_developer = "developer" in self._with_tools
-
-    @property
-    def source(self) -> str:
-        """The Jinja text that is used when tools are given."""
-        return self._with_tools
+        self.source: str = tokenizer.get_chat_template(tools=[{}])
+        """The Jinja text that is used with tools."""
+        self._without_tools: str = tokenizer.get_chat_template()
+        self.knows_tools = "tools" in self.source
+        self.style: Style = style_of(self.source, tokenizer.get_vocab())
+        """How its replies write tool calls."""
+        self._knows_developer = "developer" in self.source
+        self._thought = "thinking" if _reads(self.source, "thinking") else "reasoning_content"
+        if "strftime_now" in self.source:
+            fixed = now or datetime.now()
+            self._options.setdefault("strftime_now", fixed.strftime)
 
     def text(
         self,
@@ -75,10 +86,14 @@ class ChatTemplate:
         ready = self._ready(messages, raw or {})
         if not self.knows_tools:
             ready, tools = _in_hermes(ready, tools), None
+        elif self.style == "harmony":
+            ready = _one_call_each(ready)
+        uses_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in ready)
         try:
             return self._tokenizer.apply_chat_template(
                 ready,
                 tools=list(tools) if tools else None,
+                chat_template=self.source if uses_tools else self._without_tools,
                 add_generation_prompt=prompt,
                 tokenize=False,
                 **self._options,
@@ -95,7 +110,7 @@ class ChatTemplate:
                 for call in message.get("tool_calls") or ():
                     if call.get("id"):
                         names[call["id"]] = call["function"]["name"]
-                ready.append(_assistant(message, raw.get(index)))
+                ready.append(self._assistant(message, raw.get(index)))
             elif role == "tool" or role == "function":
                 name = message.get("name") or names.get(message.get("tool_call_id") or "")
                 ready.append(
@@ -109,13 +124,31 @@ class ChatTemplate:
                 ready.append({**message, "content": text_of(message)})
         return ready
 
+    def _assistant(self, message: Message, raw: str | None) -> Message:
+        ready = {**message, "content": text_of(message) if raw is None else raw}
+        if self._thought != "reasoning_content" and "reasoning_content" in ready:
+            ready[self._thought] = ready.pop("reasoning_content")
+        if raw is not None or not message.get("tool_calls"):
+            ready.pop("tool_calls", None)
+            return ready
+        ready["tool_calls"] = [
+            {**call, "type": "function", "function": {**call["function"], "arguments": arguments_of(call)}}
+            for call in message["tool_calls"]
+        ]
+        return ready
+
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """A message's content as one string: null is empty, text blocks are joined with nothing between them."""
+    """A message's content as one string: null is empty, text blocks are joined with nothing between them. Raises
+    TemplateRefused for anything but text."""
     content = message.get("content")
     if isinstance(content, str):
         return content
-    return "".join(block.get("text") or "" for block in content or ())
+    for block in content or ():
+        if not isinstance(block.get("text"), str):
+            kind = str(block.get("type") or "unknown")
+            raise TemplateRefused(f"this is a text model: it cannot be shown a block of type {kind!r}")
+    return "".join(block["text"] for block in content or ())
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
@@ -129,16 +162,36 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return arguments
 
 
-def _assistant(message: Message, raw: str | None) -> Message:
-    ready = {**message, "content": text_of(message) if raw is None else raw}
-    if raw is not None or not message.get("tool_calls"):
-        ready.pop("tool_calls", None)
-        return ready
-    ready["tool_calls"] = [
-        {**call, "type": "function", "function": {**call["function"], "arguments": arguments_of(call)}}
-        for call in message["tool_calls"]
-    ]
-    return ready
+def _reads(source: str, name: str) -> bool:
+    return any(access in source for access in (f"message.{name}", f"message['{name}']", f'message["{name}"]'))
+
+
+def _one_call_each(messages: list[Message]) -> list[Message]:
+    """Several calls of one message as messages of one call, each before its result: harmony's template shows only the
+    first. Where a call has content beside its thought, they become one thought: it has no room for both."""
+    single: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        calls = message.get("tool_calls") or []
+        at += 1
+        if not calls:
+            single.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at]["role"] == "tool":
+            results.append(messages[at])
+            at += 1
+        if message.get("thinking") and message["content"]:
+            message = {**message, "thinking": f"{message['thinking']}\n\n{message['content']}", "content": ""}
+        for call in calls[:-1]:
+            single.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": ""}
+            own = [each for each in results if call.get("id") and each.get("tool_call_id") == call["id"]] or results[:1]
+            single += own[:1]
+            results = [each for each in results if each not in own[:1]]
+        single += [{**message, "tool_calls": calls[-1:]}, *results]
+    return single
 
 
 def _in_hermes(messages: list[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:

@@ -251,7 +251,7 @@ HERMES = [
 
 @pytest.mark.parametrize(("text", "expected"), HERMES)
 def test_hermes_replies(text, expected):
-    parser = ReplyParser("hermes", tool_names=["add"], thinking=False)
+    parser = ReplyParser("hermes", tools=[ADD], thinking=False)
     assert assemble(parser.feed(text) + parser.close()) == {"role": "assistant", **expected}
 
 
@@ -267,7 +267,7 @@ def test_hermes_replies(text, expected):
     ],
 )
 def test_llama_replies(text, expected):
-    parser = ReplyParser("llama", tool_names=["add"])
+    parser = ReplyParser("llama", tools=[ADD])
     assert assemble(parser.feed(text) + parser.close()) == {"role": "assistant", **expected}
 
 
@@ -310,7 +310,7 @@ FRAGMENTS = st.lists(
 @given(FRAGMENTS, st.sampled_from(["hermes", "llama", "none"]), st.sampled_from([None, False, True]), st.data())
 def test_however_a_text_is_cut_it_reads_the_same(text, style, thinking, data):
     def machine() -> ReplyParser:
-        return ReplyParser(style, tool_names=["add"], thinking=thinking)
+        return ReplyParser(style, tools=[ADD], thinking=thinking)
 
     whole, pieces = machine(), machine()
     expected = assemble(whole.feed(text) + whole.close())

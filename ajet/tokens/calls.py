@@ -1,0 +1,147 @@
+"""Calls: the text that stands for one tool call -> its name and arguments, for each way in which models write them.
+
+Invariant: None for whatever is no call; what is one has a name and arguments that are a JSON object, spelled as JSON
+text. Ways that write arguments bare (GLM, Qwen's XML) are typed by the tool's schema, so that "5" stays a string where
+a string is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+Tools = Sequence[Mapping[str, Any]]
+Function = dict[str, str]
+"""{name, arguments as JSON text}"""
+
+_PLAIN = {"True": True, "False": False, "None": None}
+"""How a Jinja template spells them."""
+
+
+def json_call(text: str, tools: Tools = ()) -> Function | None:
+    """Hermes and Qwen: {"name": …, "arguments": {…}}."""
+    return checked(decoded(text.strip()), ("arguments",))
+
+
+def harmony_call(name: str, text: str) -> Function | None:
+    """gpt-oss: the name is in the header, the text is the arguments."""
+    return checked({"name": name, "arguments": decoded(text)}, ("arguments",))
+
+
+def glm_call(text: str, tools: Tools = ()) -> Function | None:
+    """GLM: name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
+    name, _, _ = text.partition("<arg_key>")
+    found = _pairs(text[len(name) :], "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    return None if found is None else _typed_call(name.strip(), found, tools)
+
+
+def xml_call(text: str, tools: Tools = ()) -> Function | None:
+    """Qwen3.5 and Qwen3-Coder: <function=name>, <parameter=key>, the value on lines of its own."""
+    head, opened, body = text.strip().partition(">")
+    if not head.startswith("<function=") or not opened or not body.endswith("</function>"):
+        return None
+    found = _pairs(body.removesuffix("</function>"), "<parameter=", ">", "", "</parameter>")
+    if found is None:
+        return None
+    return _typed_call(
+        head.removeprefix("<function="),
+        [(key, value.removeprefix("\n").removesuffix("\n")) for key, value in found],
+        tools,
+    )
+
+
+def llama_calls(text: str) -> list[Function] | None:
+    """Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. None unless that is all there is."""
+    functions: list[Function] = []
+    at = 0
+    while at < len(text):
+        try:
+            value, at = _JSON.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return None
+        function = checked(value, ("parameters", "arguments"))
+        if function is None:
+            return None
+        functions.append(function)
+        rest = text[at:].lstrip("; \n")
+        at = len(text) - len(rest)
+    return functions or None
+
+
+def decoded(text: str) -> Any:
+    """The JSON value that a text spells; None where it spells none (or null)."""
+    try:
+        return _JSON.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
+    """A decoded call whose arguments are under one of `keys`."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    arguments = next((value[key] for key in keys if key in value), None)
+    if not isinstance(arguments, dict) or set(value) - {"name", "id", "type", *keys}:
+        return None
+    spelled = json.dumps(arguments, ensure_ascii=False)
+    try:
+        spelled.encode(), value["name"].encode()
+    except UnicodeEncodeError:  # a lone surrogate: no client could send it back
+        return None
+    return {"name": value["name"], "arguments": spelled}
+
+
+def _pairs(text: str, before: str, between: str, value: str, after: str) -> list[tuple[str, str]] | None:
+    """The (key, value) that fill `text`; None if anything else is in it."""
+    found: list[tuple[str, str]] = []
+    rest = text.strip()
+    while rest:
+        if not rest.startswith(before):
+            return None
+        key, closed, rest = rest[len(before) :].partition(between)
+        rest = rest.lstrip() if value else rest
+        if not closed or not rest.startswith(value):
+            return None
+        spelled, ended, rest = rest[len(value) :].partition(after)
+        if not ended or key in dict(found):
+            return None
+        found.append((key, spelled))
+        rest = rest.lstrip()
+    return found
+
+
+def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
+    if not name or any(mark in name for mark in "<> \n"):
+        return None
+    function = next((tool["function"] for tool in tools if tool["function"].get("name") == name), {})
+    properties = (function.get("parameters") or {}).get("properties") or {}
+    arguments = {key: _typed(text, properties.get(key)) for key, text in found}
+    return checked({"name": name, "arguments": arguments}, ("arguments",))
+
+
+def _typed(text: str, schema: Any) -> Any:
+    kinds = set(_kinds(schema)) if isinstance(schema, Mapping) else set()
+    if "string" in kinds and kinds <= {"string", "null"}:
+        return None if "null" in kinds and text in ("null", "None") else text
+    try:
+        return _JSON.decode(text)
+    except (ValueError, RecursionError):
+        return _PLAIN.get(text, text)
+
+
+def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
+    kind = schema.get("type")
+    yield from [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else []
+    if "enum" in schema and kind is None and all(isinstance(value, str) for value in schema["enum"]):
+        yield "string"
+    for variant in [*(schema.get("anyOf") or []), *(schema.get("oneOf") or [])]:
+        if isinstance(variant, Mapping):
+            yield from _kinds(variant)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)

@@ -1,0 +1,54 @@
+"""Endings: the tokens that end a reply.
+
+Invariant: found in what the chat template puts after a reply, so that the end that is sampled is the one that later
+turns show; a tag that only closes a tool call is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ajet.schema.call import Ids
+from ajet.tokens.template import ChatTemplate, TemplateRefused
+
+MARK = "\u2b1aAJET-REPLY\u2b1a"
+"""Stands for a reply where the template's own text around it is wanted."""
+_HARMONY = ("<|return|>", "<|call|>")
+
+
+def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> tuple[int, ...]:
+    """The tokens that end a reply, the template's own first: what it puts after one, or where it puts nothing, what
+    begins the next turn (GLM); then the tokenizer's."""
+    vocabulary = tokenizer.get_vocab()
+    eos = tokenizer.eos_token_id
+    ends: list[int] = []
+    if template.style == "harmony":  # its <|end|> ends a channel's message, not the reply
+        ends += [vocabulary[name] for name in _HARMONY if name in vocabulary]
+    else:
+        ends += _after_marks(template, tokenizer, encode)
+    ends += eos if isinstance(eos, list) else [eos] if eos is not None else []
+    ends += [vocabulary[name] for name in ("<|eom_id|>",) if name in vocabulary]
+    return tuple(dict.fromkeys(ends))
+
+
+def _after_marks(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> list[int]:
+    control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
+    added = {*control, *tokenizer.added_tokens_decoder}
+    ask, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
+    call = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": MARK}}}
+    calling = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    calling.append({"role": "tool", "tool_call_id": "0", "content": "?"})
+    ends: list[int] = []
+    for messages, first in (([ask, said], True), ([ask, said, ask], True), (calling, False)):
+        try:
+            after = template.text(messages, prompt=False).rpartition(MARK)[2]
+        except TemplateRefused:
+            continue
+        ids = encode(after).tolist()
+        ends += [token for token in ids[:1] if token in added] if first else _closing(ids, control, tokenizer)[:1]
+    return ends
+
+
+def _closing(ids: Sequence[int], control: set[int], tokenizer: Any) -> list[int]:
+    return [token for token in ids if token in control and not tokenizer.convert_ids_to_tokens(token).startswith("</")]

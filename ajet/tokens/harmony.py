@@ -1,0 +1,129 @@
+"""Harmony: the replies of gpt-oss, whose one turn is several messages on channels.
+
+Invariant: as in `parsing`: however the text is cut, the deltas add up to the same message. `analysis` is reasoning,
+`commentary` to functions.NAME is a tool call, all else is content. What has no header, or calls nothing that is a
+call, is content character for character.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ajet.tokens.calls import Function, Tools, harmony_call
+from ajet.tokens.tags import overlap
+
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+_AGAIN = f"{START}assistant"
+_HEADS = (CHANNEL, MESSAGE, "to=", "<|constrain|>")
+_ON = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_TO = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+class HarmonyParser:
+    """A `parsing.Parser`; `tools` None: nothing is a tool call."""
+
+    def __init__(self, *, tools: Tools | None) -> None:
+        self._tools = tools
+        self._held = ""
+        self._raw: list[str] = []
+        self._kind = ""
+        """Of the message under way: reasoning_content, content or call; empty between messages."""
+        self._segment = ""
+        """Its text so far, header included."""
+        self._name = ""
+        self._body = ""
+        self._said: set[str] = set()
+        self._calls = 0
+
+    @property
+    def raw(self) -> str:
+        """The text after the reasoning, as sampled."""
+        return "".join(self._raw)
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """See Parser."""
+        self._held += text
+        return self._advance(end=False)
+
+    def close(self) -> list[dict[str, Any]]:
+        """See Parser."""
+        deltas = self._advance(end=True)
+        return deltas + (self._ended() if self._kind else [])
+
+    def _advance(self, *, end: bool) -> list[dict[str, Any]]:
+        deltas: list[dict[str, Any]] = []
+        while (more := self._inside(end) if self._kind else self._between(end)) is not None:
+            deltas += more
+        return deltas
+
+    def _between(self, end: bool) -> list[dict[str, Any]] | None:
+        if not self._held:
+            return None
+        header, closed, _ = self._held.partition(MESSAGE)
+        headed = _may_head(header + closed)
+        if headed and not closed and not end:
+            return None
+        if not headed or not closed:
+            self._open("content", "")
+            return []
+        on = _ON.search(header)
+        to = _TO.search(header)
+        kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
+        self._open("call" if to is not None else kind, self._take(len(header) + len(MESSAGE)))
+        self._name = to[1] if to is not None else ""
+        return self._say("\n") if self._kind in self._said else []
+
+    def _inside(self, end: bool) -> list[dict[str, Any]] | None:
+        stops = [at for tag in (END, START) if (at := self._held.find(tag)) >= 0]
+        stop = min(stops, default=len(self._held))
+        ready = stop if stops or end else stop - max(overlap(self._held, END), overlap(self._held, START))
+        deltas = self._go_on(self._take(ready)) if ready else []
+        if stops:
+            if self._held.startswith(END):
+                self._segment += self._take(len(END))
+            return deltas + self._ended()
+        return deltas or None
+
+    def _open(self, kind: str, header: str) -> None:
+        self._kind, self._segment, self._body = kind, header, ""
+
+    def _go_on(self, text: str) -> list[dict[str, Any]]:
+        self._segment += text
+        if self._kind == "call":
+            self._body += text
+            return []
+        return self._say(text)
+
+    def _say(self, text: str) -> list[dict[str, Any]]:
+        self._said.add(self._kind)
+        return [{self._kind: text}] if text else []
+
+    def _ended(self) -> list[dict[str, Any]]:
+        kind, self._kind = self._kind, ""
+        if kind == "reasoning_content":
+            self._raw.clear()
+        if kind != "call":
+            return []
+        function = self._function()
+        if function is None:
+            self._said.add("content")
+            return [{"content": self._segment}]
+        self._calls += 1
+        return [{"tool_calls": [{"index": self._calls - 1, "type": "function", "function": function}]}]
+
+    def _function(self) -> Function | None:
+        return None if self._tools is None else harmony_call(self._name, self._body.strip())
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        self._raw.append(taken)
+        return taken
+
+
+def _may_head(text: str) -> bool:
+    """Whether a message's header may begin so."""
+    if _AGAIN.startswith(text):
+        return True
+    rest = text.removeprefix(_AGAIN).lstrip(" ")
+    return any(head.startswith(rest) or rest.startswith(head) for head in _HEADS)
