@@ -36,6 +36,10 @@ class Keys:
             self._grants[secret] = grant
         return secret
 
+    def find(self, secret: str) -> Grant | None:
+        """What a key stands for; None for an unknown or dead one."""
+        return self._grants.get(secret)
+
     def look_up(self, secret: str | None) -> Grant:
         """What a key stands for. Raises Refused: 401 for an unknown key, 410 for that of an episode that has ended."""
         grant = self._grants.get(secret or "")

@@ -10,14 +10,46 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, cast
 
-from ajet.engine.contract import Sampling
-from ajet.gateway.turn import OnPiece, Piece, Refused, TurnRequest
+from ajet.engine.contract import ChatEngine, Sampling
+from ajet.gateway.capture import Sampled
+from ajet.gateway.ledger import Ledger
+from ajet.gateway.reply import Reply
+from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 
 Answer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
 """The message, why it ended, the server's own token counts."""
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+
+
+async def chat_turn(
+    reply: Reply, request: TurnRequest, target: str, engine: ChatEngine, ledger: Ledger, run: Sampling
+) -> Turn:
+    """Have a chat engine answer. Raises Refused."""
+    recorder = ledger.recorder
+    body = chat_body(request, run)
+    reply.told.clear()
+    reply.marks.clear()
+    entry = recorder.enter(
+        agent=request.agent,
+        target=target,
+        trained=False,
+        messages=request.messages,
+        tools=request.tools,
+        match=recorder.conversations.match(request.agent, request.messages),
+        prompt=None,
+        temperature=run.temperature if request.temperature is None else request.temperature,
+    )
+    entry.call.extra.update(request.notes)
+    with ledger.under_way(entry, Sampled()):
+        if reply.streamed:
+            message, finish, usage = await relay(engine.stream(body), reply.tell)
+        else:
+            message, finish, usage = read_answer(await engine.chat(body))
+    recorder.settle(entry, finish, message=message)
+    ledger.look(entry.call, message)
+    return Turn(entry.call.index, message, finish, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0))
 
 
 def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
@@ -42,6 +74,11 @@ def chat_body(request: TurnRequest, run: Sampling) -> dict[str, Any]:
         body["top_k"] = request.top_k
     if request.stop:
         body["stop"] = list(request.stop)
+    if request.json_schema is not None:
+        schema = {"name": "reply", "schema": dict(request.json_schema)}
+        body["response_format"] = (
+            {"type": "json_schema", "json_schema": schema} if request.json_schema else {"type": "json_object"}
+        )
     return {**body, **request.passed}
 
 

@@ -11,16 +11,18 @@ import concurrent.futures
 import functools
 import socket
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import httpx
 import uvicorn
+from starlette.routing import BaseRoute
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.keys import Keys
-from ajet.gateway.session import Inspect, Session
+from ajet.gateway.ledger import Inspect, Waiting
+from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
 from ajet.schema.errors import UserError
 from ajet.tokens import Renderer
@@ -33,8 +35,9 @@ _BACKLOG = 4096
 class Gateway:
     """Serves one engine to the clients of many episodes.
 
-    `max_model_len` bounds prompt + reply, `max_response_tokens` one reply. `chat_engine_for` finds the chat engine of
-    a debug model by its name; without it, such agents talk to the engine, untrained.
+    `max_model_len` bounds prompt + reply, `max_response_tokens` one reply, `max_calls` the calls under way at
+    once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
+    without it, such agents talk to the engine, untrained.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Gateway:
         advertise: str = "auto",
         max_model_len: int,
         max_response_tokens: int,
+        max_calls: int = 16384,
         force_disable_toolcalls: bool = False,
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
     ) -> None:
@@ -56,7 +60,7 @@ class Gateway:
         self.engine, self.renderer = engine, renderer
         self.max_model_len, self.max_response_tokens = max_model_len, max_response_tokens
         self.force_disable_toolcalls, self.chat_engine_for = force_disable_toolcalls, chat_engine_for
-        self.keys = Keys()
+        self.keys, self.waiting = Keys(), Waiting(max_calls)
         self.app = build_app(self)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
@@ -141,6 +145,10 @@ class Gateway:
             function()
             return
         done.result()
+
+    def add_routes(self, routes: Iterable[BaseRoute]) -> None:
+        """Serve these too, on the gateway's own loop: they must not block it. Call it before clients come."""
+        self.app.add_routes(routes)
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """An in-process transport for httpx clients, usable from any event loop."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from ajet.gateway.exchange import LOST
 
 if TYPE_CHECKING:
     from ajet.gateway.server import Gateway
@@ -49,6 +51,7 @@ class _Exchange(httpx.AsyncByteStream):
         self._gone: asyncio.Event | None = None
         self._left = False
         self._ended = False
+        self._lost: Callable[[], None] | None = None
         timeout = request.extensions.get("timeout") or {}
         self._patience: float | None = timeout.get("read")
         self._request = request
@@ -66,6 +69,7 @@ class _Exchange(httpx.AsyncByteStream):
             "root_path": "",
             "server": (request.url.host, request.url.port),
             "client": None,
+            "extensions": {LOST: self._on_lost},
         }
 
     def begin(self) -> None:
@@ -124,14 +128,26 @@ class _Exchange(httpx.AsyncByteStream):
     def _leave(self) -> None:
         if self._gone is not None:
             self._gone.set()
+        if self._lost is not None:
+            self._lost()
+            self._lost = None
+
+    def _on_lost(self, call: Callable[[], None]) -> None:
+        if self._left:
+            call()
+        else:
+            self._lost = call
 
     def _launch(self) -> None:
         self._gone = asyncio.Event()
         if self._left:
             self._gone.set()
-        task = asyncio.get_running_loop().create_task(self._gateway.app(self._scope, self._receive, self._send))
+        task = asyncio.ensure_future(self._answer())
         task.add_done_callback(self._finished)
         self._task = task
+
+    async def _answer(self) -> None:
+        await self._gateway.app(self._scope, self._receive, self._send)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:

@@ -16,11 +16,21 @@ from ajet.tokens.parsing import Delta
 
 
 class Refused(AjetError):
-    """A request that gets an error for an answer: an HTTP status, a code that programs can tell, the field at fault."""
+    """A request that gets an error for an answer: an HTTP status, a code that programs can tell, the field at fault,
+    and after how many seconds to try again (None: not said)."""
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message, self.status, self.code, self.param = message, status, code, param
+        self.retry_after = retry_after
 
 
 @dataclass(frozen=True, slots=True)

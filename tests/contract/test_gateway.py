@@ -427,7 +427,7 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
         asyncio.run(leave())
 
         async def settled():
-            while session._active:
+            while not session._ledger.idle:
                 await asyncio.sleep(0.001)
 
         on.gateway.call(asyncio.wait_for(settled(), 20)).result()
@@ -563,7 +563,7 @@ def test_a_session_grows_with_distinct_tokens_not_with_calls_squared():
                 messages += [reply.message, {"role": "user", "content": f"And {turn}?"}]
 
         on.gateway.call(talk()).result(60)
-        text = sum(len(entry.text) + len(entry.reply_text) for entry in session._recorder.entries)
+        text = sum(len(entry.text) + len(entry.reply_text) for entry in session._ledger.recorder.entries)
         capture = session.close()
         stored = sum(len(call.suffix_ids) + len(call.response_ids) for call in capture.calls)
         assert stored == len(full_ids(capture.calls, 59))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.json_schema import problem_of_schema
 
 
 def read_response_format(value: Any) -> Mapping[str, Any] | None:
@@ -44,6 +45,10 @@ def _read(value: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None:
         if not isinstance(value, dict):
             raise wrong(where, "an object")
     text(value.get("name"), f"{where}.name")
-    if not isinstance(value.get("schema") or {}, dict):
+    schema = value.get("schema") or {}
+    if not isinstance(schema, dict):
         raise wrong(f"{where}.schema", "a JSON schema (an object)")
-    return value.get("schema") or {}
+    problem = problem_of_schema(schema)
+    if problem is not None:
+        raise unsupported(f"{where}.schema", f"no reply can be held to it: {problem}.")
+    return schema

@@ -1,0 +1,260 @@
+"""Exchange: one HTTP request and its reply, and the client, who may leave, read slowly, or ask again.
+
+Invariant: whatever a client sends or stops doing, it is answered with a status and an error in its own dialect, or what
+its request held is freed; a client that leaves aborts its calls unless another takes their replies, a slow one holds
+up nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from loguru import logger
+
+from ajet.gateway.callers import caller_of, grant_of
+from ajet.gateway.dialects.contract import Dialect
+from ajet.gateway.keys import Keys
+from ajet.gateway.reply import Reader
+from ajet.gateway.retries import Asking, Signal, digest_of
+from ajet.gateway.session import Session
+from ajet.gateway.turn import Refused
+
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+MAX_BODY = 64 << 20
+"""Bytes of a request's body."""
+LOST = "ajet.lost"
+"""In a scope's extensions: takes what to call when a client proves to have left without a reply that was sent."""
+_JSON = (b"content-type", b"application/json")
+_EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Endpoint:
+    """One dialect's route."""
+
+    def __init__(self, keys: Keys, dialect: Dialect) -> None:
+        self._keys, self._dialect = keys, dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        try:
+            secret, grant = grant_of(self._keys, scope, headers)
+            body = await _body(headers, receive)
+            if body is None:
+                return
+            session = grant.session
+            digest = digest_of(
+                self._dialect.path.encode(),
+                secret.encode(),
+                headers.get(b"x-ajet-agent", b""),
+                headers.get(b"x-ajet-target", b""),
+                body,
+            )
+            signal = Signal.of(headers)
+            asking = session.askings.earlier(digest, signal) if signal else None
+            if asking is None:
+                told = _object(body)
+                asked = self._dialect.read(told, caller_of(grant, headers, told))
+                if asked.count is not None:
+                    await answer(send, 200, asked.count(session.count(asked.turns[0])))
+                    return
+                asking = Asking(asked, signal)
+                session.askings.open(digest, asking)
+        except Refused as refused:
+            await self._refuse(send, refused)
+            return
+        except RecursionError:
+            await self._refuse(send, Refused("The request is nested too deeply.", code="invalid_json"))
+            return
+        asking.count = max(asking.count, signal.count)
+        exchange = _Exchange(self._dialect, asking, send)
+        try:
+            await exchange.run(receive, session)
+        finally:
+            if exchange.delivered or asking.failed:
+                session.askings.done(digest, asking)
+            else:
+                session.askings.undelivered(digest, asking)
+        on_lost = scope.get("extensions", {}).get(LOST)
+        if on_lost is not None and exchange.delivered:
+            on_lost(lambda: session.askings.undelivered(digest, asking))
+
+    async def _refuse(self, send: Send, refused: Refused) -> None:
+        await refuse(send, refused, self._dialect.error(refused))
+
+
+class _Exchange:
+    """The replies of one asking on their way to one client."""
+
+    def __init__(self, dialect: Dialect, asking: Asking, send: Send) -> None:
+        self._dialect, self._asking, self._send = dialect, asking, send
+        self._news = asyncio.Event()
+        self._left = False
+        self.delivered = False
+        """The client got all of its reply, as far as one can know."""
+
+    async def run(self, receive: Receive, session: Session) -> None:
+        watch = asyncio.ensure_future(_disconnected(receive))
+        watch.add_done_callback(self._leave)
+        asking = self._asking
+        asking.join(session.make)
+        for task in asking.tasks:
+            task.add_done_callback(self._wake)
+        try:
+            if asking.asked.stream:
+                await self._write_events()
+            else:
+                await self._write_whole()
+        except OSError:
+            logger.debug("a client left before its reply was sent")
+        finally:
+            watch.cancel()
+            for task in asking.tasks:
+                task.remove_done_callback(self._wake)
+            await asking.leave()
+
+    def _leave(self, watch: asyncio.Task[None]) -> None:
+        self._left = True
+        self._news.set()
+
+    def _wake(self, task: asyncio.Task[Any]) -> None:
+        self._news.set()
+
+    def _settled(self) -> bool:
+        """All replies are there, or there is an error instead."""
+        tasks = self._asking.tasks
+        return all(task.done() for task in tasks) or self._asking.failed
+
+    def _error(self) -> Refused | None:
+        """Why there is no reply. Raises what is no refusal."""
+        for task in self._asking.tasks:
+            if task.done() and not task.cancelled():
+                error = task.exception()
+                if isinstance(error, Refused):
+                    return error
+                if error is not None:
+                    raise error
+        return None
+
+    async def _write_whole(self) -> None:
+        while not self._settled() and not self._left:
+            self._news.clear()
+            await self._news.wait()
+        if self._left:
+            return
+        refused = self._error()
+        if refused is not None:
+            await refuse(self._send, refused, self._dialect.error(refused))
+        else:
+            turns = [task.result() for task in self._asking.tasks]
+            await answer(self._send, 200, self._dialect.reply(self._asking.asked, turns))
+        self.delivered = not self._left
+
+    async def _write_events(self) -> None:
+        """Events as they come; until the first, an error still gets its own status."""
+        asking = self._asking
+        writer = self._dialect.writer(asking.asked)
+        readers = [Reader(reply, self._news.set) for reply in asking.replies]
+        begun, ended = [False] * len(readers), [False] * len(readers)
+        started = False
+        try:
+            while not self._left:
+                self._news.clear()
+                settled = self._settled()
+                events: list[bytes] = []
+                for choice, reader in enumerate(readers):
+                    while (piece := reader.next()) is not None:
+                        if not begun[choice]:
+                            begun[choice] = True
+                            events.append(writer.start(choice))
+                        events.append(writer.piece(choice, piece))
+                    task = reader.reply.task
+                    assert task is not None
+                    if task.done() and not ended[choice] and not task.cancelled() and task.exception() is None:
+                        ended[choice] = True
+                        if not begun[choice]:
+                            begun[choice] = True
+                            events.append(writer.start(choice))
+                        events.append(writer.end(choice, task.result()))
+                if settled:
+                    refused = self._error()
+                    if refused is not None and not started:
+                        await refuse(self._send, refused, self._dialect.error(refused))
+                        break
+                    turns = [] if refused else [task.result() for task in asking.tasks]
+                    events.append(writer.error(refused) if refused else writer.close(turns))
+                data = b"".join(events)
+                if data and not started:
+                    started = True
+                    await self._send({"type": "http.response.start", "status": 200, "headers": _EVENTS})
+                if data:
+                    await self._send({"type": "http.response.body", "body": data, "more_body": not settled})
+                if settled:
+                    break
+                await self._news.wait()
+        finally:
+            for reader in readers:
+                reader.close()
+        self.delivered = not self._left
+
+
+async def answer(
+    send: Send, status: int, body: Mapping[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
+    """Send a JSON object."""
+    content = json.dumps(body, separators=(",", ":")).encode()
+    told = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": told})
+    await send({"type": "http.response.body", "body": content, "more_body": False})
+
+
+async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
+    """Send an error."""
+    later = refused.retry_after
+    await answer(send, refused.status, body, () if later is None else ((b"retry-after", str(later).encode()),))
+
+
+async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+    """The request's body; None if the client left meanwhile. Raises Refused."""
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and int(length) > MAX_BODY:
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY:
+            raise _too_large()
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large() -> Refused:
+    return Refused(f"The request's body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+        if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise Refused("The request's body must be a JSON object.", code="invalid_json")
+    return value
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,118 @@
+"""Ledger: the calls of one session that are under way, and how each of them ends in its capture.
+
+Invariant: a call is settled exactly once, with the ids that were sampled by then, whatever ended it: its end, its
+client's leaving, its engine's failure, its episode's end. On the gateway's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ajet.gateway.capture import Entry, Recorder, Sampled
+from ajet.gateway.turn import Refused
+from ajet.schema.call import Call
+from ajet.schema.errors import EngineFailure
+
+Inspect = Callable[[Call, dict[str, Any]], list[str]]
+CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
+
+
+class Waiting:
+    """How many calls a gateway has under way, and how many it takes."""
+
+    def __init__(self, most: int) -> None:
+        self.now, self._most = 0, most
+
+    def refuse_more(self) -> None:
+        """Raises Refused where there are too many."""
+        if self.now >= self._most:
+            raise Refused(
+                f"{self.now} calls are under way, which is as many as this gateway takes; try again later.",
+                status=429,
+                code="overloaded",
+                retry_after=1,
+            )
+
+
+class Ledger:
+    """See the module. `inspect` names the checks that a reply fires; with `terminate` the first ends the episode."""
+
+    def __init__(self, waiting: Waiting, inspect: Inspect | None, terminate: bool) -> None:
+        self.recorder = Recorder()
+        self.closed = False
+        self.waiting = waiting
+        self._inspect, self._terminate = inspect, terminate
+        self._active: dict[int, tuple[asyncio.Task[Any] | None, Entry, Sampled]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """No call is under way."""
+        return not self._active
+
+    def refuse_ended(self) -> None:
+        """Raises Refused where the episode has ended."""
+        if self.closed:
+            raise _ended()
+        if self.recorder.capture.terminated is not None:
+            raise Refused(
+                f"this episode was ended by the check {self.recorder.capture.terminated!r}",
+                status=410,
+                code="episode_terminated",
+            )
+
+    @contextmanager
+    def under_way(self, entry: Entry, sampled: Sampled) -> Iterator[None]:
+        """While this runs, `sampled` may grow. An end other than its own settles the call. Raises Refused."""
+        entry.settled, entry.call.error = False, None
+        index, done = entry.call.index, False
+        self._active[index] = (asyncio.current_task(), entry, sampled)
+        self.waiting.now += 1
+        try:
+            yield
+            done = True
+        except asyncio.CancelledError:
+            self._abort(entry, sampled, CLIENT_LEFT)
+            if self.closed:
+                raise _ended() from None
+            raise
+        except EngineFailure as error:
+            sampled.write(entry.call)
+            self.recorder.settle(entry, "error", error=str(error))
+            raise Refused(f"the engine failed: {error}", status=503, code="engine_failure") from error
+        finally:
+            if not done and not entry.settled:
+                sampled.write(entry.call)
+                self.recorder.settle(entry, "error", error="ajet: an unexpected error in the engine")
+            self.waiting.now -= 1
+            del self._active[index]
+        if entry.settled:
+            raise _ended()
+
+    def abort_all(self) -> None:
+        """The episode has ended: settle what is under way."""
+        for task, entry, sampled in list(self._active.values()):
+            self._abort(entry, sampled, EPISODE_ENDED)
+            if task is not None:
+                task.cancel()
+
+    def look(self, call: Call, message: dict[str, Any]) -> None:
+        """A reply is complete: which checks does it fire?"""
+        if self._inspect is None:
+            return
+        fired = self._inspect(call, message)
+        if fired:
+            self.recorder.check(fired, call)
+            if self._terminate:
+                self.recorder.capture.terminated = fired[0]
+
+    def _abort(self, entry: Entry, sampled: Sampled, why: str) -> None:
+        if not entry.settled:
+            sampled.write(entry.call)
+            self.recorder.settle(entry, "aborted", error=why)
+
+
+def _ended() -> Refused:
+    return Refused("this episode has ended", status=410, code="episode_finished")

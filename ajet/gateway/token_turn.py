@@ -1,0 +1,208 @@
+"""Token turns: replies that a token engine samples. What trains comes from here.
+
+Invariant: a reply's ids are the engine's, recorded whatever becomes of the client. A reply that its client asked to be
+JSON of a schema, and that is not, is recorded as aborted with the reason, counted, and drawn again; no client sees it,
+so nothing trains on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.gateway.json_schema import problem_of_reply
+from ajet.gateway.ledger import Ledger
+from ajet.gateway.prompting import prompt_of, sampling_of
+from ajet.gateway.reply import Draft, Reply
+from ajet.gateway.tool_call_ids import with_ids
+from ajet.gateway.turn import Refused, Turn, TurnRequest
+from ajet.schema.call import FinishReason
+from ajet.schema.errors import EngineFailure
+from ajet.tokens import Renderer
+
+TRIES = 4
+"""Replies drawn for one that keeps to a schema, where the engine cannot be held to it."""
+_BUSY = 16
+"""So many calls under way, and tokens that came together are read and sent together."""
+
+
+class TokenTurns:
+    """Makes replies for one session. `room` bounds prompt + reply; `key` is (seed, task order, repeat)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        engine: TokenEngine,
+        renderer: Renderer,
+        *,
+        key: tuple[int, int, int],
+        sampling: Sampling,
+        max_model_len: int,
+    ) -> None:
+        self._ledger, self._engine, self._renderer = ledger, engine, renderer
+        self._key, self._run = key, sampling
+        self._room = min(max_model_len, engine.max_model_len)
+
+    async def make(self, reply: Reply, request: TurnRequest, target: str, trained: bool) -> Turn:
+        """Sample the reply, or go on with it where its client came back. Raises Refused."""
+        _refuse_passed(request)
+        while True:
+            draft = reply.draft
+            if draft is None:
+                draft = reply.draft = self._begin(request, target, trained)
+            judged = request.json_schema is not None and draft.sampling.json_schema is None
+            if not judged:
+                reply.show(draft)
+            await self._sample(reply, draft)
+            message, finish = self._read(draft)
+            problem = _problem(request, message, finish) if judged else None
+            if problem is None:
+                break
+            self._reject(reply, draft, problem)
+        if judged:
+            reply.show(draft)
+        return self._settle(draft, message, finish)
+
+    def _begin(self, request: TurnRequest, target: str, trained: bool) -> Draft:
+        recorder, renderer = self._ledger.recorder, self._renderer
+        prompt = prompt_of(request, recorder, renderer)
+        sampling, notes = sampling_of(
+            request,
+            self._run,
+            trained=trained,
+            prompt_tokens=len(prompt.rendered.ids),
+            room=self._room,
+            end_ids=renderer.end_ids,
+        )
+        may_call = bool(request.tools) and request.tool_choice != "none"
+        thinks = prompt.rendered.text.rstrip("\n").endswith("<think>")
+        if request.json_schema is not None and self._engine.constrains and not may_call and not thinks:
+            sampling = replace(sampling, json_schema=json.dumps(request.json_schema or {"type": "object"}))
+        entry = recorder.enter(
+            agent=request.agent,
+            target=target,
+            trained=trained,
+            messages=request.messages,
+            tools=request.tools,
+            match=prompt.match,
+            prompt=prompt.rendered,
+            parent=prompt.parent,
+            before=prompt.before,
+            fork=prompt.fork,
+            temperature=sampling.temperature,
+        )
+        entry.call.extra.update(notes)
+        stream = renderer.reply_stream(
+            request.tools if may_call else None,
+            before=prompt.rendered,
+            stop=request.stop,
+            single_call=not request.parallel_tool_calls,
+        )
+        return Draft(entry, prompt.rendered, stream, sampling, DrawKey(*self._key, entry.call.index))
+
+    async def _sample(self, reply: Reply, draft: Draft) -> None:
+        sampled, stream, request = draft.sampled, draft.stream, reply.request
+        watched = bool(request.stop) or not request.parallel_tool_calls
+        with self._ledger.under_way(draft.entry, sampled):
+            if draft.finish is not None:  # the client left when all was sampled, and came back
+                return
+            asked = _asked(draft)
+            draft.begun += 1
+            async with aclosing(cast(Any, self._engine.generate(asked))) as chunks:
+                async for chunk in chunks:
+                    sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version)
+                    sampled.top += chunk.top
+                    draft.finish = chunk.finish
+                    if watched or (reply.streamed and reply.shown and self._ledger.waiting.now <= _BUSY):
+                        draft.catch_up()
+                        reply.mark()
+                        if stream.cut:
+                            draft.finish = "stop"
+                            break
+                    reply.news()
+            if draft.finish is None:
+                raise EngineFailure("the engine ended a reply without a finish reason")
+
+    def _read(self, draft: Draft) -> tuple[dict[str, Any], FinishReason]:
+        stream, finish = draft.stream, draft.finish
+        assert finish is not None
+        draft.catch_up()
+        stream.close()
+        if stream.stopped is not None:
+            finish = "stop"
+        message = with_ids(stream.message(), draft.entry.call.index)
+        if finish == "stop" and message.get("tool_calls"):
+            finish = "tool_calls"
+        return message, finish
+
+    def _settle(self, draft: Draft, message: dict[str, Any], finish: FinishReason) -> Turn:
+        entry, sampled, stream, call = draft.entry, draft.sampled, draft.stream, draft.entry.call
+        sampled.write(call, stream.kept)
+        entry.verbatim = stream.stopped is None
+        text = self._renderer.decode(call.response_ids, after=draft.prompt.ids)
+        self._ledger.recorder.settle(entry, finish, message=message, reply_text=text)
+        if stream.stopped is not None:
+            call.extra["stop"] = stream.stopped
+        if draft.begun > 1:
+            call.extra["resumed"] = draft.begun - 1
+        self._ledger.look(call, message)
+        return Turn(
+            call.index,
+            message,
+            finish,
+            len(draft.prompt.ids),
+            len(call.response_ids),
+            sampled.ids[: stream.kept],
+            sampled.logprobs_unit[: stream.kept],
+            sampled.top[: stream.kept],
+            stream.stopped,
+        )
+
+    def _reject(self, reply: Reply, draft: Draft, problem: str) -> None:
+        call = draft.entry.call
+        draft.sampled.write(call, draft.stream.kept)
+        call.extra["rejected"] = problem
+        self._ledger.recorder.settle(draft.entry, "aborted", error=f"not what its client asked for: {problem}")
+        reply.draft = None
+        reply.rejected += 1
+        if reply.rejected == TRIES:
+            raise Refused(
+                f"None of {TRIES} replies was JSON that the schema admits. The last: {problem}",
+                status=422,
+                code="json_schema_not_met",
+                param="response_format",
+            )
+
+
+def _asked(draft: Draft) -> TokenRequest:
+    """What the engine is asked for: the reply, or the rest of it with draws of its own."""
+    ids, sampling, draw = draft.sampled.ids, draft.sampling, draft.draw
+    if not draft.begun:
+        return TokenRequest(draft.prompt.ids, sampling, draw)
+    again = draft.begun << 32
+    seed = None if sampling.seed is None else sampling.seed ^ again
+    return TokenRequest(
+        np.concatenate([draft.prompt.ids, np.array(ids, dtype=np.int32)]),
+        replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed),
+        draw._replace(call=draw.call + again),
+    )
+
+
+def _problem(request: TurnRequest, message: Mapping[str, Any], finish: FinishReason) -> str | None:
+    """Why the reply is not what its client asked for. A tool call is no answer yet; what was cut says so itself."""
+    if message.get("tool_calls") or finish == "length":
+        return None
+    return problem_of_reply(message["content"] or "", request.json_schema or {})
+
+
+def _refuse_passed(request: TurnRequest) -> None:
+    honoured = {"seed"} if request.json_schema is None else {"seed", "response_format"}
+    for name in request.passed:
+        if name not in honoured:
+            raise Refused(f"{name} cannot be honoured by this model's engine", param=name, code="unsupported_parameter")
