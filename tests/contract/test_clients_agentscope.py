@@ -1,0 +1,67 @@
+"""agentscope 1.0.21, unmodified: a ReActAgent over its three model classes, with nothing of ajet's in between."""
+
+from typing import Any
+
+import pytest
+
+from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, play_and_prove
+from tests.client_fixtures import add as add_numbers
+
+PLAYS = Plays()
+
+
+def model(on: Stage, dialect: str, streaming: bool) -> tuple[Any, Any]:
+    from agentscope import formatter, model
+
+    shared = {"api_key": on.endpoint.api_key, "stream": streaming}
+    openai_place = {"client_kwargs": {"base_url": on.endpoint.base_url}}
+    if dialect == "chat":
+        return model.OpenAIChatModel("gpt-4o", **shared, **openai_place), formatter.OpenAIChatFormatter()
+    if dialect == "responses":
+        return model.OpenAIResponseModel("gpt-4o", **shared, **openai_place), formatter.OpenAIResponseChatFormatter()
+    made = model.AnthropicChatModel("claude-sonnet-4-5", **shared, client_kwargs={"base_url": on.root})
+    return made, formatter.AnthropicChatFormatter()
+
+
+async def play(on: Stage, streaming: bool, dialect: str) -> Told:
+    from agentscope.agent import ReActAgent
+    from agentscope.memory import InMemoryMemory
+    from agentscope.message import Msg, TextBlock
+    from agentscope.tool import Toolkit, ToolResponse
+
+    async def add(a: int, b: int) -> ToolResponse:
+        """Add two numbers.
+
+        Args:
+            a (`int`): one
+            b (`int`): the other
+        """
+        return ToolResponse(content=[TextBlock(type="text", text=str(add_numbers(a, b)))])
+
+    toolkit = Toolkit()
+    toolkit.register_tool_function(add)
+    llm, form = model(on, dialect, streaming)
+    agent = ReActAgent("calculator", SYSTEM, llm, form, toolkit=toolkit, memory=InMemoryMemory())
+    agent.set_console_output_enabled(False)
+    reply = await agent(Msg("user", QUESTION, "user"))
+    return Told(reply.get_text_content())
+
+
+@PLAYS.cells("agentscope", "chat")
+async def chat(on: Stage, streaming: bool) -> Told:
+    return await play(on, streaming, "chat")
+
+
+@PLAYS.cells("agentscope", "responses")
+async def responses(on: Stage, streaming: bool) -> Told:
+    return await play(on, streaming, "responses")
+
+
+@PLAYS.cells("agentscope", "anthropic")
+async def anthropic(on: Stage, streaming: bool) -> Told:
+    return await play(on, streaming, "anthropic")
+
+
+@pytest.mark.parametrize("cell", PLAYS, ids=str)
+def test_its_episode_is_proven(cell: Cell) -> None:
+    play_and_prove(cell, PLAYS[cell])

@@ -1,0 +1,55 @@
+"""openai-agents, unmodified: its default Responses model and its Chat Completions model."""
+
+from typing import Any
+
+import pytest
+
+from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, play_and_prove
+from tests.client_fixtures import add as add_numbers
+
+PLAYS = Plays()
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return add_numbers(a, b)
+
+
+async def play(on: Stage, streaming: bool, *, use_responses: bool) -> Told:
+    from agents import Agent, RunConfig, Runner, function_tool
+    from agents.models.openai_provider import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=on.endpoint.base_url, api_key=on.endpoint.api_key, use_responses=use_responses)
+    agent = Agent(name="calculator", instructions=SYSTEM, tools=[function_tool(add)], model="gpt-4o")
+    config = RunConfig(model_provider=provider, tracing_disabled=True)
+    pieces: list[str] | None = None
+    result: Any
+    if streaming:
+        result = Runner.run_streamed(agent, QUESTION, run_config=config)
+        pieces = []
+        async for event in result.stream_events():
+            if event.type != "raw_response_event":
+                continue
+            if event.data.type == "response.created":
+                pieces.clear()
+            elif event.data.type == "response.output_text.delta":
+                pieces.append(event.data.delta)
+    else:
+        result = await Runner.run(agent, QUESTION, run_config=config)
+    usage = [(answer.usage.input_tokens, answer.usage.output_tokens) for answer in result.raw_responses]
+    return Told(result.final_output, usage, pieces)
+
+
+@PLAYS.cells("openai-agents", "responses")
+async def responses(on: Stage, streaming: bool) -> Told:
+    return await play(on, streaming, use_responses=True)
+
+
+@PLAYS.cells("openai-agents", "chat")
+async def chat(on: Stage, streaming: bool) -> Told:
+    return await play(on, streaming, use_responses=False)
+
+
+@pytest.mark.parametrize("cell", PLAYS, ids=str)
+def test_its_episode_is_proven(cell: Cell) -> None:
+    play_and_prove(cell, PLAYS[cell])
