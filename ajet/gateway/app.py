@@ -23,6 +23,7 @@ from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
 from ajet.gateway.dialects.chat import ChatDialect
 from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Dialect
+from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect, response_routes
 from ajet.gateway.exchange import Endpoint
 from ajet.gateway.models import describe_model, error_body, list_models
 from ajet.gateway.turn import Refused
@@ -68,6 +69,8 @@ def build_app(gateway: Gateway) -> App:
     dialects: tuple[Dialect, ...] = (
         ChatDialect(decode),
         CompletionsDialect(decode),
+        ResponsesDialect(decode),
+        InputTokensDialect(decode),
         AnthropicDialect(room),
         CountTokensDialect(room),
     )
@@ -77,6 +80,7 @@ def build_app(gateway: Gateway) -> App:
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
+            *response_routes(lambda request: session_of(gateway, request).kept),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={Refused: refused, HTTPException: http_error},

@@ -172,14 +172,17 @@ class _ChunkWriter:
         return event({**self._head, "choices": [told]})
 
 
-def error_body(refused: Refused) -> dict[str, Any]:
-    """An error as OpenAI's servers send it."""
+def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """An error as OpenAI's servers send it. `names` has the fields of a turn that a dialect calls otherwise."""
+    param = refused.param
+    if names and param and refused.code != "unknown_parameter":
+        param = names.get(param, param)
     kind = {401: "authentication_error", 503: "server_error", 500: "server_error"}
     return {
         "error": {
             "message": refused.message,
             "type": kind.get(refused.status, "invalid_request_error"),
-            "param": refused.param,
+            "param": param,
             "code": refused.code,
         }
     }

@@ -117,8 +117,7 @@ class CompletionsDialect:
 
     def error(self, refused: Refused) -> dict[str, Any]:
         """OpenAI's error shape."""
-        param = "prompt" if refused.param == "messages" else refused.param
-        return error_body(Refused(refused.message, status=refused.status, code=refused.code, param=param))
+        return error_body(refused, {"messages": "prompt"})
 
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):

@@ -59,7 +59,7 @@ def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
     """Refuse the first field that is given and not known."""
     for name in body:
         if name not in known and body[name] is not None:
-            raise Refused(f"Unrecognized request argument supplied: {name}", param=name, code="unsupported_parameter")
+            raise Refused(f"Unrecognized request argument supplied: {name}", param=name, code="unknown_parameter")
 
 
 def not_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

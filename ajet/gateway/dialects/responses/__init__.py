@@ -6,7 +6,7 @@ the very message that was sampled, so the next call extends it; `sequence_number
 a client asks to have stored lives as long as its episode and no longer.
 """
 
-from ajet.gateway.dialects.responses.dialect import ResponsesDialect
+from ajet.gateway.dialects.responses.dialect import InputTokensDialect, ResponsesDialect
 from ajet.gateway.dialects.responses.routes import response_routes
 
-__all__ = ["ResponsesDialect", "response_routes"]
+__all__ = ["InputTokensDialect", "ResponsesDialect", "response_routes"]

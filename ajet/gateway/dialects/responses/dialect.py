@@ -182,8 +182,18 @@ class ResponsesDialect:
 
     def error(self, refused: Refused) -> dict[str, Any]:
         """OpenAI's error shape."""
-        param = _PARAMS.get(refused.param or "", refused.param)
-        return error_body(Refused(refused.message, status=refused.status, code=refused.code, param=param))
+        return error_body(refused, _PARAMS)
+
+
+class InputTokensDialect(ResponsesDialect):
+    """Takes what Responses takes and answers with the prompt's length alone."""
+
+    path = "/v1/responses/input_tokens"
+
+    def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
+        """See Asked.count. Raises Refused."""
+        request = super().read(body, caller).turns[0]
+        return Asked([request], False, count=lambda tokens: {"object": "response.input_tokens", "input_tokens": tokens})
 
 
 class _EventWriter:
