@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -80,6 +81,13 @@ class Session:
     def closed(self) -> bool:
         """True once the episode has ended: its keys are dead."""
         return self._ledger.closed
+
+    @property
+    def last_call(self) -> float:
+        """When a call was last under way, in seconds since the epoch: now while one is, 0 before the first."""
+        if not self._ledger.idle:
+            return time.time()
+        return max((call.ended for call in self._ledger.recorder.capture.calls), default=0.0)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
         """The endpoint of one agent; see schema.Endpoints."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet import context_tracker
 from ajet.schema.episode import Episode, Failure, Split, Verdict
-from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -58,6 +58,20 @@ class Played:
     attempts: int = 1
     printed: str = ""
     """What the workflow wrote to its standard output, where the isolation keeps it."""
+
+
+def workflow_task(identity: Identity) -> WorkflowTask:
+    """What `execute` and the judge receive."""
+    task = identity.task
+    return WorkflowTask(
+        task=task,
+        episode_uuid=identity.uuid,
+        task_id=task.task_id,
+        env_type=task.env_type,
+        task_batch_index=identity.index,
+        task_thread_index=identity.repeat,
+        task_tag=f"T{task.task_id}#R{identity.repeat}",
+    )
 
 
 def build_episode(identity: Identity, played: Played, verdict: Verdict | None, settings: Any) -> Episode:

@@ -16,28 +16,26 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.contract import Sampling
-from ajet.rollout.assembly import Identity, Played, build_episode
+from ajet.rollout.assembly import Identity, Played, build_episode, workflow_task
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.checks import open_checks
 from ajet.rollout.collector import rare_collections
-from ajet.rollout.failure import classify, failed
+from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.play import Play, Tally
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.slots import Slots
-from ajet.schema.episode import Episode, Failure, Group, Split, Verdict
+from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
+from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.errors import ConfigError
-from ajet.schema.task import Task, WorkflowTask
+from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Capture, Gateway, Session
     from ajet.task_judge import Judge
 
-RETRY_PAUSE = 0.2
-"""Seconds before the second attempt; doubled before each further one."""
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
 
@@ -61,11 +59,11 @@ class Rollout:
         """
         settings = experiment.ajet
         self._settings, self._config = settings, experiment.config
-        self._gateway, self._judge = gateway, judge
+        self._gateway = gateway
         self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
         self._isolation: Isolation = open_isolation(settings.rollout.isolation, experiment, workflow_class)
-        self._judges = UserLoop("ajet-judges", "a judge")
+        self._verdicts = Verdicts(judge, settings)
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
@@ -136,7 +134,7 @@ class Rollout:
             self._loop.call_soon_threadsafe(play.stop, "interrupted")
             _wait(conducted)
         self._isolation.close()
-        self._judges.close()
+        self._verdicts.close()
         self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
 
     def _sampling(self, split: Split) -> Sampling:
@@ -187,7 +185,7 @@ class Rollout:
         """One episode, from its wait for a slot to its place in the group."""
         seat = slots.ask()
         try:
-            await _first(seat, group.stopped)
+            await first(seat, group.stopped)
             if group.stopped.done():
                 played = Played(aborted=group.stopped.result(), attempts=0)
             else:
@@ -195,7 +193,7 @@ class Rollout:
                 played = await self._attempts(play, group, identity, sampling)
         finally:
             slots.leave(seat)
-        verdict = await self._verdict(group, identity, played)
+        verdict = await self._verdicts.of(identity, played, group.stopped)
         episode = build_episode(identity, played, verdict, self._settings)
         play.tally.statuses[episode.status] += 1
         if episode.failure:
@@ -212,7 +210,7 @@ class Rollout:
             failure = played.failure
             if failure is None or not failure.retryable or number > self._settings.rollout.max_retries:
                 return played
-            await _first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
+            await first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
             if group.stopped.done():
                 return played
             play.tally.retries += 1
@@ -231,7 +229,7 @@ class Rollout:
         future = asyncio.wrap_future(self._isolation.start(attempt))
         timeout = self._settings.rollout.episode_timeout
         try:
-            await _first(future, group.stopped, timeout=timeout)
+            await first(future, group.stopped, timeout=timeout)
         finally:
             ended = future.done()
             if not ended:
@@ -250,7 +248,7 @@ class Rollout:
             played.output = future.result()
         except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
             played.failure = classify(problem, attempt.stage)
-        played.failure = _by_the_calls(played)
+        played.failure = by_the_calls(played)
         return played
 
     async def _captured(self, attempt: Attempt) -> Capture | None:
@@ -271,68 +269,6 @@ class Rollout:
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
 
-    async def _verdict(self, group: GroupPlay, identity: Identity, played: Played) -> Verdict | None:
-        """The judge's, or the one that abnormal output earns; a judge that fails fails the episode."""
-        if played.aborted or played.failure:
-            return None
-        if played.capture is not None and played.capture.checks:
-            reward = self._settings.rollout.agent_madness_reward
-            return Verdict(reward, False, f"abnormal output: {', '.join(played.capture.checks)}")
-        assert played.output is not None
-        timeout = self._settings.rollout.episode_timeout
-        task = workflow_task(identity)
-        for number in range(self._settings.rollout.max_retries + 1):
-            judging = asyncio.wrap_future(self._judges.submit(self._judge.verdict(task, played.output)))
-            await _first(judging, group.stopped, timeout=timeout)
-            if not judging.done():
-                judging.cancel()
-                if group.stopped.done():
-                    played.aborted = group.stopped.result()
-                    return None
-                played.failure = Failure("judge", "timeout", f"the judge did not end within {timeout} seconds")
-                return None
-            try:
-                verdict = judging.result()
-            except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-                played.failure = classify(problem)
-                if played.failure.boundary == "agent":
-                    played.failure.boundary = "judge"
-            else:
-                played.failure = None
-                return verdict
-            if not played.failure.retryable:
-                break
-            await asyncio.sleep(RETRY_PAUSE * 2**number)
-        return None
-
-
-def workflow_task(identity: Identity) -> WorkflowTask:
-    """What `execute` and the judge receive."""
-    task = identity.task
-    return WorkflowTask(
-        task=task,
-        episode_uuid=identity.uuid,
-        task_id=task.task_id,
-        env_type=task.env_type,
-        task_batch_index=identity.index,
-        task_thread_index=identity.repeat,
-        task_tag=f"T{task.task_id}#R{identity.repeat}",
-    )
-
-
-def _by_the_calls(played: Played) -> Failure | None:
-    """What the captured calls say about how the attempt ended, against what it raised or returned."""
-    capture, failure = played.capture, played.failure
-    if capture is not None and capture.terminated is not None:
-        return None
-    if capture is not None and capture.calls and capture.calls[-1].finish == "error":
-        last = capture.calls[-1]
-        text = failure.traceback if failure else ""
-        return Failure("engine", "model_call", last.error or "the model call failed", retryable=True, traceback=text)
-    if failure is None and (capture is None or not capture.calls):
-        return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
-    return failure
-
 
 def _timeout(seconds: float | None) -> Failure:
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
@@ -351,10 +287,6 @@ def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
         )
     engine = gateway.engine
     return engine if isinstance(engine, RoundEngine) else None
-
-
-async def _first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:

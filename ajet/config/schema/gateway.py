@@ -10,4 +10,7 @@ class Gateway(Section):
 
     host: str | None = key(None, "Address to listen on; null is the loopback interface.")
     port: int = key(0, "Port; 0 lets the kernel choose a free one.", ge=0, le=65535)
+    idle_timeout: float | None = key(
+        600.0, "Seconds without a model call after which an episode of `ajet serve` fails; null waits for ever.", gt=0
+    )
     advertise: str = key("auto", "Host name that clients on other machines and in containers are given.")

@@ -159,15 +159,15 @@ def keep(order: dict, report: int) -> dict:
             break
         tree.reap()
     left = tree.end()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = None if tree.status is None else os.waitstatus_to_exitcode(tree.status)
     return {
         "problem": problem,
         "code": code,
         "ended_by": ended_by,
         "seconds": time.monotonic() - began,
-        "cpu": used.ru_utime + used.ru_stime,
-        "memory": max(peak["memory"], used.ru_maxrss * 1024 if LINUX else 0),
+        "cpu": done.ru_utime + done.ru_stime,
+        "memory": max(peak["memory"], done.ru_maxrss * 1024 if LINUX else 0),
         "processes": peak["processes"],
         "left": left,
     }

@@ -244,7 +244,8 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     if ended.ended_by == "stopped":
         raise CommandFailed(f"{program} was stopped")
     if settings.exit_codes != "any" and ended.code not in settings.exit_codes:
-        how = f"was killed by signal {-ended.code}" if (ended.code or 0) < 0 else f"ended with exit code {ended.code}"
+        code = ended.code or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         raise CommandFailed(f"{program} {how}{_said(ended)}")
 
 

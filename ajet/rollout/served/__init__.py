@@ -1,0 +1,12 @@
+"""Episodes of agents outside: programs that ask for one over HTTP, play it, and say how it went.
+
+In: requests for episodes, with a task or for the next one of the task reader; outcomes. Out: episodes, and groups of
+them once all attempts at a task are in. Invariant: they are what a Workflow's are (calls, timelines, verdict, counted
+reasons); one that nobody finishes ends by itself and is recorded as failed.
+"""
+
+from ajet.rollout.served.desk import Desk, Opening
+from ajet.rollout.served.http import routes
+from ajet.rollout.served.order import ServedOrder
+
+__all__ = ["Desk", "Opening", "ServedOrder", "routes"]

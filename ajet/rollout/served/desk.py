@@ -1,0 +1,389 @@
+"""Desk: where agents outside of this process get episodes, and bring back how they went.
+
+Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
+with the desk; every one that began becomes a result, alone or in its group. Its state lives on a loop of its own, on
+which neither user code nor the gateway runs. The coroutines may be awaited from any loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from loguru import logger
+
+from ajet.engine.contract import Sampling
+from ajet.gateway import Refused
+from ajet.rollout.assembly import Identity, Played, build_episode
+from ajet.rollout.checks import open_checks
+from ajet.rollout.served.group import OpenGroup
+from ajet.rollout.served.order import ServedOrder
+from ajet.rollout.verdicts import Verdicts, by_the_calls
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.episode import Episode, Failure, Group, Split
+from ajet.schema.task import Task, WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.gateway import Capture, Gateway, Session
+    from ajet.task_judge import Judge
+
+T = TypeVar("T")
+REMEMBERED = 10_000
+"""Ended episodes that can still be asked for."""
+LONGEST_GLANCE = 2.0
+"""Seconds between two looks for episodes whose time is over, at most."""
+STOP_TIME = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a client asks for."""
+
+    task: Task | None = None
+    """None: the next one of the task reader."""
+    agent: str = "default"
+    trainable: tuple[str, ...] | None = None
+    """Targets that train; None: all."""
+    trains: bool = True
+    """False: recorded only, sampled as the client wishes, and part of no group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedIdentity(Identity):
+    """An episode with a name of its own: a client of an earlier server never hits it by accident."""
+
+    name: str = ""
+
+    @property
+    def uuid(self) -> str:
+        """Its name."""
+        return self.name
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """An episode that is under way."""
+
+    identity: ServedIdentity
+    session: Session
+    endpoint: Endpoint
+    group: OpenGroup | None
+    stopped: asyncio.Future[str]
+    """Done, with the reason, when ajet ends it."""
+    began: float = field(default_factory=time.time)
+    ending: asyncio.Future[Episode] | None = None
+    """None while it is open."""
+
+    @property
+    def quiet(self) -> float:
+        """Seconds without a model call."""
+        return time.time() - max(self.began, self.session.last_call)
+
+
+class Desk:
+    """Opens and ends episodes. `results` gets groups, where `backlog` says how many may wait there, else episodes."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        gateway: Gateway,
+        judge: Judge,
+        order: ServedOrder,
+        *,
+        run_id: str,
+        split: Split,
+        backlog: int | None = None,
+    ) -> None:
+        settings = experiment.ajet
+        self._settings, self._gateway, self._order = settings, gateway, order
+        self._run_id, self._split, self._backlog = run_id, split, backlog
+        self._inspect = open_checks(settings.rollout.compute_madness_checklist)
+        self._verdicts = Verdicts(judge, settings)
+        self._open: dict[str, Served] = {}
+        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._groups: list[OpenGroup] = []
+        self._begun = 0
+        self._closing = False
+        self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
+        self.counts = {"completed": 0, "failed": 0, "aborted": 0}
+        """Ended episodes by status."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-desk", daemon=True)
+        self._thread.start()
+        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        self._watching.add_done_callback(_report)
+
+    async def open(self, opening: Opening) -> dict[str, Any]:
+        """Begin an episode. Answers its name, task, address and key. Raises Refused."""
+        return await self._here(self._begin(opening))
+
+    async def finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
+        """End it with what its agent came to; waits for the judge. The same answer again for a repeated request.
+        Raises Refused for an unknown one, or one that has ended otherwise."""
+        return await self._here(self._finish(name, outcome))
+
+    async def delete(self, name: str) -> dict[str, Any]:
+        """Give it up: it is recorded as aborted. Raises Refused for an unknown one."""
+        return await self._here(self._delete(name))
+
+    async def state(self, name: str) -> dict[str, Any]:
+        """What is known of it. Raises Refused for an unknown one."""
+        return await self._here(self._state(name))
+
+    async def overview(self) -> dict[str, Any]:
+        """Counts over all episodes."""
+        return await self._here(self._overview())
+
+    def close(self) -> None:
+        """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
+        if self._closing:
+            return
+        self._closing = True
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._verdicts.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_TIME)
+
+    async def _here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it on the desk's loop, to its end even if the caller leaves."""
+        if self._closing:
+            work.close()
+            raise Refused("The server is closing.", status=503, code="closing")
+        return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
+
+    # On the desk's loop.
+
+    async def _begin(self, opening: Opening) -> dict[str, Any]:
+        self._refuse_more()
+        task, group = opening.task, None
+        if opening.trains:
+            group = self._group_for(task)
+            task = group.task
+        elif task is None:
+            raise Refused("An episode that does not train needs a task.", param="task")
+        assert task is not None
+        index = group.index if group is not None else self._count()
+        repeat = group.take_place() if group is not None else 0
+        split: Split = self._split if opening.trains else "debug"
+        identity = ServedIdentity(self._run_id, split, 0, task, index, index, repeat, uuid.uuid4().hex)
+        session = self._gateway.open(
+            identity.uuid,
+            key=(self._settings.seed, index, repeat),
+            sampling=self._sampling(),
+            trainable=opening.trainable if opening.trains else (),
+            inspect=self._inspect,
+            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
+        )
+        endpoint = session(opening.agent, opening.agent, None)
+        served = Served(identity, session, endpoint, group, self._loop.create_future())
+        self._open[identity.uuid] = served
+        return {
+            **self._shown(served),
+            "task": task.model_dump(),
+            "base_url": endpoint.base_url,
+            "api_key": endpoint.api_key,
+            "model": endpoint.model,
+        }
+
+    def _refuse_more(self) -> None:
+        most = self._settings.rollout.max_env_worker
+        if len(self._open) >= most:
+            raise Refused(
+                f"{most} episodes are under way, as many as rollout.max_env_worker allows; finish one first.",
+                status=429,
+                code="too_many_episodes",
+            )
+        if self._backlog is not None and self.results.qsize() >= self._backlog:
+            raise Refused(
+                f"{self._backlog} complete groups wait for the trainer; ask again later.",
+                status=429,
+                code="trainer_busy",
+            )
+
+    def _group_for(self, task: Task | None) -> OpenGroup:
+        """A group of that task (None: of any of the reader's) with a place left, or a new one. Raises Refused."""
+        for group in self._groups:
+            if group.has_place and (group.source is not None if task is None else group.task == task):
+                return group
+        source: int | None = None
+        if task is None:
+            fresh = self._order.fresh()
+            if fresh is None:
+                raise Refused("The request names no task, and the server has no task reader.", param="task")
+            source, task = fresh
+        group = OpenGroup(task, self._count(), self._settings.rollout.num_repeat, source)
+        self._groups.append(group)
+        return group
+
+    def _count(self) -> int:
+        self._begun += 1
+        return self._begun - 1
+
+    def _sampling(self) -> Sampling:
+        rollout = self._settings.rollout
+        return Sampling(rollout.max_response_length_in_one_turn, rollout.temperature, rollout.top_p, rollout.top_k)
+
+    async def _finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
+        if name not in self._ended:
+            played = Played(output=outcome) if isinstance(outcome, WorkflowOutput) else Played(failure=outcome)
+            await self._end(self._known(name), played, "client")
+        known = self._ended[name]
+        if known["ended_by"] != "client":
+            raise Refused(
+                f"The episode has ended already: {known['status']}, {known['reason']}.",
+                status=409,
+                code="episode_ended",
+            )
+        return known
+
+    async def _delete(self, name: str) -> dict[str, Any]:
+        if name not in self._ended:
+            served = self._known(name)
+            if not served.stopped.done():
+                served.stopped.set_result("deleted")
+            await self._end(served, Played(aborted="deleted"), "delete")
+        return self._ended[name]
+
+    async def _state(self, name: str) -> dict[str, Any]:
+        return self._ended[name] if name in self._ended else self._shown(self._known(name))
+
+    async def _overview(self) -> dict[str, Any]:
+        return {
+            "open": list(self._open),
+            "ended": dict(self.counts),
+            "open_groups": len(self._groups),
+            "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
+            "version": getattr(self._gateway.engine, "version", 0),
+        }
+
+    def _known(self, name: str) -> Served:
+        served = self._open.get(name)
+        if served is None:
+            raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
+        return served
+
+    async def _end(self, served: Served, played: Played, by: str) -> Episode:
+        """End it, once; whoever comes later waits for the same end."""
+        if served.ending is None:
+            served.ending = asyncio.ensure_future(self._ended_as(served, played, by))
+        return await asyncio.shield(served.ending)
+
+    async def _ended_as(self, served: Served, played: Played, by: str) -> Episode:
+        try:
+            return await self._made(served, played, by)
+        finally:
+            self._open.pop(served.identity.uuid, None)
+
+    async def _made(self, served: Served, played: Played, by: str) -> Episode:
+        async def close() -> Capture:
+            return served.session.close()
+
+        played.capture = await asyncio.wrap_future(self._gateway.call(close()))
+        played.started, played.ended = served.began, time.time()
+        if not played.aborted:
+            played.failure = by_the_calls(played)
+        verdict = await self._verdicts.of(served.identity, played, served.stopped)
+        episode = build_episode(served.identity, played, verdict, self._settings)
+        self.counts[episode.status] += 1
+        self._ended[episode.uuid] = {**_outcome(episode), "ended_by": by}
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        self._hand_over(served.group, episode)
+        return episode
+
+    def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
+        if group is not None:
+            group.episodes.append(episode)
+        if group is None or self._backlog is None:
+            self.results.put(episode)
+        if group is not None and group.complete:
+            self._completed(group)
+
+    def _completed(self, group: OpenGroup) -> None:
+        if group in self._groups:
+            self._groups.remove(group)
+            if self._backlog is not None:
+                self.results.put(group.group(self._order.number(group.source)))
+
+    def _shown(self, served: Served) -> dict[str, Any]:
+        """What a client sees of one that is under way."""
+        return {
+            "episode": served.identity.uuid,
+            "status": "judging" if served.ending else "open",
+            "task_id": served.identity.task.task_id,
+            "repeat": served.identity.repeat,
+            "version": getattr(self._gateway.engine, "version", 0),
+        }
+
+    async def _watch(self) -> None:
+        """End those whose time is over; close groups whose deadline has passed."""
+        rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
+        limits = [limit for limit in (rollout.episode_timeout, idle, rollout.group_deadline) if limit]
+        while limits:
+            await asyncio.sleep(min([LONGEST_GLANCE, *(limit / 10 for limit in limits)]))
+            for served in list(self._open.values()):
+                failure = None
+                if idle and served.quiet > idle:
+                    failure = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
+                elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
+                    failure = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
+                if failure and served.ending is None:
+                    await self._end(served, Played(failure=Failure("agent", "timeout", failure)), "timeout")
+            for group in list(self._groups):
+                if rollout.group_deadline and time.monotonic() - group.began > rollout.group_deadline:
+                    await self._overdue(group)
+
+    async def _overdue(self, group: OpenGroup) -> None:
+        if group.scored < min(self._settings.rollout.min_group, self._settings.rollout.num_repeat):
+            return
+        group.close()
+        await self._stop([served for served in self._open.values() if served.group is group], "group_deadline")
+        self._completed(group)
+
+    async def _stop(self, these: list[Served], reason: str) -> None:
+        for served in these:
+            if not served.stopped.done():
+                served.stopped.set_result(reason)
+        await asyncio.gather(*(self._end(served, Played(aborted=reason), "server") for served in these))
+
+    async def _close(self) -> None:
+        self._watching.cancel()
+        await self._stop(list(self._open.values()), "interrupted")
+        for group in list(self._groups):
+            group.close()
+            if group.episodes:
+                self._completed(group)
+
+
+def _report(watching: Future[None]) -> None:
+    problem = None if watching.cancelled() else watching.exception()
+    if problem is not None:
+        logger.opt(exception=problem).error("episodes are no longer ended when their time is over")
+
+
+def _outcome(episode: Episode) -> dict[str, Any]:
+    """What a client sees of one that has ended."""
+    verdict, failure = episode.verdict, episode.failure
+    reason = failure.message if failure else episode.metadata.get("aborted") or (verdict.reason if verdict else "")
+    return {
+        "episode": episode.uuid,
+        "status": episode.status,
+        "task_id": episode.task.task_id,
+        "repeat": episode.repeat,
+        "reward": episode.reward,
+        "success": verdict.success if verdict else None,
+        "reason": reason,
+        "boundary": failure.boundary if failure else None,
+        "calls": len(episode.calls),
+        "sampled_tokens": episode.sampled_tokens,
+        "seconds": round(episode.ended - episode.started, 3),
+    }

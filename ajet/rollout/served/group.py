@@ -1,0 +1,50 @@
+"""OpenGroup: the attempts at one task that clients make, until all are in.
+
+Invariant: every place in it is taken at most once, and the group is complete exactly when each place that was taken has
+an episode and no further one is to be taken: all are, or its deadline has passed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ajet.schema.episode import Episode, Group
+from ajet.schema.task import Task
+
+
+class OpenGroup:
+    """`index` numbers the groups by their beginning; `source` is the task's place in the reader's order."""
+
+    def __init__(self, task: Task, index: int, places: int, source: int | None) -> None:
+        self.task, self.index, self.source = task, index, source
+        self.episodes: list[Episode] = []
+        self.began = time.monotonic()
+        self._places, self._taken = places, 0
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another attempt belongs to it."""
+        return self._taken < self._places
+
+    @property
+    def complete(self) -> bool:
+        """Whether all attempts are in."""
+        return not self.has_place and len(self.episodes) == self._taken
+
+    @property
+    def scored(self) -> int:
+        """Attempts with a reward."""
+        return sum(episode.scored for episode in self.episodes)
+
+    def take_place(self) -> int:
+        """The next attempt's number."""
+        self._taken += 1
+        return self._taken - 1
+
+    def close(self) -> None:
+        """No further attempt is taken."""
+        self._places = self._taken
+
+    def group(self, order: int) -> Group:
+        """The group, as training takes it."""
+        return Group(self.task, order, sorted(self.episodes, key=lambda episode: episode.repeat))

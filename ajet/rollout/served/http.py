@@ -1,0 +1,153 @@
+"""The HTTP side of the desk: /episodes, JSON in and out, for programs in any language.
+
+Invariant: nothing is answered without the admin key; every refusal is an error object with a status, a code and the
+field at fault; a request that is repeated after its end gets the same answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet.gateway import Refused
+from ajet.rollout.served.desk import Desk, Opening
+from ajet.schema.episode import Failure
+from ajet.schema.task import Task, WorkflowOutput
+from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
+
+MAX_BODY = 16 << 20
+"""Bytes."""
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+
+class _Opened(BaseModel):
+    """The body of POST /episodes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str | dict[str, Any] | None = None
+    agent: str = Field(default="default", min_length=1)
+    trainable_targets: list[str] | None = None
+    train: bool = True
+
+
+class _Finished(BaseModel):
+    """The body of POST /episodes/{id}/finish."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    reward: float | list[float] | None = None
+    success: bool | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    error: str | None = None
+    """The agent failed: nothing of the episode is trained on."""
+
+
+def routes(desk: Desk, admin_key: str) -> list[Route]:
+    """The routes, for the holder of the key."""
+
+    async def opened(request: Request) -> dict[str, Any]:
+        body = _read(_Opened, await _object(request))
+        targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
+        return await desk.open(Opening(_task(body.task), body.agent, targets, body.train))
+
+    async def finished(request: Request) -> dict[str, Any]:
+        body = _read(_Finished, await _object(request))
+        outcome: WorkflowOutput | Failure
+        if body.error is not None:
+            outcome = Failure("agent", "client", body.error or "the client says that its agent failed")
+        else:
+            outcome = WorkflowOutput(
+                reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
+            )
+        return await desk.finish(request.path_params["name"], outcome)
+
+    async def deleted(request: Request) -> dict[str, Any]:
+        return await desk.delete(request.path_params["name"])
+
+    async def shown(request: Request) -> dict[str, Any]:
+        return await desk.state(request.path_params["name"])
+
+    async def listed(request: Request) -> dict[str, Any]:
+        return await desk.overview()
+
+    def route(path: str, method: str, handler: Handler, status: int = 200) -> Route:
+        async def guarded(request: Request) -> Response:
+            try:
+                _refuse_strangers(request, admin_key)
+                return JSONResponse(await handler(request), status_code=status)
+            except Refused as refused:
+                return _error(refused)
+
+        return Route(path, guarded, methods=[method])
+
+    return [
+        route("/episodes", "POST", opened, 201),
+        route("/episodes", "GET", listed),
+        route("/episodes/{name}", "GET", shown),
+        route("/episodes/{name}", "DELETE", deleted),
+        route("/episodes/{name}/finish", "POST", finished),
+    ]
+
+
+def _refuse_strangers(request: Request, admin_key: str) -> None:
+    kind, _, secret = request.headers.get("authorization", "").partition(" ")
+    given = secret.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if not hmac.compare_digest(given.encode(), admin_key.encode()):
+        raise Refused("Incorrect admin key.", status=401, code="invalid_admin_key")
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """The body; an empty one is {}. Raises Refused."""
+    raw = bytearray()
+    try:
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_BODY:
+                raise Refused(f"The body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
+    except ClientDisconnect:
+        raise Refused("The client left.", status=400, code="client_left") from None
+    try:
+        value = json.loads(raw or b"{}")
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise Refused("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _read(model: type[Any], body: dict[str, Any]) -> Any:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"][:1])
+        known = f" (there are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
+        raise Refused(f"{field}: {first['msg']}{known}", param=field, code="invalid_value") from None
+
+
+def _task(given: str | dict[str, Any] | None) -> Task | None:
+    """A task as text, or as a row of a task file."""
+    if given is None:
+        return None
+    try:
+        (task,), _ = with_ids([task_of({"main_query": given} if isinstance(given, str) else given, Columns())])
+    except BadRow as error:
+        raise Refused(f"task: {error}", param="task", code="invalid_value") from None
+    return task
+
+
+def _error(refused: Refused) -> Response:
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    body = {"message": refused.message, "type": kind, "code": refused.code, "param": refused.param}
+    headers = {"Retry-After": "1"} if refused.status in (429, 503) else {}
+    return JSONResponse({"error": body}, status_code=refused.status, headers=headers)
