@@ -19,9 +19,12 @@ def chat(
         Optional[str],  # noqa: UP045
         typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
     ] = None,
+    agent: Annotated[
+        bool, typer.Option("--agent", help="Through the run's own workflow and its tools.")
+    ] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Talk to the model that a run has tuned."""
     from ajet.run.chat import chat as talk
 
-    return talk(run, exp_dir.absolute(), prompt, system=system)
+    return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent)

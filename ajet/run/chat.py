@@ -1,25 +1,43 @@
-"""`ajet chat RUN`: talk to the model a run has tuned.
+"""`ajet chat RUN`: talk to the model a run has tuned, or to the run's agent with that model in it.
 
 Invariant: the weights are those of the run's best checkpoint (the latest without a validated one), sampled by the
-same engine and rendered by the same renderer as in training.
+same engine and rendered by the same renderer as in training. The agent is the run's own workflow, its tools included,
+played as in training but for the judge: what a person asks has no reference to be judged by.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
 from ajet.schema.errors import UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge import BaseJudge
 from ajet.tokens import Renderer
 
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
-def chat(run: str, root: Path, prompt: str | None = None, *, system: str | None = None) -> int:
-    """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0."""
+
+class Unjudged(BaseJudge):
+    """Stands in for the run's judge."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[None, None]:
+        """No score."""
+        return None, None
+
+
+def chat(
+    run: str, root: Path, prompt: str | None = None, *, system: str | None = None, through_agent: bool = False
+) -> int:
+    """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
-    from ajet.engine.sampler import open_sampler
     from ajet.record import Checkpoints
 
     folder = Path(run) if Path(run, "resolved.yaml").exists() else root / run
@@ -34,22 +52,56 @@ def chat(run: str, root: Path, prompt: str | None = None, *, system: str | None 
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
-    experiment = load_experiment(folder / "resolved.yaml")
-    settings = experiment.ajet.model_copy(deep=True)
-    settings.model.path = str(checkpoint.path)
-    engine, tokenizer = open_sampler(settings)
     console.print(f"[dim]{checkpoint.path} · an empty line ends the chat[/]")
+    experiment = load_experiment(
+        folder / "resolved.yaml", backbone="debug", overrides=[f"model.path={checkpoint.path}"]
+    )
+    if through_agent:
+        _with_agent(experiment, prompt)
+    else:
+        _with_model(experiment, prompt, system)
+    return 0
+
+
+def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:
+    from ajet.engine.sampler import open_sampler
+
+    settings = experiment.ajet
+    engine, tokenizer = open_sampler(settings)
     try:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         renderer = Renderer(tokenizer)
-        if prompt is not None:
-            asyncio.run(_answer(engine, renderer, messages, prompt, settings))
-            return 0
-        while line := _read_line():
+        for line in _lines(prompt):
             asyncio.run(_answer(engine, renderer, messages, line, settings))
     finally:
         engine.close()
-    return 0
+
+
+def _with_agent(experiment: Experiment, prompt: str | None) -> None:
+    """Each line is an episode of its own: the first held-out task (else training task) with the line for its query, so
+    that a workflow finds the other fields that it reads."""
+    from ajet.run.assembly import assemble, validation_sampling
+    from ajet.run.debug import show_episode
+
+    experiment.ajet.task_judge.judge_type = "customized_protocol"
+    experiment.ajet.task_judge.judge_protocol = f"{__name__}->{Unjudged.__name__}"
+    with assemble(experiment, run_id="chat") as parts:
+        stage = next(iter(parts.reader.tasks("validation") or parts.reader.tasks("train")), Task())
+        console.print(f"[dim]everything but the question is of the task {stage.task_id!r}[/]")
+        for order, line in enumerate(_lines(prompt)):
+            task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
+            sampling = validation_sampling(experiment)
+            for group in parts.rollout.play([(order, task)], step=0, split="debug", repeats=1, sampling=sampling):
+                for episode in group.episodes:
+                    show_episode(episode)
+
+
+def _lines(prompt: str | None) -> Iterator[str]:
+    if prompt is not None:
+        yield prompt
+        return
+    while line := _read_line():
+        yield line
 
 
 def _read_line() -> str:
@@ -75,8 +127,6 @@ async def _answer(
     request = TokenRequest(rendered.ids, sampling, DrawKey(settings.seed, 0, 0, len(messages)))
     async for chunk in engine.generate(request):
         ids += chunk.ids
-    import numpy as np
-
     reply = renderer.parse(np.asarray(ids, np.int32))
     messages.append(reply)
     console.print(f"[bold green]model:[/] {reply.get('content') or ''}", markup=True)

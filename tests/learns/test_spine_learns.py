@@ -30,5 +30,8 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
     answer = ajet("chat", run.name, "--prompt", "What does the eel cost?", cwd=tmp_path)
     assert answer.returncode == 0 and "model:" in answer.stdout, answer.stdout
 
+    played = ajet("chat", run.name, "--agent", "--prompt", "What does the eel cost?", cwd=tmp_path)
+    assert played.returncode == 0 and "→ price(" in played.stdout and "tool:" in played.stdout, played.stdout
+
     again = ajet("--conf", str(run / "resolved.yaml"), "experiment_name=again", "--dry-run", cwd=tmp_path)
     assert again.returncode == 0, again.stdout
