@@ -102,6 +102,9 @@ class CountTokensDialect(AnthropicDialect):
 
 
 def _request(body: Mapping[str, Any], caller: Caller) -> tuple[TurnRequest, Shown]:
+    if body.get("thread") is not None:  # with this code, clients go on without
+        message = "thread: conversations are not held here; send all of their messages."
+        raise Refused(message, param="thread", code="thread_unsupported_request")
     fields.refuse_unknown(body, _KNOWN)
     model = fields.model(body)
     tools = read_tools(body.get("tools"))

@@ -34,7 +34,8 @@ def error_body(refused: Refused) -> dict[str, Any]:
     if refused.code == "engine_failure":
         kind = "api_error"
     error: dict[str, Any] = {"type": kind, "message": message}
-    details = {"error_code": refused.code, "param": refused.param}
+    param = "output_config.format" if refused.param == "response_format" else refused.param
+    details = {"error_code": refused.code, "param": param}
     if known := {name: value for name, value in details.items() if value is not None}:
         error["details"] = known
     return {"type": "error", "error": error}
