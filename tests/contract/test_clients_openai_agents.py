@@ -16,12 +16,15 @@ def add(a: int, b: int) -> int:
 
 
 async def play(on: Stage, streaming: bool, *, use_responses: bool) -> Told:
-    from agents import Agent, RunConfig, Runner, function_tool
+    from agents import Agent, ModelSettings, RunConfig, Runner, function_tool
     from agents.models.openai_provider import OpenAIProvider
+    from openai import AsyncOpenAI
 
-    provider = OpenAIProvider(base_url=on.endpoint.base_url, api_key=on.endpoint.api_key, use_responses=use_responses)
+    client = AsyncOpenAI(base_url=on.endpoint.base_url, api_key=on.endpoint.api_key)
+    provider = OpenAIProvider(openai_client=client, use_responses=use_responses)
     agent = Agent(name="calculator", instructions=SYSTEM, tools=[function_tool(add)], model="gpt-4o")
-    config = RunConfig(model_provider=provider, tracing_disabled=True)
+    told_usage = ModelSettings(include_usage=True)  # streams of Chat Completions leave it out otherwise
+    config = RunConfig(model_provider=provider, tracing_disabled=True, model_settings=told_usage)
     pieces: list[str] | None = None
     result: Any
     if streaming:
