@@ -64,7 +64,7 @@ class EventWriter:
         if self._begun:
             return b""
         self._begun = True
-        message = {
+        message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
             "role": "assistant",
