@@ -29,7 +29,7 @@ Send = Callable[[Any], Awaitable[None]]
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
 LOST = "ajet.lost"
-"""In a scope's extensions: takes what to call when a client proves to have left without a reply that was sent."""
+"""In a scope's state: what to call when a client proves to have left without the reply that was sent to it."""
 _JSON = (b"content-type", b"application/json")
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -80,9 +80,8 @@ class Endpoint:
                 session.askings.done(digest, asking)
             else:
                 session.askings.undelivered(digest, asking)
-        on_lost = scope.get("extensions", {}).get(LOST)
-        if on_lost is not None and exchange.delivered:
-            on_lost(lambda: session.askings.undelivered(digest, asking))
+        if exchange.delivered:
+            scope["state"][LOST] = lambda: session.askings.undelivered(digest, asking)
 
     async def _refuse(self, send: Send, refused: Refused) -> None:
         await refuse(send, refused, self._dialect.error(refused))
@@ -148,11 +147,16 @@ class _Exchange:
         if self._left:
             return
         refused = self._error()
+        told: Mapping[str, Any] = {}
+        if refused is None:
+            try:
+                told = self._dialect.reply(self._asking.asked, [task.result() for task in self._asking.tasks])
+            except Refused as error:  # a chat engine's reply that this dialect has no form for
+                refused = error
         if refused is not None:
             await refuse(self._send, refused, self._dialect.error(refused))
         else:
-            turns = [task.result() for task in self._asking.tasks]
-            await answer(self._send, 200, self._dialect.reply(self._asking.asked, turns))
+            await answer(self._send, 200, told)
         self.delivered = not self._left
 
     async def _write_events(self) -> None:

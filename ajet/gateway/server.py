@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import httpx
 import uvicorn
 from starlette.routing import BaseRoute
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
+from ajet.gateway.exchange import LOST
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Inspect, Waiting
 from ajet.gateway.session import Session
@@ -174,6 +176,7 @@ class Gateway:
     def _serve(self, listening: socket.socket, started: threading.Event) -> None:
         config = uvicorn.Config(
             self.app,
+            http=Connection,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -191,6 +194,18 @@ class Gateway:
         finally:
             listening.close()
             loop.close()
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A client's connection. One that is reset was closed by a client that had not read all that it was sent."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        if isinstance(exc, ConnectionResetError) and self.cycle is not None:
+            lost = self.cycle.scope["state"].pop(LOST, None)
+            if lost is not None:
+                lost()
 
 
 async def _cancel_all() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -51,12 +51,11 @@ class _Exchange(httpx.AsyncByteStream):
         self._gone: asyncio.Event | None = None
         self._left = False
         self._ended = False
-        self._lost: Callable[[], None] | None = None
         timeout = request.extensions.get("timeout") or {}
         self._patience: float | None = timeout.get("read")
         self._request = request
         self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        self._scope = {
+        self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -69,7 +68,7 @@ class _Exchange(httpx.AsyncByteStream):
             "root_path": "",
             "server": (request.url.host, request.url.port),
             "client": None,
-            "extensions": {LOST: self._on_lost},
+            "state": {},
         }
 
     def begin(self) -> None:
@@ -128,15 +127,9 @@ class _Exchange(httpx.AsyncByteStream):
     def _leave(self) -> None:
         if self._gone is not None:
             self._gone.set()
-        if self._lost is not None:
-            self._lost()
-            self._lost = None
-
-    def _on_lost(self, call: Callable[[], None]) -> None:
-        if self._left:
-            call()
-        else:
-            self._lost = call
+        lost = self._scope["state"].pop(LOST, None)
+        if lost is not None:
+            lost()
 
     def _launch(self) -> None:
         self._gone = asyncio.Event()
@@ -148,6 +141,8 @@ class _Exchange(httpx.AsyncByteStream):
 
     async def _answer(self) -> None:
         await self._gateway.app(self._scope, self._receive, self._send)
+        if self._left:
+            self._leave()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or task.exception() is not None:

@@ -7,7 +7,7 @@ the field's name; nothing is dropped in silence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ajet.schema.call import FinishReason
@@ -65,6 +65,14 @@ class TurnRequest:
     """Fields that only a chat engine can honour, by their name on the wire."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For people: goes into the call's `extra`."""
+
+
+def choices(request: TurnRequest, count: int) -> list[TurnRequest]:
+    """`count` independent replies to one request (OpenAI's `n`); a seed counts up with them."""
+    seed = request.passed.get("seed")
+    if seed is None:
+        return [request] * count
+    return [replace(request, passed={**request.passed, "seed": seed + choice}) for choice in range(count)]
 
 
 @dataclass(slots=True)

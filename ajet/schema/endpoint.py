@@ -25,6 +25,11 @@ class Endpoint:
     transport: Callable[[], httpx.AsyncBaseTransport] | None = field(default=None, repr=False, compare=False)
     """Makes an in-process transport for httpx, usable from any event loop; None: use the network."""
 
+    @property
+    def keyed_url(self) -> str:
+        """A base URL that holds the key, for clients that can set none. As secret as the key."""
+        return f"{self.base_url.removesuffix('/v1')}/s/{self.api_key}/v1"
+
 
 class Endpoints(Protocol):
     """Gives the endpoint of one agent of the running episode; repeated calls give the same one. Thread-safe."""

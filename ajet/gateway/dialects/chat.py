@@ -18,7 +18,7 @@ from ajet.gateway.dialects.chat_messages import read_messages, read_tool_choice,
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.dialects.response_format import read_response_format
 from ajet.gateway.dialects.token_logprobs import token_logprobs
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 
 _READ = {
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
@@ -97,7 +97,7 @@ class ChatDialect:
         stream = fields.boolean(body, "stream", False)
         usage = fields.include_usage(body, stream)
         count = fields.integer(body, "n", 1, 128) or 1
-        return Asked([request] * count, stream, _Options(model or "ajet", usage, logprobs, top))
+        return Asked(choices(request, count), stream, _Options(model or "ajet", usage, logprobs, top))
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
         """A chat.completion."""

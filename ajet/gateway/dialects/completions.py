@@ -16,7 +16,7 @@ from typing import Any
 from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body, event
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
-from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 from ajet.tokens.decoding import IncrementalDecoder
 
 _READ = {
@@ -95,7 +95,7 @@ class CompletionsDialect:
             passed=fields.not_neutral(body, _NEUTRAL),
             notes={"model": model} if model else {},
         )
-        turns = [replace(shared, prompt=prompt) for prompt in prompts for _ in range(count)]
+        turns = [turn for prompt in prompts for turn in choices(replace(shared, prompt=prompt), count)]
         echoes = [self._text(prompt) if echo else "" for prompt in prompts]
         return Asked(turns, stream, _Options(model or "ajet", usage, logprobs, count, echoes))
 

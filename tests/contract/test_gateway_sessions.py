@@ -1,0 +1,521 @@
+"""Who asks, and what is one call: keys, paths, agents, retries, seeds, and a bound on what waits; on every way in."""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from ajet.engine.contract import Sampling
+from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
+from ajet.schema.call import full_ids, prompt_ids
+from ajet.tokens import Renderer
+from tests.chat_templates import tokenizer
+from tests.gateway_fixtures import ASK, bench, client_of, post
+
+WAYS = ["in-process", "socket"]
+TEXT = "one two three four"
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+class Halting(ScriptedEngine):
+    """Answers with `text`; the first `halts` replies stop after `after` tokens until they are let go or cancelled. A
+    prompt that holds the beginning of the text gets the rest."""
+
+    def __init__(self, *, after=3, halts=1, text=TEXT):
+        self.renderer = Renderer(tokenizer("qwen25"))
+        self.whole = [*self.renderer.encode(text).tolist(), self.renderer.end_ids[0]]
+        super().__init__(self._rest, chunk=1)
+        self.after, self.halts = after, halts
+        self.asked = []
+        self.halted, self.go = threading.Semaphore(0), threading.Event()
+
+    def _rest(self, request):
+        self.asked.append(request)
+        done = len(request.prompt_ids) - len(self.asked[0].prompt_ids)
+        return self.whole[done:]
+
+    async def generate(self, request):
+        given = 0
+        halt, self.halts = self.halts > 0, self.halts - 1
+        async for chunk in super().generate(request):
+            yield chunk
+            given += len(chunk.ids)
+            if halt and given == self.after:
+                self.halted.release()
+                while not self.go.is_set():
+                    await asyncio.sleep(0.001)
+
+
+def http_of(endpoint, way):
+    return httpx.AsyncClient(transport=endpoint.transport() if way == "in-process" else None, timeout=20)
+
+
+async def ask(endpoint, way, headers=None, *, http=None, url=None, **fields):
+    """One POST; (status, the text said, ids of the completion). A stream is read to its end."""
+    async with http or http_of(endpoint, way) as client:
+        answer = await client.post(
+            url or f"{endpoint.base_url}/chat/completions",
+            json={"messages": ASK, **fields},
+            headers={"authorization": f"Bearer {endpoint.api_key}", **(headers or {})},
+        )
+    if answer.status_code != 200:
+        return answer.status_code, answer.json()["error"]["code"], None
+    if not fields.get("stream"):
+        told = answer.json()
+        return 200, told["choices"][0]["message"]["content"], told["id"]
+    events = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    return 200, "".join(e["choices"][0]["delta"].get("content") or "" for e in events), events[0]["id"]
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def wait(on, condition):
+    on.gateway.call(asyncio.wait_for(until(condition), 20)).result()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [RETRY, {"idempotency-key": "k"}])
+def test_a_retry_joins_the_call_that_runs(way, stream, headers):
+    engine = Halting()
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        first_headers = headers if "idempotency-key" in headers else {"x-stainless-retry-count": "0"}
+
+        async def both():
+            first = asyncio.create_task(ask(endpoint, way, first_headers, stream=stream))
+            await asyncio.to_thread(engine.halted.acquire)
+            second = asyncio.create_task(ask(endpoint, way, headers, stream=stream))
+            (asking,) = [a for found in session.askings._open.values() for a in found]
+            await asyncio.to_thread(wait, on, lambda: asking.readers == 2)
+            engine.go.set()
+            return await first, await second
+
+        first, second = asyncio.run(both())
+        assert first == second and first[:2] == (200, TEXT)
+        (call,) = session.close().calls
+        assert call.response_ids.tolist() == engine.whole and engine.requests == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_retry_goes_on_with_the_call_that_its_leaving_aborted(way, stream):
+    engine = Halting()
+    with bench(engine=engine) as on:
+        session = on.open(sampling=Sampling(100))
+        endpoint = session("a", "a", None)
+
+        async def leave_and_return():
+            task = asyncio.create_task(ask(endpoint, way, stream=stream))
+            await asyncio.to_thread(engine.halted.acquire)
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            (call,) = session._ledger.recorder.capture.calls
+            assert (call.finish, call.error) == ("aborted", "the client left") and engine.running == 0
+            assert call.response_ids.tolist() == engine.whole[:3], "recorded as cancelled, the slot is free"
+            return await ask(endpoint, way, RETRY, stream=stream)
+
+        assert asyncio.run(leave_and_return())[:2] == (200, TEXT)
+        capture = session.close()
+        (call,) = capture.calls
+        assert call.response_ids.tolist() == engine.whole and call.finish == "stop" and call.error is None
+        assert len(call.logprobs) == len(call.logprobs_unit) == len(engine.whole)
+        assert call.extra["resumed"] == 1
+        first, second = engine.asked
+        assert second.prompt_ids.tolist() == [*first.prompt_ids.tolist(), *engine.whole[:3]]
+        assert second.sampling.max_tokens == first.sampling.max_tokens - 3
+        assert second.draws != first.draws, "the rest is drawn with random numbers of its own"
+
+
+def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
+    engine = Halting(halts=2)
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            http = httpx.AsyncClient(transport=endpoint.transport())
+            async with openai.AsyncOpenAI(
+                base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http, timeout=0.1, max_retries=3
+            ) as client:
+                return await client.chat.completions.create(model="m", messages=ASK)
+
+        answer = asyncio.run(play())
+        assert answer.choices[0].message.content == TEXT
+        (call,) = session.close().calls
+        assert call.response_ids.tolist() == engine.whole and call.extra["resumed"] == 2
+        assert answer.usage.completion_tokens == len(call.response_ids)
+        assert answer.usage.prompt_tokens == len(call.suffix_ids)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
+    """The call is complete; the client closes without having read the reply, and asks again."""
+    with bench(["first " * 300, "second"], max_model_len=5000, max_response_tokens=3000) as on:
+        session = on.open(sampling=Sampling(2000), trainable=None)
+        endpoint = session("a", "a", None)
+        body = json.dumps({"messages": ASK, "stream": stream}, separators=(",", ":")).encode()
+
+        async def never_read():
+            if way == "in-process":
+                async with http_of(endpoint, way) as client:
+                    request = client.build_request(
+                        "POST",
+                        f"{endpoint.base_url}/chat/completions",
+                        content=body,
+                        headers={"authorization": f"Bearer {endpoint.api_key}"},
+                    )
+                    answer = await client.send(request, stream=True)
+                    await asyncio.to_thread(wait, on, lambda: not session.askings._open)
+                    await answer.aclose()
+            else:
+                await asyncio.to_thread(close_unread)
+            await asyncio.to_thread(wait, on, lambda: bool(session.askings._open))
+
+        def close_unread():
+            host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+            with socket.socket() as silent:
+                silent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                silent.connect((host, int(port)))
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {endpoint.api_key}\r\n"
+                silent.sendall(head.encode() + f"content-length: {len(body)}\r\n\r\n".encode() + body)
+                wait(on, lambda: session._ledger.recorder.entries and not session.askings._open)
+
+        asyncio.run(never_read())
+        status, said, _ = asyncio.run(ask(endpoint, way, RETRY, stream=stream))
+        assert (status, said) == (200, "first " * 300)
+        (call,) = session.close().calls
+        assert on.engine.requests == 1 and "resumed" not in call.extra
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_eight_equal_requests_are_eight_calls(way):
+    with bench(lambda request: "3", latency=0.05) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def eight():
+            return await asyncio.gather(*(ask(endpoint, way) for _ in range(8)))
+
+        answers = asyncio.run(eight())
+        assert [answer[:2] for answer in answers] == [(200, "3")] * 8
+        assert len({answer[2] for answer in answers}) == 8
+        assert len(session.close().calls) == 8
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_eight_equal_requests_that_all_come_back_stay_eight_calls(way):
+    engine = Halting(halts=8)
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            tasks = [asyncio.create_task(ask(endpoint, way)) for _ in range(8)]
+            for _ in tasks:
+                await asyncio.to_thread(engine.halted.acquire)
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            return await asyncio.gather(*(ask(endpoint, way, RETRY) for _ in tasks))
+
+        assert [answer[:2] for answer in asyncio.run(play())] == [(200, TEXT)] * 8
+        calls = session.close().calls
+        assert len(calls) == 8 and all(call.response_ids.tolist() == engine.whole for call in calls)
+
+
+@pytest.mark.parametrize(
+    "first, second, other",
+    [
+        ({}, {}, {}),
+        ({}, RETRY, {"temperature": 0.5}),
+        ({}, {"x-stainless-retry-count": "no"}, {}),
+        ({"idempotency-key": "k"}, {"idempotency-key": "other"}, {}),
+        ({"idempotency-key": "k"}, {"idempotency-key": "other", **RETRY}, {}),
+        ({"idempotency-key": "k"}, {"idempotency-key": "k"}, {"max_tokens": 50}),
+        ({}, {**RETRY, "x-ajet-agent": "b"}, {}),
+    ],
+)
+def test_what_is_no_retry_is_a_call_of_its_own(first, second, other):
+    engine = Halting()
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            task = asyncio.create_task(ask(endpoint, "in-process", first))
+            await asyncio.to_thread(engine.halted.acquire)
+            answer = await ask(endpoint, "in-process", second, **other)
+            engine.go.set()
+            return answer, await task
+
+        answers = asyncio.run(play())
+        assert [answer[:2] for answer in answers] == [(200, TEXT)] * 2 and answers[0][2] != answers[1][2]
+        assert len(session.close().calls) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("headers", [RETRY, {"idempotency-key": "k"}])
+def test_after_a_delivered_reply_a_retry_signal_means_nothing(way, headers):
+    with bench(["one", "two"]) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        assert asyncio.run(ask(endpoint, way, headers))[1] == "one"
+        assert asyncio.run(ask(endpoint, way, headers))[1] == "two"
+        assert len(session.close().calls) == 2 and not session.askings._open
+
+
+def test_another_key_is_another_client():
+    engine = Halting()
+    with bench(engine=engine) as on:
+        session = on.open()
+        one, two = session("a", "a", None), session("b", "b", None)
+
+        async def play():
+            task = asyncio.create_task(ask(one, "in-process"))
+            await asyncio.to_thread(engine.halted.acquire)
+            answer = await ask(two, "in-process", RETRY)
+            engine.go.set()
+            return answer, await task
+
+        asyncio.run(play())
+        assert [call.agent for call in session.close().calls] == ["a", "b"]
+
+
+def test_all_choices_of_a_retried_request_go_on():
+    engine = Halting(halts=2)
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            task = asyncio.create_task(ask(endpoint, "socket", n=2))
+            for _ in range(2):
+                await asyncio.to_thread(engine.halted.acquire)
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            return await ask(endpoint, "socket", RETRY, n=2)
+
+        assert asyncio.run(play())[:2] == (200, TEXT)
+        assert [call.response_ids.tolist() for call in session.close().calls] == [engine.whole] * 2
+
+
+def test_a_retry_of_a_debug_models_call_is_asked_anew_where_it_was_aborted():
+    class Slow(ScriptedChat):
+        began = threading.Event()
+
+        async def chat(self, request):
+            if not self.began.is_set():
+                self.began.set()
+                await asyncio.get_running_loop().create_future()
+            return await super().chat(request)
+
+    critic = Slow(["fine"])
+    with bench(chat_engine_for=lambda name: critic) as on:
+        session = on.open(trainable=[])
+        endpoint = session("c", "c", "big")
+
+        async def play():
+            task = asyncio.create_task(ask(endpoint, "in-process"))
+            await asyncio.to_thread(critic.began.wait)
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            return await ask(endpoint, "in-process", RETRY)
+
+        assert asyncio.run(play())[:2] == (200, "fine")
+        assert [call.finish for call in session.close().calls] == ["aborted", "stop"]
+
+
+def test_a_session_remembers_few_of_the_clients_that_left():
+    engine = Halting(halts=1000)
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            for number in range(70):
+                task = asyncio.create_task(ask(endpoint, "in-process", user=str(number)))
+                await asyncio.to_thread(engine.halted.acquire)
+                task.cancel()
+                await asyncio.wait([task])
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+
+        asyncio.run(play())
+        assert sum(map(len, session.askings._open.values())) == 64
+        assert [call.finish for call in session.close().calls] == ["aborted"] * 70
+
+
+# Paths, agents and targets.
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_can_set_no_key_has_it_in_its_address(stream):
+    with bench(lambda request: "3") as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        assert endpoint.keyed_url == endpoint.base_url.replace("/v1", f"/s/{endpoint.api_key}/v1")
+        with openai.OpenAI(base_url=endpoint.keyed_url, api_key="none", max_retries=0) as client:
+            answer = client.chat.completions.create(model="m", messages=ASK, stream=stream)
+            said = [c.choices[0].delta.content for c in answer] if stream else [answer.choices[0].message.content]
+            assert "".join(piece or "" for piece in said) == "3"
+            assert [model.id for model in client.models.list()] == ["ajet"]
+        bare = httpx.post(f"{endpoint.keyed_url}/chat/completions", json={"messages": ASK})
+        assert bare.status_code == 200
+        nowhere = httpx.get(f"{endpoint.keyed_url}/nowhere")
+        assert nowhere.status_code == 404 and endpoint.api_key not in nowhere.text
+        assert httpx.post(f"{endpoint.keyed_url}/chat/completions/", json={"messages": ASK}).status_code == 404
+        assert len(session.close().calls) == 2
+        ended = httpx.post(f"{endpoint.keyed_url}/chat/completions", json={"messages": ASK})
+        assert ended.status_code == 410 and ended.json()["error"]["code"] == "episode_finished"
+        for wrong in ("wrong", "", "a/b"):
+            url = endpoint.base_url.replace("/v1", f"/s/{wrong}/v1/chat/completions")
+            assert httpx.post(url, json={"messages": ASK}).status_code in (401, 404)
+
+
+@pytest.mark.parametrize(
+    "key, headers, model, told",
+    [
+        (("a", "t"), {}, "ajet", ("a", "t")),
+        (("a", "t"), {"x-ajet-agent": "b"}, "ajet", ("b", "b")),
+        (("a", "t"), {"x-ajet-agent": "a"}, "ajet", ("a", "t")),
+        (("a", "t"), {"x-ajet-target": "u"}, "ajet", ("a", "u")),
+        (("a", "t"), {"x-ajet-agent": "b", "x-ajet-target": "u"}, "ajet", ("b", "u")),
+        (("a", "t"), {}, "ajet@b", ("b", "b")),
+        (("a", "t"), {}, "ajet@b:u", ("b", "u")),
+        (("a", "t"), {}, "served/model@b:u", ("b", "u")),
+        (("a", "t"), {"x-ajet-agent": "c", "x-ajet-target": "v"}, "ajet@b", ("b", "v")),
+        (("a", "t"), {"x-ajet-agent": "c", "x-ajet-target": "v"}, "ajet@b:u", ("b", "u")),
+        (("a", "t"), {}, "gpt-4o@2024", ("a", "t")),
+        (("a", ""), {}, "ajet", ("a", "a")),
+    ],
+)
+def test_agent_and_target_by_key_header_and_model(key, headers, model, told):
+    with bench(lambda request: "3") as on:
+        session = on.open(model_name="served/model")
+        assert asyncio.run(ask(session(*key, None), "in-process", headers, model=model))[0] == 200
+        (call,) = session.close().calls
+        assert (call.agent, call.target) == told
+
+
+@pytest.mark.parametrize(
+    "headers, model, param",
+    [
+        ({}, "ajet@", "model"),
+        ({}, "ajet@b:", "model"),
+        ({}, "ajet@b:c:d", "model"),
+        ({}, "ajet@" + "x" * 200, "model"),
+        ({"x-ajet-agent": ""}, "ajet", "x-ajet-agent"),
+        ({"x-ajet-target": "a:b"}, "ajet", "x-ajet-target"),
+    ],
+)
+def test_a_malformed_name_is_refused(headers, model, param):
+    with bench(lambda request: "3") as on:
+        endpoint = on.open()("a", "a", None)
+        answer = httpx.post(
+            f"{endpoint.base_url}/chat/completions",
+            json={"messages": ASK, "model": model},
+            headers={"authorization": f"Bearer {endpoint.api_key}", **headers},
+        )
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_a_named_target_decides_what_trains():
+    with bench(lambda request: "3", chat_engine_for=lambda name: ScriptedChat(["critique"])) as on:
+        session = on.open(trainable=["solver"])
+        endpoint = session("solver", "solver", "big")
+        assert asyncio.run(ask(endpoint, "in-process"))[1] == "3"
+        assert asyncio.run(ask(endpoint, "in-process", model="ajet@critic"))[1] == "critique"
+        assert [call.trained for call in session.close().calls] == [True, False]
+
+
+def test_the_first_key_that_is_one_counts():
+    with bench(lambda request: "3") as on:
+        endpoint = on.open()("a", "a", None)
+        headers = {"authorization": "Bearer placeholder", "x-api-key": endpoint.api_key}
+        assert asyncio.run(ask(endpoint, "in-process", headers))[0] == 200
+
+
+# Seeds and bounds.
+
+
+def test_equal_seeds_draw_equally_where_nothing_trains():
+    drawn = []
+    with bench(lambda request: drawn.append(request.draws) or "3") as on:
+        session = on.open(trainable=["solver"])
+        critic = session("critic", "critic", None)
+        for seed in (5, 5, 6, None):
+            asyncio.run(ask(critic, "in-process", seed=seed))
+        asyncio.run(ask(critic, "in-process", seed=5, n=2))
+        assert drawn[0] == drawn[1] and len(set(drawn[:4])) == 3
+        assert drawn[4] == drawn[0] and drawn[5] != drawn[4], "choices differ"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
+    engine = Halting(halts=2)
+    with bench(engine=engine, max_calls=2) as on:
+        session, other = on.open(), on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            running = [asyncio.create_task(ask(endpoint, way)) for _ in range(2)]
+            for _ in running:
+                await asyncio.to_thread(engine.halted.acquire)
+            third = other("b", "b", None)
+            async with client_of(third, in_process=way == "in-process") as client:
+                with pytest.raises(openai.RateLimitError) as caught:
+                    await client.chat.completions.create(model="m", messages=ASK, stream=stream)
+            engine.go.set()
+            await asyncio.gather(*running)
+            return caught.value, await ask(third, way, RETRY)
+
+        error, answer = asyncio.run(play())
+        assert error.code == "overloaded" and int(error.response.headers["retry-after"]) >= 1
+        assert answer[:2] == (200, TEXT)
+        assert len(session.close().calls) == 2 and len(other.close().calls) == 1
+
+
+def test_a_conversation_goes_on_from_a_resumed_reply():
+    engine = Halting()
+    with bench(engine=engine) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def play():
+            task = asyncio.create_task(ask(endpoint, "in-process"))
+            await asyncio.to_thread(engine.halted.acquire)
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.to_thread(wait, on, lambda: session._ledger.idle)
+            _, said, _ = await ask(endpoint, "in-process", RETRY)
+            engine._script = lambda request: engine.whole
+            more = [*ASK, {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+            return await ask(endpoint, "in-process", messages=more)
+
+        assert asyncio.run(play())[0] == 200
+        calls = session.close().calls
+        first, second = calls
+        assert (second.parent, second.prefix, second.fork) == (0, len(full_ids(calls, 0)), None)
+        assert np.array_equal(prompt_ids(calls, 1)[: second.prefix], full_ids(calls, 0))
+        assert first.response_ids.tolist() == engine.whole
+
+
+def test_a_plain_post_still_works():
+    with bench([ScriptedReply("3")]) as on:
+        assert post(on.open()("a", "a", None), {"messages": ASK}).status_code == 200
