@@ -1,9 +1,12 @@
 """Completions: what a client of raw prompts may rely on, and what the capture then holds."""
 
 import asyncio
+import json
 
+import httpx
 import openai
 import pytest
+from openai.types import Completion
 
 from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling
@@ -178,6 +181,20 @@ def test_without_a_limit_it_is_sixteen_tokens(stream):
         answer = asyncio.run(complete(session("agent", "agent", None), prompt="x", stream=stream))
         assert said(answer) == ("a" * 16, "length")
         assert len(session.close().calls[0].response_ids) == 16
+
+
+def test_what_is_sent_is_of_the_clients_type():
+    with bench(lambda request: "ok", chunk=1) as on:
+        endpoint = on.open()("agent", "agent", None)
+        url, headers = f"{endpoint.base_url}/completions", {"authorization": f"Bearer {endpoint.api_key}"}
+        asked = {"prompt": ["a", [67]], "logprobs": 1}
+        whole = httpx.post(url, json=asked, headers=headers)
+        assert len(Completion.model_validate_json(whole.text, strict=True).choices) == 2
+        events = httpx.post(url, json={**asked, "stream": True}, headers=headers).text.strip().split("\n\n")
+        assert events.pop() == "data: [DONE]"
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert {tuple(chunk) for chunk in chunks} == {("id", "object", "created", "model", "choices")}
+        assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]].count("stop") == 2
 
 
 def test_markup_is_text_here():

@@ -8,7 +8,6 @@ its type.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -163,6 +162,6 @@ def _thought(item: Item, where: str) -> str:
             raise unsupported(f"{where}.encrypted_content", "it was not made here, so it cannot be read.")
         try:
             return base64.b64decode(secret[len(_SEALED) :], validate=True).decode()
-        except (binascii.Error, UnicodeError) as error:
+        except ValueError as error:  # no base64, or no UTF-8 in it
             raise wrong(f"{where}.encrypted_content", "the text that was given") from error
     return "".join(texts)
