@@ -148,29 +148,35 @@ _CORPUS = [
 @lru_cache(maxsize=8)
 def tokenizer(style: str) -> Any:
     """A byte-level BPE tokenizer with the chat template of a family: smollm2, qwen25, qwen3 or llama3."""
+    template, special, eos = STYLES[style]
+    return made(template, special, eos, bos="<|begin_of_text|>" if style == "llama3" else None)
+
+
+def made(template: str | dict[str, str], added: tuple[str, ...], eos: str, *, bos: str | None = None) -> Any:
+    """A byte-level BPE tokenizer with a chat template; tokens that begin with `<|` or `[` are control tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    template, special, eos = STYLES[style]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    plain = [token for token in special if token.startswith("<|")]
+    control = [token for token in added if token.startswith(("<|", "["))]
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=plain, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=control,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     bpe.train_from_iterator(_CORPUS, trainer)
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=eos, bos_token="<|begin_of_text|>" if style == "llama3" else None
-    )
-    made.add_tokens([token for token in special if token not in plain])
-    made.chat_template = template
-    return made
+    ready = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=eos, bos_token=bos)
+    ready.add_tokens([token for token in added if token not in control])
+    ready.chat_template = template
+    return ready
 
 
 def variant(style: str, *, template: str | None = None, eos: str | None = None) -> Any:
     """A family's tokenizer with another template or end token."""
     base = tokenizer(style)
-    made = base.__class__(tokenizer_object=base.backend_tokenizer, eos_token=eos or STYLES[style][2])
-    made.chat_template = STYLES[style][0] if template is None else template
-    return made
+    other = base.__class__(tokenizer_object=base.backend_tokenizer, eos_token=eos or STYLES[style][2])
+    other.chat_template = STYLES[style][0] if template is None else template
+    return other

@@ -114,8 +114,8 @@ def _pairs(text: str, before: str, between: str, value: str, after: str) -> list
 def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
     if not name or any(mark in name for mark in "<> \n"):
         return None
-    function = next((tool["function"] for tool in tools if tool["function"].get("name") == name), {})
-    properties = (function.get("parameters") or {}).get("properties") or {}
+    known = [tool["function"] for tool in tools if tool["function"].get("name") == name]
+    properties = (known[0].get("parameters") or {}).get("properties") or {} if known else {}
     arguments = {key: _typed(text, properties.get(key)) for key, text in found}
     return checked({"name": name, "arguments": arguments}, ("arguments",))
 

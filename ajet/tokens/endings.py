@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ajet.schema.call import Ids
-from ajet.tokens.template import ChatTemplate, TemplateRefused
+from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
 
 MARK = "\u2b1aAJET-REPLY\u2b1a"
 """Stands for a reply where the template's own text around it is wanted."""
@@ -35,9 +35,10 @@ def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], I
 def _after_marks(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> list[int]:
     control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
     added = {*control, *tokenizer.added_tokens_decoder}
-    ask, said = {"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}
+    ask: Message = {"role": "user", "content": "?"}
+    said: Message = {"role": "assistant", "content": MARK}
     call = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": MARK}}}
-    calling = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    calling: list[Message] = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
     calling.append({"role": "tool", "tool_call_id": "0", "content": "?"})
     ends: list[int] = []
     for messages, first in (([ask, said], True), ([ask, said, ask], True), (calling, False)):
