@@ -145,8 +145,10 @@ def test_a_stream_tells_of_each_item_in_order_and_adds_up_to_the_whole():
 def test_what_is_sent_is_of_the_clients_types():
     """Clients build their types unchecked; here they are checked, down to the last field."""
     reply = "<think>\nHm é.\n</think>\n\nI add." + CALL
-    asked = {"input": "x", "model": "m", "tools": [TOOL], "top_logprobs": 1,
-             "include": ["message.output_text.logprobs"], "reasoning": {"summary": "auto"}, "metadata": {"a": "b"}, "tool_choice": "auto"}  # fmt: skip
+    asked = {
+        "input": "x", "model": "m", "tools": [TOOL], "tool_choice": "auto", "reasoning": {"summary": "auto"},
+        "include": ["message.output_text.logprobs"], "top_logprobs": 1, "metadata": {"a": "b"},
+    }  # fmt: skip
     with bench(lambda request: reply, style="qwen3", chunk=1) as on:
         endpoint = on.open()("agent", "agent", None)
         url, headers = f"{endpoint.base_url}/responses", {"authorization": f"Bearer {endpoint.api_key}"}
