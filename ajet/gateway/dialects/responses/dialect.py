@@ -34,7 +34,7 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its response repeats, and what it says of those that were left out."""
 _READ = {
     *_ECHOED, "input", "include", "stream", "stream_options", "stop", "seed", "top_k",
-    "prompt_cache_retention", "prompt_cache_options",  # ask nothing of the reply
+    "prompt_cache_retention", "prompt_cache_options", "client_metadata",  # ask nothing of the reply
 }  # fmt: skip
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
