@@ -9,31 +9,74 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from ajet.config import AjetConfig
     from ajet.engine.contract import TokenEngine
+    from ajet.engine.model_source import ModelSource
 
 
 def open_sampler(config: AjetConfig, *, base: Path | None = None) -> tuple[TokenEngine, Any]:
-    """Engine and tokenizer for `model.path`. Relative paths are looked up in `base` first. Raises UserError."""
+    """Engine and tokenizer for `model.path`, the engine that `rollout.engine` names. Relative paths are looked up in
+    `base` first. Raises UserError."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_tokenizer
+
+    assert config.model.path is not None, "require_ready asks for it"
+    source = locate(config.model.path, base=base)
+    tokenizer = load_tokenizer(source)
+    if config.rollout.engine != "vllm":
+        return _transformers(config, source), tokenizer
+    if config.rollout.vllm.base_url is None:
+        return _vllm(config, source), tokenizer
+    from ajet.engine.vllm import RemoteVllm
+
+    return RemoteVllm.from_config(config, vocabulary=len(tokenizer)), tokenizer
+
+
+def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
+    from ajet.engine.models import context_length, load_model
+    from ajet.engine.transformers import TransformersEngine
+
+    device, dtype = _machine(config)
+    model = load_model(source, dtype=dtype, device=device)
+    return TransformersEngine(
+        model,
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=min(config.rollout.max_model_len, context_length(model)),
+    )
+
+
+def _vllm(config: AjetConfig, source: ModelSource) -> TokenEngine:
     import torch
 
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
-    from ajet.engine.transformers import TransformersEngine
+    from ajet.engine.models import folder_of
+    from ajet.engine.vllm import VllmEngine
+
+    device, dtype = _machine(config)
+    settings = config.rollout.vllm
+    return VllmEngine(
+        folder_of(source),
+        dtype=dtype,
+        device=device,
+        max_num_seqs=config.rollout.max_num_seqs,
+        max_model_len=config.rollout.max_model_len,
+        seed=config.seed,
+        threads=torch.get_num_threads(),
+        cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
+        eager=settings.eager,
+    )
+
+
+def _machine(config: AjetConfig) -> tuple[str, torch.dtype]:
+    """Device and number format; sets torch's threads where the configuration says how many."""
+    import torch
+
+    from ajet.engine.models import fast_dtype
 
     device = config.trainer_common.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and config.trainer_common.threads != "auto":
         torch.set_num_threads(int(config.trainer_common.threads))
-    dtype = fast_dtype(device) if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
-    assert config.model.path is not None, "require_ready asks for it"
-    source = locate(config.model.path, base=base)
-    tokenizer = load_tokenizer(source)
-    model = load_model(source, dtype=dtype, device=device)
-    engine = TransformersEngine(
-        model,
-        max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, context_length(model)),
-    )
-    return engine, tokenizer
+    return device, fast_dtype(device) if config.model.dtype == "auto" else getattr(torch, config.model.dtype)

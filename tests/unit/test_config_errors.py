@@ -89,7 +89,6 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
     [
         ({"backbone": "verl"}, "The verl backbone is not part of this version"),
         ({"backbone": "trinity"}, "The trinity backbone is not part of this version"),
-        ({"rollout": {"engine": "vllm"}}, "The vllm engine is not part of this version"),
         ({"task_reader": {"type": "env_service"}}, "The env_service reader is not part of this version"),
         ({"task_reader": {"type": "data_generation"}}, "The data_generation reader is not part of this version"),
         ({"task_judge": {"judge_type": "rubrics_auto_grader"}}, "The rubrics_auto_grader judge is not part of"),

@@ -9,6 +9,7 @@ import torch
 from loguru import logger
 
 from ajet.backbone.contract import Update
+from ajet.backbone.local.engines import PausableEngine, open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import Sample, TrainingBatch
@@ -27,8 +28,7 @@ class LocalBackbone:
 
     def __init__(self, experiment: Experiment) -> None:
         from ajet.engine.model_source import locate
-        from ajet.engine.models import context_length, load_model, load_tokenizer
-        from ajet.engine.transformers import TransformersEngine
+        from ajet.engine.models import load_model, load_tokenizer
 
         config = experiment.ajet
         path = _usable(config)
@@ -50,12 +50,7 @@ class LocalBackbone:
             device,
         )
         self.version = 0
-        self._sampler = TransformersEngine(
-            self.trainer.policy.model,
-            version=0,
-            max_num_seqs=config.rollout.max_num_seqs,
-            max_model_len=min(config.rollout.max_model_len, context_length(model)),
-        )
+        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy)
         self.engine: TokenEngine | ChatEngine = self._sampler
 
     def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
@@ -92,11 +87,18 @@ def _usable(config: AjetConfig) -> str:
     """The model's path, if the configuration can be trained here."""
     if config.model.path is None:
         raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
-    if config.rollout.engine not in ("auto", "transformers"):
+    if config.rollout.engine == "endpoint":
         raise ConfigError(
-            f"The local backbone cannot train what the engine {config.rollout.engine} samples.",
+            "The local backbone cannot train what an endpoint samples.",
             where="ajet.rollout.engine",
-            expected="auto or transformers: its model shares the trainer's weights",
+            expected="auto or transformers, whose model shares the trainer's weights, or vllm, which gets a copy",
+        )
+    if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
+        raise ConfigError(
+            "The local backbone cannot change the weights of a vLLM server.",
+            where="ajet.rollout.vllm.base_url",
+            expected="null: ajet then starts vLLM itself",
+            do="use --backbone debug with a server",
         )
     if config.rollout.temperature <= 0:
         raise ConfigError(

@@ -56,9 +56,40 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
 def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
     """Restore weights, optimizer and RNG in place; answers the version. Raises UserError for a folder that holds no
     such state or that of another model."""
+    about = _about(folder, policy)
+    state = _tensors(policy, optimizer)
+    _read_into(_state(folder), state)
+    torch.set_rng_state(state["rng"])
+    if "rng_cuda" in state:
+        torch.cuda.set_rng_state(state["rng_cuda"])
+    optimizer.steps = int(about["steps"])
+    return int(about["version"])
+
+
+def read_weights(folder: Path, policy: Policy) -> None:
+    """Restore the weights alone, in place. Raises UserError as `read` does."""
+    _about(folder, policy)
+    _read_into(_state(folder), {"values": policy.weights.values})
+
+
+def version_of(folder: Path) -> int:
+    """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
+    return int(_state_json(folder)["version"])
+
+
+def dtype_of(folder: Path) -> str:
+    """In which number format its weights are. Raises UserError likewise."""
+    return str(_state_json(folder)["layout"][0]).removeprefix("torch.")
+
+
+def _state(folder: Path) -> Path:
+    return folder / "trainer" / "state.safetensors"
+
+
+def _state_json(folder: Path) -> dict[str, Any]:
     place = folder / "trainer" / "state.json"
     try:
-        about = json.loads(place.read_text())
+        about: dict[str, Any] = json.loads(place.read_text())
     except (OSError, ValueError) as error:
         raise UserError(
             f"{folder} holds no trainer state: training cannot go on from it.",
@@ -66,19 +97,18 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
             expected="a checkpoint that the local backbone wrote",
             do="take it as model.path to begin anew with its weights",
         ) from error
+    return about
+
+
+def _about(folder: Path, policy: Policy) -> dict[str, Any]:
+    about = _state_json(folder)
     if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_layout(policy))):
         raise UserError(
             f"The checkpoint in {folder} is of another model, dtype or LoRA setting.",
-            where=str(place),
+            where=str(folder / "trainer" / "state.json"),
             expected="the model.path, model.dtype and trainer_common.lora that it was written with",
         )
-    state = _tensors(policy, optimizer)
-    _read_into(folder / "trainer" / "state.safetensors", state)
-    torch.set_rng_state(state["rng"])
-    if "rng_cuda" in state:
-        torch.cuda.set_rng_state(state["rng_cuda"])
-    optimizer.steps = int(about["steps"])
-    return int(about["version"])
+    return about
 
 
 def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:

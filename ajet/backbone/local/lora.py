@@ -6,6 +6,7 @@ model with its adapters switched off.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +45,26 @@ def add_adapters(model: Any, lora: Lora) -> Any:
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
     """The weights of the peft model `model` with its adapters added in, under the names of the plain model. Only the
     adapted matrices are new tensors."""
-    from peft.tuners.lora import LoraLayer
-
     base = model.get_base_model()
-    adapted = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     state: dict[str, torch.Tensor] = {}
     for name, tensor in [*base.named_parameters(), *_persistent_buffers(base)]:
-        if ".lora_" in name:
-            continue
-        owner, inside, leaf = name.rpartition(".base_layer.")
-        if inside:
-            if leaf == "weight":
-                change: torch.Tensor = adapted[owner].get_delta_weight("default")  # type: ignore[attr-defined]
-                tensor = tensor + change.to(tensor.dtype)
-            name = f"{owner}.{leaf}"
-        state[name] = tensor.detach()
+        if ".lora_" not in name:
+            state[name.replace(".base_layer.", ".")] = tensor.detach()
+    state.update(adapted_weights(model))
     return state
+
+
+def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The matrices that have adapters, with these added in, under the names of the plain model; one at a time."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted: list[tuple[str, Any]] = [
+        (name, module) for name, module in model.get_base_model().named_modules() if isinstance(module, LoraLayer)
+    ]
+    for name, module in adapted:
+        weight: torch.Tensor = module.get_base_layer().weight.detach()
+        change: torch.Tensor = module.get_delta_weight("default")
+        yield f"{name}.weight", weight + change.detach().to(weight.dtype)
 
 
 def save_adapters(model: Any, folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.lora import add_adapters
+from ajet.backbone.local.lora import adapted_weights, add_adapters
 from ajet.backbone.local.packed_forward import PackedForward
 
 if TYPE_CHECKING:
@@ -38,6 +38,15 @@ class Policy:
         self.forward = PackedForward(model)
         if frozen is not None:
             self._frozen = PackedForward(frozen)
+
+    def changed(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What training changes, as the plain model names it, for an engine with weights of its own: all parameters,
+        or, with LoRA, the matrices with their adapters added in, one at a time."""
+        if self.adapted is not None:
+            yield from adapted_weights(self.adapted)
+        else:
+            for name, parameter in self.model.named_parameters():
+                yield name, parameter.detach()
 
     @contextmanager
     def reference(self) -> Iterator[PackedForward]:

@@ -39,6 +39,24 @@ class RemoteEndpoint(Section):
     )
 
 
+class Vllm(Section):
+    """The vLLM engine, for `engine: vllm`."""
+
+    base_url: str | None = key(
+        None, "A running vLLM server to sample from (debug only); null starts vLLM in child processes."
+    )
+    api_key_env: str = key("VLLM_API_KEY", "Environment variable that holds the server's key.", training=False)
+    cache_gib: float | None = key(
+        None,
+        "GiB for keys and values; null: enough for `max_num_seqs` sequences, at most an eighth of the free memory.",
+        training=False,
+        gt=0,
+    )
+    eager: bool | None = key(
+        None, "Do not compile and capture the model; null: eager on a CPU, not on a GPU.", training=False
+    )
+
+
 class Rollout(Section):
     """How tasks are turned into episodes."""
 
@@ -48,8 +66,8 @@ class Rollout(Section):
     engine: Literal["auto", "transformers", "vllm", "endpoint"] = key(
         "auto",
         "Who produces tokens on debug and local; auto is transformers. An endpoint serves debug only.",
-        later={"vllm": "The vllm engine is not part of this version; `engine: transformers` runs the same model."},
     )
+    vllm: Vllm = section(Vllm, "The vLLM engine, for `engine: vllm`.")
     endpoint: RemoteEndpoint = section(RemoteEndpoint, "An OpenAI-compatible server, for `engine: endpoint`.")
     isolation: Literal["thread", "loop", "process"] = key(
         "thread",

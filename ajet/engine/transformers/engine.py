@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.draws import uniforms
+from ajet.engine.limits import reply_limit
 from ajet.engine.models import context_length
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.attention import Probe, computing
@@ -83,7 +84,11 @@ class TransformersEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Closing the iterator early frees its row before the next step. Raises EngineFailure."""
-        call = Waiting(request, Stream(asyncio.get_running_loop()), self._limit(request))
+        call = Waiting(
+            request,
+            Stream(asyncio.get_running_loop()),
+            reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary),
+        )
         with self._wake:
             if self._closing:
                 raise EngineFailure(self._failure or "the engine is closed", retryable=False)
@@ -149,21 +154,6 @@ class TransformersEngine:
             self._wake.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
-
-    def _limit(self, request: TokenRequest) -> int:
-        """How many tokens the reply may have. Raises EngineFailure for a request that cannot be answered."""
-        ids = request.prompt_ids
-        room = self.max_model_len - len(ids)
-        problem = ""
-        if not len(ids) or int(np.min(ids)) < 0 or int(np.max(ids)) >= self._vocabulary:
-            problem = "the prompt is empty" if not len(ids) else "the prompt has ids outside of the vocabulary"
-        elif room <= 0:
-            problem = f"the prompt has {len(ids)} tokens, the context {self.max_model_len}"
-        elif request.sampling.max_tokens <= 0:
-            problem = "max_tokens must be at least 1"
-        if problem:
-            raise EngineFailure(problem, retryable=False)
-        return min(request.sampling.max_tokens, room)
 
     def _probe(self) -> Shape:
         probe = Probe()

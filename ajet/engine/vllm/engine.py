@@ -1,0 +1,324 @@
+"""VllmEngine: the TokenEngine contract over vLLM's AsyncLLM.
+
+Invariant: AsyncLLM lives in one thread with an event loop of its own; callers, on whatever loop, only see their
+stream. No token is drawn from weights other than those of the version it is stamped with: during an update every
+request is frozen, the new weights are loaded, the caches dropped (running requests compute their keys and values
+again) and the version raised, in this order, before anything runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import secrets
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import torch
+from torch import Tensor
+from vllm import SamplingParams
+from vllm.exceptions import VLLMError
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.limits import reply_limit
+from ajet.engine.streams import Outbox, Stream
+from ajet.engine.vllm.launch import Launch, environment
+from ajet.engine.vllm.requests import Reading, sampling_params
+from ajet.engine.vllm.weights import SharedBucket, device_buckets
+from ajet.schema.errors import EngineFailure, UserError
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+T = TypeVar("T")
+PATIENCE = 3.0
+"""Seconds that vLLM's core gets to end its worker; when it takes longer both are killed."""
+
+
+class VllmEngine:
+    """Samples with vLLM, in child processes.
+
+    `folder` is a model in Hugging Face layout. `weights` names what `weights_changed` hands over, under the names of
+    the checkpoint; without it the weights stay those of the folder, whatever version they are said to be. Raises
+    UserError when vLLM cannot load the model.
+    """
+
+    constrains = True
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        version: int = 0,
+        max_num_seqs: int = 64,
+        max_model_len: int | None = None,
+        weights: Weights | None = None,
+        seed: int = 0,
+        threads: int = 1,
+        cache_bytes: int | None = None,
+        eager: bool | None = None,
+    ) -> None:
+        self.version = version
+        self.counts = {"sampled_tokens": 0, "prompt_tokens": 0, "running": 0}
+        """Since the start, as vLLM counts them; `running` is the number of requests that it is at, as last heard."""
+        self.memory: dict[str, int] = {}
+        """Bytes: `weights`, vLLM's own copy of them; `cache`, its keys and values; `bucket`, what updates pass by."""
+        self._weights = weights
+        self._launch = Launch(
+            folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager
+        )
+        self._lock = threading.Lock()
+        self._calls: set[concurrent.futures.Future[None]] = set()
+        self._names = itertools.count()
+        self._salt = secrets.token_hex(8)
+        self._outbox, self._flushing = Outbox(), False
+        self._pauses, self._gate = 0, asyncio.Lock()
+        self._closing = False
+        self._failure = ""
+        self._shared = SharedBucket() if self._launch.device.type == "cpu" else None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="ajet-vllm", daemon=True)
+        self._thread.start()
+        self._llm: AsyncLLM
+        self._before = _children()
+        try:
+            self._wait(self._start())
+        except BaseException:
+            for process in _children() - self._before:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._end_thread()
+            raise
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Stream one reply. Closing the iterator early aborts it in vLLM. Raises EngineFailure."""
+        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        params = sampling_params(request, limit)
+        stream = Stream(asyncio.get_running_loop())
+        with self._lock:
+            if self._closing or self._failure:
+                raise EngineFailure(self._failure or "the engine is closed", retryable=False)
+            call = asyncio.run_coroutine_threadsafe(self._serve(request, params, stream), self._loop)
+            self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        finished = False
+        try:
+            while not finished:
+                chunk = await stream.next()
+                finished = chunk.finish is not None
+                yield chunk
+        finally:
+            if not finished:
+                call.cancel()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within the block no further step begins, and all that is cached stays: calls that are to be computed
+        together are handed over inside it."""
+        with self._pausing(drop=False):
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block no forward pass runs; calls wait. For whoever computes with the same cores. Kept prefixes
+        are dropped, unless requests are at work on them."""
+        with self._pausing(drop=True):
+            yield
+
+    def weights_changed(self, version: int) -> None:
+        """Load what `weights` names and answer with `version` from the next token on. Calls that run go on with the
+        new weights. Raises ValueError when `version` is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+        with self._pausing(drop=False):
+            self._wait(self._update(version))
+
+    def check_weights(self) -> None:
+        """Hand over all weights and see that none of vLLM's stays as it was. Raises UserError."""
+        with self._pausing(drop=True):
+            untouched = self._wait(self._untouched())
+        if untouched:
+            raise UserError(
+                f"vLLM's {self._launch.folder.name} does not take all weights under the trainer's names: "
+                f"{', '.join(untouched[:3])}{' and others' if len(untouched) > 3 else ''} would never be updated.",
+                where="ajet.rollout.engine",
+                expected="a model whose parameters have the same names in transformers and in its checkpoint",
+                do="use rollout.engine: transformers for this model",
+            )
+
+    def close(self) -> None:
+        """End vLLM's processes; running calls fail with EngineFailure. Idempotent."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._wait(self._stop())
+        self._end_thread()
+
+    def processes(self) -> list[psutil.Process]:
+        """vLLM's, those that live."""
+        return [each for each in self._processes if each.is_running()]
+
+    # ---- in the engine's thread ----
+
+    def _run(self) -> None:
+        # its children inherit this thread's mask: Ctrl-C is for ajet to answer, after the step
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        with environment(self._launch.threads):
+            try:
+                arguments = self._launch.arguments()
+                config = arguments.create_engine_config()
+                self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=[self._counter], disable_log_stats=True)
+            except (RuntimeError, ValueError, OSError, VLLMError) as error:
+                raise UserError(
+                    f"vLLM cannot load the model: {error}",
+                    where=str(self._launch.folder),
+                    do="its own words are above; rollout.engine: transformers runs most models",
+                ) from error
+        model = self._llm.model_config
+        self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
+        [begun] = await self._llm.collective_rpc("ajet_begin", args=(self.version,))
+        self._processes = _children() - self._before
+        self.memory = {"weights": begun["weights"], "cache": int(arguments.kv_cache_memory_bytes or 0), "bucket": 0}
+
+    def _counter(self, config: Any, index: int) -> StatLoggerBase:
+        return _Counter(self.counts)
+
+    async def _serve(self, request: TokenRequest, params: SamplingParams, stream: Stream) -> None:
+        reading = Reading(request.sampling.top_logprobs)
+        prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"{self._salt}-{self.version}")
+        try:
+            async for output in self._llm.generate(prompt, params, f"ajet-{next(self._names)}"):
+                for chunk in reading.chunks(output, self.version):
+                    self._send(stream, chunk)
+        except asyncio.CancelledError:
+            self._send(stream, EngineFailure("the engine was closed"))
+            raise
+        except EngineFailure as failure:
+            self._send(stream, failure)
+        except EngineDeadError as error:
+            self._failure = f"vLLM's process ended: {error}"
+            self._send(stream, EngineFailure(self._failure, retryable=False))
+        except (EngineGenerateError, VLLMError, ValueError) as error:
+            cause = error.__cause__ or error
+            self._send(stream, EngineFailure(f"vLLM refused: {cause}", retryable=False))
+
+    def _send(self, stream: Stream, item: TokenChunk | EngineFailure) -> None:
+        self._outbox.add(stream, item)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._outbox.send()
+
+    async def _pause(self, drop: bool) -> None:
+        async with self._gate:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            self._pauses += 1
+            if drop:
+                await self._llm.reset_prefix_cache()
+
+    async def _resume(self) -> None:
+        async with self._gate:
+            self._pauses -= 1
+            if not self._pauses and not self._closing:
+                await self._llm.resume_generation()
+
+    async def _update(self, version: int) -> None:
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        await self._hand_over()
+        await self._llm.collective_rpc("ajet_commit", args=(version,))
+        self.version = version
+
+    async def _hand_over(self) -> set[str]:
+        """Load all that `weights` names; answers which of vLLM's parameters it went to."""
+        if self._weights is None:
+            return set()
+        tensors = self._weights()
+        loaded: set[str] = set()
+        for bucket in device_buckets(tensors) if self._shared is None else self._shared.buckets(tensors):
+            [names] = await self._llm.collective_rpc("ajet_load", args=(bucket,))
+            loaded.update(names)
+        self.memory["bucket"] = self._shared.size if self._shared is not None else 0
+        return loaded
+
+    async def _untouched(self) -> list[str]:
+        loaded = await self._hand_over()
+        [names] = await self._llm.collective_rpc("ajet_parameters")
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        return sorted(set(names) - loaded)
+
+    async def _stop(self) -> None:
+        with self._lock:
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        others = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]  # type: ignore[union-attr]
+        await asyncio.gather(*others, return_exceptions=True)
+        self._flush()
+        self._llm.shutdown(timeout=PATIENCE)
+        if self._shared is not None:
+            self._shared.close()
+
+    # ---- in callers' threads ----
+
+    @contextmanager
+    def _pausing(self, *, drop: bool) -> Iterator[None]:
+        self._wait(self._pause(drop))
+        try:
+            yield
+        finally:
+            self._wait(self._resume())
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it in the engine's thread. Raises EngineFailure when vLLM has died."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except EngineDeadError as error:
+            self._failure = f"vLLM's process ended: {error}"
+            raise EngineFailure(self._failure, retryable=False) from error
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+class _Counter(StatLoggerBase):
+    """What vLLM says of itself after each step. Without one it keeps no statistics, and no count to check against."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self._counts = counts
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        """Add a step."""
+        if iteration_stats is not None:
+            self._counts["sampled_tokens"] += iteration_stats.num_generation_tokens
+            self._counts["prompt_tokens"] += iteration_stats.num_prompt_tokens
+        if scheduler_stats is not None:
+            self._counts["running"] = scheduler_stats.num_running_reqs
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""

@@ -1,0 +1,122 @@
+"""How vLLM is started: its arguments, the environment its processes get, and how much memory it may have.
+
+Invariant: our own environment is afterwards what it was (vLLM writes a dozen variables, LD_PRELOAD among them, which
+other children of ours must not get), and what the person set in it wins over what is chosen here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+
+from ajet.engine.vllm.owner import VARIABLE
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+BLOCK = 128
+"""Tokens of a block of keys and values, at most."""
+MOST_LOGPROBS = 64
+"""Alternatives a token that a request may ask for."""
+SHARE = 8
+"""The keys and values get at most one part in so many of the free memory."""
+UNKNOWN_SHAPE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What an engine is started with. `cache_bytes` None: enough for `max_num_seqs` sequences of `max_model_len`, as
+    far as the free memory goes. `eager` None: compiled and captured on a GPU, eager on a CPU."""
+
+    folder: Path
+    dtype: torch.dtype
+    device: torch.device
+    max_num_seqs: int
+    max_model_len: int | None
+    seed: int = 0
+    threads: int = 1
+    cache_bytes: int | None = None
+    eager: bool | None = None
+
+    def arguments(self) -> AsyncEngineArgs:
+        """vLLM's. Raises ValueError or OSError for a model it cannot read."""
+        from transformers import AutoConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        shape = AutoConfig.from_pretrained(self.folder).get_text_config()
+        length = min(self.max_model_len or 1 << 30, int(getattr(shape, "max_position_embeddings", None) or 1 << 30))
+        free, total = memory(self.device)
+        return AsyncEngineArgs(
+            model=str(self.folder),
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_model_len=length,
+            max_num_seqs=self.max_num_seqs,
+            max_logprobs=MOST_LOGPROBS + 1,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",  # the model's own defaults of sampling are not ours
+            enable_prefix_caching=True,
+            enforce_eager=self.device.type == "cpu" if self.eager is None else self.eager,
+            kv_cache_memory_bytes=self.cache_bytes or self._cache(shape, length, free),
+            gpu_memory_utilization=0.9 * free / total,
+            seed=self.seed,
+            worker_extension_cls="ajet.engine.vllm.worker.LiveWeights",
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+        )
+
+    def _cache(self, shape: Any, length: int, free: int) -> int:
+        token = bytes_per_token(shape, torch.empty(0, dtype=self.dtype).element_size())
+        if token is None:
+            return min(free // SHARE, UNKNOWN_SHAPE_BYTES)
+        row = (math.ceil(length / BLOCK) + 1) * BLOCK * token
+        return max(row + BLOCK * token, min(self.max_num_seqs * row, free // SHARE))
+
+
+def bytes_per_token(shape: Any, element: int) -> int | None:
+    """Bytes of keys and values a token takes in a model of ordinary attention; None for another."""
+    layers, heads = getattr(shape, "num_hidden_layers", None), getattr(shape, "num_attention_heads", None)
+    if not layers or not heads or hasattr(shape, "kv_lora_rank"):
+        return None
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
+    return 2 * layers * (getattr(shape, "num_key_value_heads", None) or heads) * size * element
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """(free, total) bytes of the device."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(free), int(total)
+    here = psutil.virtual_memory()
+    return int(here.available), int(here.total)
+
+
+@contextmanager
+def environment(threads: int) -> Iterator[None]:
+    """Within it vLLM is imported and its processes are started."""
+    before = dict(os.environ)
+    chosen = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the model is a folder
+    }
+    for name, value in chosen.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the sampler of ours takes the place of the first one's
+    os.environ[VARIABLE] = str(os.getpid())
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

