@@ -17,7 +17,7 @@ from ajet.config.compose import Layers, collect_layers, compose, leaves
 from ajet.config.document import Document, dump_yaml, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.overrides import parse_overrides
-from ajet.config.readiness import ignored, require_ready, value_at
+from ajet.config.readiness import ignored, names_tasks, require_ready, value_at
 from ajet.config.references import located_file, parse_reference
 from ajet.config.resolution import from_environment, is_secret, resolve, unresolved, without_secrets, writable
 from ajet.config.schema import AjetConfig
@@ -66,9 +66,15 @@ class Experiment:
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
-    def require_ready(self) -> None:
-        """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks."""
-        require_ready(self.ajet, self.layers, str(self.yaml_path))
+    def require_ready(self, *, serving: bool = False) -> None:
+        """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
+        `serving`: agents and tasks may come from outside."""
+        require_ready(self.ajet, self.layers, str(self.yaml_path), serving=serving)
+
+    @property
+    def names_tasks(self) -> bool:
+        """Whether a task reader is configured."""
+        return names_tasks(self.ajet)
 
     @property
     def ignored(self) -> list[tuple[str, str]]:
@@ -153,9 +159,12 @@ def load_experiment(
     return _build(read_document(path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
 
 
-def defaults_only(*, backbone: str | None = None, overrides: Sequence[str] = ()) -> Experiment:
-    """The defaults with overrides, as an empty YAML in the working directory would give them."""
-    return _build(parse_document("", Path.cwd() / "defaults.yaml"), backbone=backbone, overrides=overrides)
+def defaults_only(
+    *, backbone: str | None = None, overrides: Sequence[str] = (), name: str = "defaults", exp_dir: Path | None = None
+) -> Experiment:
+    """The defaults with overrides, as an empty YAML `name`.yaml in the working directory would give them."""
+    path = Path.cwd() / f"{name}.yaml"
+    return _build(parse_document("", path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
 
 
 def _build(

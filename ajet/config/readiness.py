@@ -14,9 +14,10 @@ from ajet.config.schema.base import walk
 from ajet.schema.errors import ConfigError
 
 
-def missing(config: AjetConfig) -> list[tuple[str, str]]:
-    """The keys without which no run starts, each with what belongs there."""
-    reader, rollout = config.task_reader, config.rollout
+def missing(config: AjetConfig, *, serving: bool = False) -> list[tuple[str, str]]:
+    """The keys without which no run starts, each with what belongs there. `serving`: agents and tasks may come from
+    outside."""
+    rollout = config.rollout
     needs: list[tuple[str, Any, str]] = []
     if rollout.engine == "endpoint":
         needs += [
@@ -25,20 +26,31 @@ def missing(config: AjetConfig) -> list[tuple[str, str]]:
         ]
     else:
         needs.append(("model.path", config.model.path, "the model to tune"))
-    needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
-    section = f"task_reader.{reader.type}"
+    if not serving:
+        needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
+        needs += _of_reader(config)
+    return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
+
+
+def names_tasks(config: AjetConfig) -> bool:
+    """Whether the task reader has what it needs."""
+    return all(value is not None for _, value, _ in _of_reader(config))
+
+
+def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
+    reader = config.task_reader
     of_reader = {
         "huggingface_dat_repo": ("dataset_path", reader.huggingface_dat_repo.dataset_path, "the data set"),
         "jsonl_dataset_file": ("training.file_path", reader.jsonl_dataset_file.training.file_path, "the task file"),
         "reasoning_gym": ("dataset", reader.reasoning_gym.dataset, "the task family"),
     }
-    if reader.type in of_reader:
-        name, value, meaning = of_reader[reader.type]
-        needs.append((f"{section}.{name}", value, meaning))
-    return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
+    if reader.type not in of_reader:
+        return []
+    name, value, meaning = of_reader[reader.type]
+    return [(f"task_reader.{reader.type}.{name}", value, meaning)]
 
 
-def require_ready(config: AjetConfig, layers: Layers, where: str) -> None:
+def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
     """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing."""
     for path, _, notes in walk(AjetConfig):
         chosen = value_at(config, path)
@@ -47,7 +59,7 @@ def require_ready(config: AjetConfig, layers: Layers, where: str) -> None:
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
-    lacking = missing(config)
+    lacking = missing(config, serving=serving)
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]

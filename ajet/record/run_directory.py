@@ -37,7 +37,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-Kind = Literal["train", "debug", "eval"]
+Kind = Literal["train", "debug", "eval", "serve"]
 
 
 class RunDirectory:
@@ -65,7 +65,7 @@ class RunDirectory:
         after_step = self.resumed.step if self.resumed else -1
         self.episodes.truncate(after_step)
         self.metrics.truncate(after_step)
-        if kind != "debug":
+        if kind not in ("debug", "serve"):
             resumed_step = self.resumed.step if self.resumed else None
             self.metrics.trackers += open_trackers(trainer.logger, self.path, resumed_step=resumed_step)
         self._describe(experiment, redact)
@@ -145,7 +145,7 @@ class _Place:
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> _Place:
-        """A folder of its own below EXPERIMENT/debug or EXPERIMENT/eval, named by the time."""
+        """A folder of its own below EXPERIMENT/debug, eval or serve, named by the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         number = 1
         while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.contract import Backbone
 from ajet.config import Experiment, resolve_reference
@@ -90,12 +90,36 @@ def validation_sampling(experiment: Experiment) -> Sampling:
     )
 
 
-def _renderer(settings: AjetConfig, backbone: Backbone) -> Renderer | None:
+def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer | None:
+    """The run's renderer; None without a tokenizer (a chat engine renders for itself)."""
     from ajet.tokens import Renderer
 
-    if backbone.tokenizer is None:
+    if tokenizer is None:
         return None
-    return Renderer(backbone.tokenizer, keep_thinking=settings.context_tracker.keep_thinking)
+    return Renderer(tokenizer, keep_thinking=settings.context_tracker.keep_thinking)
+
+
+def open_gateway(experiment: Experiment, backbone: Backbone) -> Gateway:
+    """The gateway before the backbone's engine, started."""
+    from ajet.engine.endpoint import EndpointEngine
+    from ajet.gateway import Gateway
+    from ajet.rollout import RoundEngine
+
+    settings = experiment.ajet
+    engine: TokenEngine | ChatEngine = backbone.engine
+    if settings.rollout.deterministic and isinstance(engine, TokenEngine):
+        engine = RoundEngine(engine)
+    return Gateway(
+        engine,
+        renderer_of(settings, backbone.tokenizer),
+        host=settings.gateway.host,
+        port=settings.gateway.port,
+        advertise=settings.gateway.advertise,
+        max_model_len=settings.rollout.max_model_len,
+        max_response_tokens=settings.rollout.max_response_length_in_one_turn,
+        force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
+        chat_engine_for=EndpointEngine.for_model,
+    ).start()
 
 
 @contextmanager
@@ -108,13 +132,10 @@ def assemble(
     """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
     whatever happens. Raises UserError."""
     from ajet.backbone import open_backbone
-    from ajet.engine.endpoint import EndpointEngine
-    from ajet.gateway import Gateway
-    from ajet.rollout import Rollout, RoundEngine
+    from ajet.rollout import Rollout
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
-    settings = experiment.ajet
     backbone = gateway = rollout = None
     try:
         reader = open_reader(experiment)
@@ -122,20 +143,7 @@ def assemble(
         workflow = workflow_of(experiment)
         reader.tasks("train")
         backbone = open_backbone(experiment)
-        engine: TokenEngine | ChatEngine = backbone.engine
-        if settings.rollout.deterministic and isinstance(engine, TokenEngine):
-            engine = RoundEngine(engine)
-        gateway = Gateway(
-            engine,
-            _renderer(settings, backbone),
-            host=settings.gateway.host,
-            port=settings.gateway.port,
-            advertise=settings.gateway.advertise,
-            max_model_len=settings.rollout.max_model_len,
-            max_response_tokens=settings.rollout.max_response_length_in_one_turn,
-            force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
-            chat_engine_for=EndpointEngine.for_model,
-        ).start()
+        gateway = open_gateway(experiment, backbone)
         rollout = Rollout(experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode)
         yield Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
     finally:

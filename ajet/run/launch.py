@@ -7,6 +7,8 @@ ended it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -37,13 +39,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     from ajet.record import RunDirectory
 
     debug = experiment.ajet.backbone == "debug"
-    if experiment.ajet.rollout.engine == "endpoint" and not debug:
-        raise UserError(
-            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
-            where="ajet.rollout.engine",
-            expected="auto or transformers for training",
-            do="use --backbone debug with this engine",
-        )
+    refuse_untrainable(experiment)
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
@@ -51,11 +47,31 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
+    with recorded(experiment, run):
+        _run(experiment, run, debug=debug)
+    return 0
+
+
+def refuse_untrainable(experiment: Experiment) -> None:
+    """Raises UserError for an engine whose replies cannot be trained on, unless nothing is trained."""
+    if experiment.ajet.rollout.engine == "endpoint" and experiment.ajet.backbone != "debug":
+        raise UserError(
+            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers for training",
+            do="use --backbone debug with this engine",
+        )
+
+
+@contextmanager
+def recorded(experiment: Experiment, run: RunDirectory) -> Iterator[None]:
+    """Within the block the run goes on; however it ends, its record says how."""
     for key, reason in experiment.ignored:
         logger.info("{} has no effect: {}", key, reason)
     outcome = "failed"
     try:
-        outcome = _run(experiment, run, debug=debug)
+        yield
+        outcome = "finished"
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
@@ -64,10 +80,9 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         raise
     finally:
         run.close(outcome)
-    return 0
 
 
-def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
+def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> None:
     from ajet.run.assembly import assemble
     from ajet.run.interrupt import Interrupts
 
@@ -79,7 +94,7 @@ def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
 
             with assemble(experiment, run_id=run.run_id) as parts:
                 debug_run(parts, run)
-            return "finished"
+            return
 
         from ajet.run.progress import TrainingProgress
         from ajet.run.summary import finish
@@ -92,4 +107,3 @@ def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> str:
         finally:
             progress.close()
         finish(run)
-        return "finished"

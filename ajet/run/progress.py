@@ -56,7 +56,7 @@ class TrainingProgress:
         if "validation/reward" in metrics:
             console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
             return
-        console.print(_training(step, total, metrics), markup=False, soft_wrap=True)
+        console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
         if step == 1 or step % SAMPLE_EVERY == 0:
             self._show_sample()
         self._sample = None
@@ -87,8 +87,9 @@ def _validation(metrics: dict[str, float]) -> str:
     return f"{reward} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
 
 
-def _training(step: int, total: int, metrics: dict[str, float]) -> str:
-    words = [f"step {step:>4}/{total}"]
+def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
+    """One line for a training step; `total` 0: there is no last one."""
+    words = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     words.append(f"reward {metrics['train/reward']:.3f}" if "train/reward" in metrics else "no episode was scored")
     if metrics.get("train/failed"):
         words.append(f"{int(metrics['train/failed'])} failed")

@@ -41,7 +41,9 @@ REMEMBERED = 10_000
 """Ended episodes that can still be asked for."""
 LONGEST_GLANCE = 2.0
 """Seconds between two looks for episodes whose time is over, at most."""
+MANY_GROUPS = 1_000
 STOP_TIME = 5.0
+"""Seconds that the desk's thread gets to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +167,11 @@ class Desk:
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         self._refuse_more()
         task, group = opening.task, None
-        if opening.trains:
+        if task is None or (opening.trains and self._backlog is not None):
+            if not opening.trains:
+                raise Refused("An episode that does not train needs a task.", param="task")
             group = self._group_for(task)
             task = group.task
-        elif task is None:
-            raise Refused("An episode that does not train needs a task.", param="task")
-        assert task is not None
         index = group.index if group is not None else self._count()
         repeat = group.take_place() if group is not None else 0
         split: Split = self._split if opening.trains else "debug"
@@ -190,6 +191,7 @@ class Desk:
             **self._shown(served),
             "task": task.model_dump(),
             "base_url": endpoint.base_url,
+            "path_base_url": f"{endpoint.base_url.removesuffix('/v1')}/s/{endpoint.api_key}/v1",
             "api_key": endpoint.api_key,
             "model": endpoint.model,
         }
@@ -222,6 +224,12 @@ class Desk:
             source, task = fresh
         group = OpenGroup(task, self._count(), self._settings.rollout.num_repeat, source)
         self._groups.append(group)
+        if len(self._groups) == MANY_GROUPS:
+            logger.warning(
+                "{} tasks have fewer than {} attempts each and wait for more: rollout.group_deadline would let them go",
+                MANY_GROUPS,
+                group.places,
+            )
         return group
 
     def _count(self) -> int:
@@ -343,10 +351,11 @@ class Desk:
                     await self._overdue(group)
 
     async def _overdue(self, group: OpenGroup) -> None:
-        if group.scored < min(self._settings.rollout.min_group, self._settings.rollout.num_repeat):
+        under_way = [served for served in self._open.values() if served.group is group]
+        if under_way and group.scored < min(self._settings.rollout.min_group, self._settings.rollout.num_repeat):
             return
         group.close()
-        await self._stop([served for served in self._open.values() if served.group is group], "group_deadline")
+        await self._stop(under_way, "group_deadline")
         self._completed(group)
 
     async def _stop(self, these: list[Served], reason: str) -> None:

@@ -19,12 +19,12 @@ class OpenGroup:
         self.task, self.index, self.source = task, index, source
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
-        self._places, self._taken = places, 0
+        self.places, self._taken = places, 0
 
     @property
     def has_place(self) -> bool:
         """Whether another attempt belongs to it."""
-        return self._taken < self._places
+        return self._taken < self.places
 
     @property
     def complete(self) -> bool:
@@ -43,7 +43,7 @@ class OpenGroup:
 
     def close(self) -> None:
         """No further attempt is taken."""
-        self._places = self._taken
+        self.places = self._taken
 
     def group(self, order: int) -> Group:
         """The group, as training takes it."""

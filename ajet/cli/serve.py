@@ -1,0 +1,56 @@
+"""`ajet serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+
+_WHERE = "Where"
+
+
+def serve(
+    conf: Conf = None,
+    backbone: BackboneChoice = None,
+    exp_dir: ExpDir = None,
+    host: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address to listen on (127.0.0.1).",
+            show_default=False,
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.")] = False,
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
+    ] = None,
+    overrides: Overrides = None,
+) -> int:
+    """Give agents outside episodes over HTTP; with --backbone local, train on them."""
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+    from ajet.config.experiment import defaults_only
+
+    show_logs()
+    settings = [*(overrides or ())]
+    settings += [f"ajet.gateway.host={host}"] if host is not None else []
+    settings += [f"ajet.gateway.port={port}"] if port is not None else []
+    chosen = backbone.value if backbone else None
+    if conf is None:
+        experiment = defaults_only(backbone=chosen, overrides=settings, name="serve", exp_dir=exp_dir)
+    else:
+        experiment = load_experiment(conf, backbone=chosen, overrides=settings, exp_dir=exp_dir)
+
+    from ajet.run.serve import serve as run
+
+    return run(experiment, resume=resume, fresh=fresh)

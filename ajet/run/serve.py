@@ -1,0 +1,291 @@
+"""`ajet serve`: a model, and perhaps its trainer, behind an address; agents come from outside.
+
+Invariants: with a backbone that trains, every episode that a client finished is trained on or recorded with the reason
+why not, step by step, while clients go on; without one it is on the disk a moment after its end. The admin key is in no
+file and no log: it comes from the environment, or is shown once.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.record.console import console
+from ajet.run.accounting import count_discarded, episode_metrics
+from ajet.run.assembly import open_gateway
+from ajet.run.interrupt import Interrupts
+from ajet.run.launch import recorded, refuse_untrainable
+from ajet.run.progress import step_line
+from ajet.run.train import Training, learn
+from ajet.schema.episode import Episode, Group
+from ajet.schema.errors import UserError
+from ajet.task_reader import TaskOrder
+
+if TYPE_CHECKING:
+    from ajet.backbone.contract import Backbone
+    from ajet.config import Experiment
+    from ajet.gateway import Gateway
+    from ajet.record import RunDirectory
+    from ajet.rollout.served import Desk, ServedOrder
+    from ajet.task_judge import Judge
+    from ajet.task_reader import OpenedReader
+
+ADMIN_KEY = "AJET_ADMIN_KEY"
+"""Environment variable with the key that opens episodes."""
+SHORTEST_KEY = 8
+BACKLOG = 2
+"""Batches of complete groups that may wait for the trainer; then new episodes are refused for a while."""
+BLOCK = 200
+"""Episodes of one file and one row of metrics, where nothing is trained."""
+
+
+@dataclass(slots=True)
+class Served:
+    """What serving works with."""
+
+    experiment: Experiment
+    backbone: Backbone
+    gateway: Gateway
+    desk: Desk
+    order: ServedOrder
+
+
+def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False) -> int:
+    """Serve until Ctrl-C, or until the last training step. Answers the exit code 0; raises UserError,
+    KeyboardInterrupt or a bug."""
+    from ajet.record import RunDirectory
+
+    experiment.require_ready(serving=True)
+    refuse_untrainable(experiment)
+    key, given = _admin_key()
+    trains = experiment.ajet.backbone != "debug"
+    run = RunDirectory.open(
+        experiment,
+        root=experiment.root,
+        kind="train" if trains else "serve",
+        resume=resume or experiment.ajet.trainer_common.resume,
+        fresh=fresh,
+    )
+    with recorded(experiment, run):
+        run.status.set(phase="loading", step=0, pid=os.getpid())
+        interrupts = Interrupts()
+        with interrupts.installed(), assembled(experiment, run_id=run.run_id) as served:
+            if trains:
+                training = Training.begin(served, run, served.order, _show_step)
+            _open_doors(served, run, key, given=given)
+            if trains:
+                train_served(training, served.desk, interrupts)
+            else:
+                record_served(served.desk, run)
+    return 0
+
+
+@contextmanager
+def assembled(experiment: Experiment, *, run_id: str) -> Iterator[Served]:
+    """Open all parts and close them whatever happens. Raises UserError."""
+    from ajet.backbone import open_backbone
+    from ajet.rollout.served import Desk, ServedOrder
+    from ajet.task_judge import open_judge
+    from ajet.task_reader import open_reader
+
+    settings = experiment.ajet
+    backbone = gateway = desk = None
+    try:
+        reader = open_reader(experiment) if experiment.names_tasks else None
+        judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
+        tasks = reader.tasks("train") if reader else None
+        backbone = open_backbone(experiment)
+        order = ServedOrder(_order(experiment, reader, backbone) if reader and tasks else None)
+        gateway = open_gateway(experiment, backbone)
+        desk = Desk(
+            experiment,
+            gateway,
+            judge,
+            order,
+            run_id=run_id,
+            split="train" if backbone.trains else "debug",
+            backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
+        )
+        yield Served(experiment, backbone, gateway, desk, order)
+    finally:
+        for part in (desk, gateway, backbone):
+            if part is not None:
+                part.close()
+
+
+def record_served(desk: Desk, run: RunDirectory) -> None:
+    """Put every episode on the disk as it ends. Ends by KeyboardInterrupt, with what is under way recorded too."""
+    run.status.set(phase="serving", step=0)
+    block: list[Episode] = []
+    number = 0
+
+    def keep(episodes: list[Episode]) -> None:
+        nonlocal block, number
+        for episode in episodes:
+            episode.step = number
+            _show_episode(episode)
+        run.episodes.write(number, "debug", episodes)
+        block += episodes
+        if len(block) >= BLOCK:
+            run.metrics.log(number, episode_metrics(block, "debug"))
+            block, number = [], number + 1
+
+    try:
+        while True:
+            keep(_alone([desk.results.get(), *_rest(desk)]))
+    except KeyboardInterrupt:
+        desk.close()
+        keep(_alone(_rest(desk)))
+        if block:
+            run.metrics.log(number, episode_metrics(block, "debug"))
+        raise
+
+
+def train_served(training: Training, desk: Desk, interrupts: Interrupts) -> None:
+    """Train on groups as they come in, until `total_training_steps` (None: for ever). Ends by KeyboardInterrupt after
+    saving, with what was not trained on recorded."""
+    settings, run = training.parts.experiment.ajet, training.run
+    trainer, size = settings.trainer_common, settings.data.train_batch_size
+    last = trainer.total_training_steps
+    batch = Batch(training.step + 1)
+    try:
+        while last is None or training.step < last:
+            began = time.monotonic()
+            run.status.set(phase="serving", step=batch.step)
+            while len(batch.groups) < size:
+                batch.add(desk.results.get())
+            run.episodes.write(batch.step, "debug", batch.others)
+            learn(training, batch.groups, interrupts, began=began, discarded=batch.discarded)
+            batch = Batch(training.step + 1)
+            if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
+                with interrupts.held():
+                    training.save()
+    except KeyboardInterrupt:
+        logger.warning("interrupted: saving what was learned up to step {}", training.step)
+        _leave(training, desk, batch)
+        raise
+    _leave(training, desk, batch)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What came in for a step."""
+
+    step: int
+    groups: list[Group] = field(default_factory=list)
+    """With something to train on."""
+    discarded: list[Group] = field(default_factory=list)
+    """Without any scored episode."""
+    others: list[Episode] = field(default_factory=list)
+    """Recorded only, as their clients wished."""
+
+    def add(self, result: Group | Episode) -> None:
+        """Take in one result of the desk's."""
+        if isinstance(result, Episode):
+            result.step = self.step
+            self.others.append(result)
+            return
+        for episode in result.episodes:
+            episode.step = self.step
+        (self.groups if result.scored else self.discarded).append(result)
+
+
+def _leave(training: Training, desk: Desk, batch: Batch) -> None:
+    """End what is under way, record what was not trained on with the last step, save."""
+    desk.close()
+    left = Batch(training.step)
+    results = _rest(desk)
+    if batch.step != training.step:
+        results += [*batch.groups, *batch.discarded, *batch.others]
+    for result in results:
+        left.add(result)
+    groups = [*left.groups, *left.discarded]
+    count_discarded(groups)
+    run = training.run
+    if groups:
+        run.episodes.write(left.step, "train", [episode for group in groups for episode in group.episodes])
+    if left.others:
+        run.episodes.write(left.step, "debug", left.others)
+    if training.step:
+        training.save()
+
+
+def _rest(desk: Desk) -> list[Group | Episode]:
+    """What is there already."""
+    found: list[Group | Episode] = []
+    while True:
+        try:
+            found.append(desk.results.get_nowait())
+        except queue.Empty:
+            return found
+
+
+def _alone(results: list[Group | Episode]) -> list[Episode]:
+    return [result for result in results if isinstance(result, Episode)]
+
+
+def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> TaskOrder:
+    from ajet.run.overlong import within_prompt_length
+
+    settings = experiment.ajet
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, backbone.tokenizer)
+    return TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
+
+
+def _admin_key() -> tuple[str, bool]:
+    """The key, and whether the environment gave it. Raises UserError for one that is no key."""
+    given = os.environ.get(ADMIN_KEY)
+    if given is None:
+        return secrets.token_urlsafe(24), False
+    if len(given) < SHORTEST_KEY or not given.isascii() or not given.isprintable() or " " in given:
+        raise UserError(
+            f"{ADMIN_KEY} is no key.",
+            where=f"the environment variable {ADMIN_KEY}, or a .env file",
+            expected=f"at least {SHORTEST_KEY} ASCII characters without spaces",
+            do="leave it out: a random one is made and shown",
+        )
+    return given, True
+
+
+def _open_doors(served: Served, run: RunDirectory, key: str, *, given: bool) -> None:
+    """Answer clients from now on, and say where."""
+    from ajet.rollout.served import routes
+
+    served.gateway.add_routes(routes(served.desk, key))
+    root = served.gateway.base_url.removesuffix("/v1")
+    run.status.set(phase="serving", url=root)
+    trains = served.backbone.trains
+    console.print(f"Serving on [bold]{root}[/] · {'training' if trains else 'recording'} in {run.path}", soft_wrap=True)
+    if not given:
+        console.print(f"Admin key (shown once; {ADMIN_KEY} sets one of your own):", markup=False)
+        console.print(key, markup=False, highlight=False, soft_wrap=True)
+    body = "{}" if served.order.has_tasks else '{"task": "What is 1 + 2?"}'
+    console.print(
+        f"Open an episode:  curl -X POST {root}/episodes -H \"Authorization: Bearer ${ADMIN_KEY}\" -d '{body}'",
+        "\nCtrl-C ends it.",
+        sep="",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _show_step(step: int, total: int, metrics: dict[str, float]) -> None:
+    console.print(step_line(step, 0, metrics), markup=False, soft_wrap=True)
+
+
+def _show_episode(episode: Episode) -> None:
+    words = [f"{episode.task.task_id[:40]}: {episode.status}"]
+    words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+    words += [f"{episode.failure.boundary}: {episode.failure.message[:200]}"] if episode.failure else []
+    words += [f"{len(episode.calls)} calls", f"{episode.sampled_tokens} tokens"]
+    words.append(f"{episode.ended - episode.started:.1f} s")
+    console.print(", ".join(words), markup=False, soft_wrap=True)
