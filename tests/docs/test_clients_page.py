@@ -10,7 +10,7 @@ from tests.docs.snippets import ROOT
 PAGE = ROOT / "docs" / "clients.md"
 
 
-def tested() -> set[Cell]:
+def played() -> set[Cell]:
     """The cells that the client tests play."""
     cells: set[Cell] = set()
     for path in sorted(Path(ROOT, "tests", "contract").glob("test_clients_*.py")):
@@ -55,10 +55,10 @@ def _name(dialect: str) -> str:
 
 
 def test_every_cell_is_tested_and_every_test_has_a_cell():
-    assert sorted(documented()) == sorted(tested())
+    assert sorted(documented()) == sorted(played())
 
 
 def test_every_dialect_is_played_both_ways():
-    assert {(cell.dialect, cell.streaming) for cell in tested()} == {
+    assert {(cell.dialect, cell.streaming) for cell in played()} == {
         (dialect, streaming) for dialect in PATHS for streaming in (False, True)
     }
