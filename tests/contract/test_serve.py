@@ -1,0 +1,279 @@
+"""Episodes for agents outside: opened, played, judged, grouped and ended over HTTP."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from ajet.rollout.served import ServedOrder
+from ajet.schema.episode import Episode, Group, Verdict
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.task_reader import TaskOrder
+from tests.served_fixtures import Counter, counter
+
+
+def error(answer: httpx.Response) -> tuple[int, str]:
+    told = answer.json()["error"]
+    assert told["message"]
+    return answer.status_code, told["code"]
+
+
+def take(served: Counter) -> Episode:
+    result = served.desk.results.get(timeout=10)
+    assert isinstance(result, Episode)
+    return result
+
+
+def take_group(served: Counter) -> Group:
+    result = served.desk.results.get(timeout=10)
+    assert isinstance(result, Group)
+    return result
+
+
+def test_an_episode_from_its_opening_to_its_record():
+    with counter() as served:
+        opened = served.open(task={"question": "What is 1 + 2?", "answer": "3", "id": "sum"})
+        assert opened["status"] == "open" and opened["task"]["metadata"]["answer"] == "3"
+        assert opened["base_url"] == served.gateway.base_url and opened["model"] == "ajet"
+        said = served.ask(opened, "What is 1 + 2?").json()
+        assert said["choices"][0]["message"]["content"] == "yes"
+        assert served.client.get(f"/episodes/{opened['episode']}").json()["status"] == "open"
+        ended = served.finish(opened, reward=0.5, success=True, metadata={"note": "n"}, metrics={"turns": 1}).json()
+        assert (ended["status"], ended["reward"], ended["success"], ended["calls"]) == ("completed", 0.5, True, 1)
+        episode = take(served)
+        assert episode.uuid == opened["episode"] and episode.task.main_query == "What is 1 + 2?"
+        assert episode.verdict == Verdict(0.5, True) and episode.metadata == {"note": "n"}
+        assert episode.metrics == {"turns": 1.0} and len(episode.timelines) == 1
+        assert episode.timelines[0].sampled == episode.sampled_tokens == said["usage"]["completion_tokens"]
+        assert served.client.get(f"/episodes/{opened['episode']}").json() == ended
+
+
+def test_a_key_dies_with_its_episode_and_a_path_may_stand_for_it():
+    with counter() as served:
+        opened = served.open(task="hello")
+        body = {"model": "x", "messages": [{"role": "user", "content": "hi"}]}
+        assert httpx.post(f"{opened['path_base_url']}/chat/completions", json=body).status_code == 200
+        served.finish(opened, reward=1)
+        assert error(served.ask(opened)) == (410, "episode_finished")
+
+
+def test_only_the_holder_of_the_admin_key_is_answered():
+    with counter() as served:
+        opened = served.open(task="hello")
+        url = str(served.client.base_url).rstrip("/")
+        for headers in ({}, {"authorization": f"Bearer {opened['api_key']}"}, {"x-api-key": "wrong"}):
+            assert error(httpx.post(f"{url}/episodes", json={"task": "x"}, headers=headers)) == (
+                401,
+                "invalid_admin_key",
+            )
+            assert httpx.get(f"{url}/episodes/{opened['episode']}", headers=headers).status_code == 401
+        assert httpx.get(f"{url}/episodes", headers={"x-api-key": "an-admin-key"}).status_code == 200
+
+
+class LengthJudge:
+    """Rewards the length of the answer; None for an empty one."""
+
+    def compute_reward(self, workflow_task, workflow_output):
+        answer = workflow_output.metadata.get("final_answer")
+        if answer == "boom":
+            raise ValueError("no number")
+        return None if not answer else (float(len(answer)), True)
+
+
+def test_without_a_reward_the_judge_decides():
+    with counter(judge=LengthJudge()) as served:
+        rewards = []
+        for answer in ("four", "", "boom"):
+            opened = served.open(task="hello")
+            served.ask(opened)
+            rewards.append(served.finish(opened, metadata={"final_answer": answer}).json())
+        assert [(row["status"], row["reward"]) for row in rewards] == [
+            ("completed", 4.0),
+            ("completed", None),
+            ("failed", None),
+        ]
+        assert "did not decide" in rewards[1]["reason"] and rewards[2]["boundary"] == "judge"
+        assert take(served).scored and not take(served).scored
+
+
+def test_a_finish_that_is_repeated_gets_the_same_answer_and_is_judged_once():
+    asked = threading.Event()
+    go_on = threading.Event()
+    judged = []
+
+    class SlowJudge:
+        def compute_reward(self, workflow_task, workflow_output):
+            judged.append(workflow_task.episode_uuid)
+            asked.set()
+            assert go_on.wait(10)
+            return 1.0, True
+
+    with counter(judge=SlowJudge()) as served, ThreadPoolExecutor() as pool:
+        opened = served.open(task="hello")
+        served.ask(opened)
+        first = pool.submit(served.finish, opened)
+        assert asked.wait(10)
+        assert served.client.get(f"/episodes/{opened['episode']}").json()["status"] == "judging"
+        second = pool.submit(served.finish, opened)
+        go_on.set()
+        assert first.result().json() == second.result().json() == served.finish(opened, reward=9).json()
+        assert judged == [opened["episode"]] and first.result().json()["reward"] == 1.0
+
+
+def test_a_client_may_say_that_its_agent_failed_or_give_up():
+    with counter() as served:
+        failed, dropped = served.open(task="a"), served.open(task="b")
+        served.ask(failed)
+        served.ask(dropped)
+        told = served.finish(failed, error="the tool is broken").json()
+        assert (told["status"], told["boundary"], told["reason"]) == ("failed", "agent", "the tool is broken")
+        gone = served.client.delete(f"/episodes/{dropped['episode']}").json()
+        assert (gone["status"], gone["reason"]) == ("aborted", "deleted")
+        assert served.client.delete(f"/episodes/{dropped['episode']}").json() == gone
+        assert error(served.finish(dropped, reward=1)) == (409, "episode_ended")
+        one, two = take(served), take(served)
+        assert one.untrained == {"failed": one.sampled_tokens} and two.untrained == {"failed": two.sampled_tokens}
+
+
+def test_an_episode_without_a_model_call_is_a_failed_one():
+    with counter() as served:
+        told = served.finish(served.open(task="a"), reward=1).json()
+        assert told["status"] == "failed" and "without calling the model" in told["reason"]
+
+
+def test_attempts_at_a_task_make_a_group_and_another_one_begins_the_next():
+    with counter(backlog=9) as served:
+        ended = [served.play(reward, task={"question": "q", "id": "one"}) for reward in (0.0, 1.0, 0.5)]
+        assert [row["repeat"] for row in ended] == [0, 1, 0]
+        group = take_group(served)
+        assert group.order == 0 and [episode.reward for episode in group.episodes] == [0.0, 1.0]
+        assert served.client.get("/episodes").json()["open_groups"] == 1
+        served.play(task={"question": "q", "id": "one"})
+        assert take_group(served).order == 1
+
+
+def test_the_same_id_with_another_question_is_another_task():
+    with counter(backlog=9) as served:
+        assert [served.play(task={"question": text, "id": "one"})["repeat"] for text in ("q", "r", "q", "r")] == [
+            0,
+            0,
+            1,
+            1,
+        ]
+
+
+def test_without_a_task_the_readers_next_one_is_given_to_a_whole_group_at_once():
+    with counter(backlog=9, tasks=3) as served:
+        opened = [served.open() for _ in range(5)]
+        assert [row["task"]["task_id"] for row in opened] == ["t0", "t0", "t1", "t1", "t2"]
+        for row in opened[:4]:
+            served.ask(row)
+        for row in (opened[3], opened[0], opened[2], opened[1]):
+            served.finish(row, reward=1)
+        first, second = take_group(served), take_group(served)
+        assert [(first.task.task_id, first.order), (second.task.task_id, second.order)] == [("t1", 0), ("t0", 1)]
+        served.order.done([0, 1])
+        again = restored(served, 3)
+        assert again.fresh() == (2, Task(main_query="task 2", task_id="t2")), "handed out, and never came back"
+        assert again.number(2) == 2
+
+
+def restored(served: Counter, tasks: int) -> ServedOrder:
+    """The order after a restart."""
+    known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
+    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False))
+    order.restore(served.order.state())
+    with pytest.raises(TaskError):
+        ServedOrder(TaskOrder(known[:1], seed=0)).restore(served.order.state())
+    return order
+
+
+def test_without_a_reader_a_task_is_asked_for():
+    with counter() as served:
+        assert error(served.client.post("/episodes", json={})) == (400, None)
+        assert "no task reader" in served.client.post("/episodes").json()["error"]["message"]
+
+
+def test_episodes_that_do_not_train_are_sampled_as_their_client_wishes_and_join_no_group():
+    with counter(backlog=9, temperature=0.9) as served:
+        opened = served.open(task="hello", train=False)
+        served.ask(opened, temperature=0.25)
+        served.finish(opened, reward=1)
+        episode = take(served)
+        assert episode.split == "debug" and episode.calls[0].temperature == 0.25 and not episode.calls[0].trained
+        assert episode.untrained == {"not_trainable": episode.sampled_tokens}
+        assert served.client.get("/episodes").json()["open_groups"] == 0
+        trained = served.open(task="hello")
+        served.ask(trained, temperature=0.25)
+        served.finish(trained, reward=1)
+        served.play(task="hello")
+        assert take_group(served).episodes[0].calls[0].temperature == 0.9
+
+
+def test_only_the_named_targets_train():
+    with counter() as served:
+        opened = served.open(task="hello", agent="solver", trainable_targets=["solver"])
+        served.ask(opened)
+        headers = {"authorization": f"Bearer {opened['api_key']}", "x-ajet-agent": "critic"}
+        body = {"model": "ajet", "messages": [{"role": "user", "content": "hi"}]}
+        assert httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers).status_code == 200
+        served.finish(opened, reward=1)
+        assert [(call.agent, call.trained) for call in take(served).calls] == [("solver", True), ("critic", False)]
+
+
+def test_a_group_closes_at_its_deadline_with_what_it_has():
+    with counter(backlog=9, num_repeat=4, group_deadline=0.4, min_group=2) as served:
+        slow = served.open(task="q")
+        served.ask(slow)
+        for reward in (0.0, 1.0):
+            served.play(reward, task="q")
+        group = take_group(served)
+        assert [episode.status for episode in group.episodes] == ["aborted", "completed", "completed"]
+        assert group.episodes[0].metadata["aborted"] == "group_deadline"
+        assert error(served.finish(slow, reward=1)) == (409, "episode_ended")
+
+
+def test_more_episodes_than_allowed_and_a_trainer_that_is_behind_are_refused_for_now():
+    with counter(backlog=1, max_env_worker=2, num_repeat=1) as served:
+        one = served.open(task="a")
+        served.open(task="b")
+        full = served.client.post("/episodes", json={"task": "c"})
+        assert error(full) == (429, "too_many_episodes") and full.headers["retry-after"] == "1"
+        served.ask(one)
+        served.finish(one, reward=1)
+        assert error(served.client.post("/episodes", json={"task": "c"})) == (429, "trainer_busy")
+        take_group(served)
+        served.open(task="c")
+
+
+def test_closing_records_what_is_under_way_and_groups_that_are_not_complete():
+    with counter(backlog=9) as served:
+        served.play(task="half")
+        opened = served.open(task="open")
+        served.ask(opened)
+        served.desk.close()
+        groups = [take_group(served), take_group(served)]
+        assert [[episode.status for episode in group.episodes] for group in groups] == [["completed"], ["aborted"]]
+        assert error(served.client.get("/episodes")) == (503, "closing")
+
+
+def test_many_clients_at_once_are_all_accounted_for():
+    with counter(backlog=1000, num_repeat=4, max_env_worker=64) as served, ThreadPoolExecutor(16) as pool:
+        ended = list(pool.map(lambda n: served.play(float(n % 2), task=f"task {n % 10}"), range(80)))
+        groups = [take_group(served) for _ in range(20)]
+        assert sorted(episode.uuid for group in groups for episode in group.episodes) == sorted(
+            row["episode"] for row in ended
+        )
+        assert sorted(group.order for group in groups) == list(range(20))
+        assert all([episode.repeat for episode in group.episodes] == [0, 1, 2, 3] for group in groups)
+        assert served.client.get("/episodes").json() == {
+            "open": [],
+            "ended": {"completed": 80, "failed": 0, "aborted": 0},
+            "open_groups": 0,
+            "waiting_groups": 0,
+            "version": 0,
+        }

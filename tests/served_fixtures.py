@@ -1,0 +1,92 @@
+"""A desk over a scripted engine, asked over the socket as any program would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ajet.config import Experiment
+from ajet.engine.scripted import ScriptedEngine
+from ajet.gateway import Gateway
+from ajet.rollout.served import Desk, ServedOrder, routes
+from ajet.schema.task import Task
+from ajet.task_judge import Judge
+from ajet.task_reader import TaskOrder
+from tests.rollout_fixtures import renderer
+
+KEY = "an-admin-key"
+
+
+@dataclass
+class Counter:
+    """A served desk and a client that holds its admin key."""
+
+    desk: Desk
+    gateway: Gateway
+    engine: ScriptedEngine
+    order: ServedOrder
+    client: httpx.Client
+
+    def open(self, **body: Any) -> dict[str, Any]:
+        """Open an episode."""
+        answer = self.client.post("/episodes", json=body)
+        assert answer.status_code == 201, answer.text
+        opened: dict[str, Any] = answer.json()
+        return opened
+
+    def ask(self, opened: dict[str, Any], text: str = "hello", **more: Any) -> httpx.Response:
+        """One model call of that episode."""
+        body = {"model": "ajet", "messages": [{"role": "user", "content": text}], **more}
+        headers = {"authorization": f"Bearer {opened['api_key']}"}
+        return httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers, timeout=20)
+
+    def finish(self, opened: dict[str, Any], **body: Any) -> httpx.Response:
+        """Say how it went."""
+        return self.client.post(f"/episodes/{opened['episode']}/finish", json=body)
+
+    def play(self, reward: float = 1.0, **body: Any) -> dict[str, Any]:
+        """Open, ask once, finish."""
+        opened = self.open(**body)
+        assert self.ask(opened).status_code == 200
+        answer = self.finish(opened, reward=reward)
+        assert answer.status_code == 200, answer.text
+        ended: dict[str, Any] = answer.json()
+        return ended
+
+
+@contextmanager
+def counter(
+    script: Any = None,
+    *,
+    judge: Any = None,
+    tasks: int = 0,
+    backlog: int | None = None,
+    latency: float = 0.0,
+    gateway: dict[str, Any] | None = None,
+    **rollout: Any,
+) -> Iterator[Counter]:
+    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`; `rollout`: keys of that section."""
+    tree = {"ajet": {"gateway": gateway or {}, "rollout": {"num_repeat": 2, **rollout}}}
+    experiment = Experiment.from_dict(tree, base=Path.cwd())
+    words = renderer()
+    engine = ScriptedEngine(
+        script or (lambda _: "yes"), encode=words.encode, end_id=words.end_ids[0], latency=latency
+    )  # fmt: skip
+    served = Gateway(engine, words, max_model_len=18000, max_response_tokens=4096).start()
+    known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
+    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False) if known else None)
+    split = "debug" if backlog is None else "train"
+    desk = Desk(experiment, served, Judge(judge), order, run_id="test", split=split, backlog=backlog)  # type: ignore[arg-type]
+    served.add_routes(routes(desk, KEY))
+    root = served.base_url.removesuffix("/v1")
+    try:
+        with httpx.Client(base_url=root, headers={"authorization": f"Bearer {KEY}"}, timeout=20) as client:
+            yield Counter(desk, served, engine, order, client)
+    finally:
+        desk.close()
+        served.close()
