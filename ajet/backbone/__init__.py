@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ajet.backbone.contract import Backbone
+    from ajet.backbone.local.scorer import Scorer
     from ajet.config import Experiment
 
-__all__ = ["open_backbone"]
+__all__ = ["open_backbone", "open_scorer", "saved_version"]
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
@@ -34,3 +37,18 @@ def open_backbone(experiment: Experiment) -> Backbone:
         expected="debug or local",
         do="run the same YAML with --backbone local",
     )
+
+
+def open_scorer(experiment: Experiment, checkpoint: Path | None) -> Scorer:
+    """The trainer's forward pass at the weights in `checkpoint`, or, with None, at those the run began with. Raises
+    UserError."""
+    from ajet.backbone.local.scorer import Scorer
+
+    return Scorer(experiment, checkpoint)
+
+
+def saved_version(checkpoint: Path) -> int:
+    """The policy version whose weights a checkpoint holds. Raises UserError where that is not known."""
+    from ajet.backbone.local.checkpoint import version_of
+
+    return version_of(checkpoint)

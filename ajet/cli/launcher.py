@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, config, init, stop
+from ajet.cli import chat, config, init, prove, serve, stop
 from ajet.cli.exit import Boundary
 from ajet.cli.launch import launch
 
@@ -56,8 +56,10 @@ app.callback()(root)
 app.command("launch", hidden=True)(launch)
 app.command("init")(init.init)
 app.add_typer(config.app, name="config")
+app.command("serve")(serve.serve)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
+app.command("prove")(prove.prove)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,6 +28,8 @@ from ajet.schema.timeline import Timeline
 TokenClass = Literal["sampled", "scaffold", "forked"]
 """sampled: by the model; scaffold: what client and template put around the replies; forked: prompts, or parts of
 them, that a call without verbatim extension had to encode anew."""
+LEAST_SHARE = 0.05
+"""Of the tolerance, which a token of probability 1 has too."""
 CLASSES: tuple[TokenClass, ...] = ("sampled", "scaffold", "forked")
 
 
@@ -128,17 +130,24 @@ def prove(
     *,
     lines: Sequence[Timeline] | None = None,
     untrained: Counter[str] | None = None,
+    ignore_tools: bool = True,
     budget: int = 1 << 20,
     episode: str = "",
 ) -> Proof:
     """Everything that an episode's record alone can prove.
 
     `messages` and `tools` are the episode's tables, `words` its renderer (`ajet.tokens.Renderer`, or whatever has
-    its `render`, `extend`, `force_call` and `reply_stream`). `lines` are the recorded timelines and `untrained` the
-    recorded counts of what is in none; without them the timelines are made here, of all calls. `budget`: tokens of a
-    packed row. A structure in which nothing can be looked up (a call is missing) ends the proof there.
+    its methods). `lines` are the recorded timelines and `untrained` the recorded counts of what is in none; without
+    them the timelines are made here, of all calls. `ignore_tools` as in `timelines`; `budget`: tokens of a packed
+    row. A structure in which nothing can be looked up (a call is missing) ends the proof there.
     """
-    from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
+    from ajet.context_tracker.proof_lines import (
+        prove_accounting,
+        prove_rows,
+        prove_same,
+        prove_structure,
+        prove_timelines,
+    )
     from ajet.context_tracker.proof_prompts import prove_prompts
 
     proof = Proof(episodes=1, calls=len(calls))
@@ -146,10 +155,11 @@ def prove(
     if proof.wrong:
         return proof
     prove_prompts(proof, calls, messages, tools, words, episode)
+    again, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
-        lines, untrained = timelines(calls)
+        lines, untrained = again, rest
     proof.timelines = len(lines)
-    proof.wrong += prove_timelines(calls, lines, episode)
+    proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, again, episode)
     if untrained is not None:
         proof.wrong += prove_accounting(calls, lines, untrained, episode)
     if not proof.wrong:
@@ -182,8 +192,9 @@ def compare(
 ) -> None:
     """Hold the recorded log-probabilities of `line` where `at` [T] is True to `computed` [T].
 
-    Those at temperature 1 (`logprobs_unit`), or with `shaped` those of the distribution that was sampled from. A
-    difference of more than `tolerance` nats is a wrong token, one a call.
+    Those at temperature 1 (`logprobs_unit`), or with `shaped` those of the distribution that was sampled from.
+    `tolerance` (nats) is for an improbable token: rounding moves logits, and a token's log-probability follows by the
+    share that the other tokens have, 1 - p. A token further apart is wrong; one a call is reported.
     """
     recorded = line.logprobs if shaped else line.logprobs_unit
     gap = recorded.astype(np.float64) - computed
@@ -193,7 +204,8 @@ def compare(
         tally.gap_sum += float(gap[at].sum())
     if at.any():
         tally.gap_max = max(tally.gap_max, float(np.abs(gap[at]).max()))
-    beyond = at & ~(np.abs(gap) <= tolerance)
+    others = LEAST_SHARE - np.expm1(np.minimum(recorded.astype(np.float64), computed))
+    beyond = at & ~(np.abs(gap) <= tolerance * others)
     for span in line.spans:
         far = np.flatnonzero(beyond[span.start : span.stop])
         if far.size:

@@ -18,6 +18,9 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Ids, full_ids
 from ajet.schema.timeline import Timeline
 
+WITH_TIMELINE = ("zero_variance", "oversampled", "stale")
+"""Reasons that are counted when credit is given: the tokens stay in the episode's timelines."""
+
 
 def prove_structure(
     calls: Sequence[Call],
@@ -153,12 +156,29 @@ def _owner(line: Timeline, position: int) -> int:
     return next((span.call for span in line.spans if position < span.stop), line.leaf)
 
 
+def prove_same(lines: Sequence[Timeline], again: Sequence[Timeline], episode: str) -> list[WrongToken]:
+    """Whether each recorded timeline is the one that the calls give again, or its beginning (one that was too long)."""
+    made = {line.leaf: line for line in again}
+    wrong = []
+    for line in lines:
+        other, count = made.get(line.leaf), len(line.spans)
+        same = other is not None and 0 < count <= len(other.spans) and line.spans[:-1] == other.spans[: count - 1]
+        if same and other is not None:
+            last, whole = line.spans[-1], other.spans[count - 1]
+            same = last[:2] == whole[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)
+        if not same:
+            start = line.spans[0].start if line.spans else 0
+            wrong.append(WrongToken(episode, line.leaf, start, "the calls do not make this timeline again"))
+    return wrong
+
+
 def prove_accounting(
     calls: Sequence[Call], lines: Sequence[Timeline], untrained: Counter[str], episode: str
 ) -> list[WrongToken]:
     """Whether sampled tokens = tokens with mask 1 + the recorded counts of what is in no timeline."""
     sampled = sum(int(call.response_ids.size) for call in calls)
-    masked, counted = sum(line.sampled for line in lines), sum(untrained.values())
+    masked = sum(line.sampled for line in lines)
+    counted = sum(count for reason, count in untrained.items() if reason not in WITH_TIMELINE)
     if sampled == masked + counted:
         return []
     held = {span.call for line in lines for span in line.spans}

@@ -20,7 +20,7 @@ from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove
 from ajet.gateway import Capture
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
-from ajet.tokens import Rendered, Renderer
+from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
 from tests.context_tracker_fixtures import episodes
 from tests.gateway_fixtures import ADD, ASK, Bench, bench, client_of, spelled_out
@@ -144,8 +144,7 @@ def test_what_cannot_be_checked_is_counted(capture):
 
 
 def _re_render(self, before, reply_ids, finish, messages, tools=None, *, verbatim=True):
-    text = self._template.text(messages, tools)
-    return Rendered(text, self.encode(text), len(messages))
+    return self.render(messages, tools)
 
 
 def _never(self, before, reply_ids, finish, messages, tools=None, *, verbatim=True):

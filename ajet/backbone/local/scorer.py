@@ -1,0 +1,54 @@
+"""The trainer's forward pass without a trainer: log-probabilities at the weights of one policy version.
+
+Invariant: model, weights and packing are those that an update of that version computes with, bit for bit; there is
+no optimizer, no engine and no gradient.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.local import checkpoint as checkpoints
+from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
+from ajet.backbone.local.policy import Policy
+from ajet.context_tracker.packing import PackedRow
+from ajet.schema.call import Floats
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class Scorer:
+    """Of the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises UserError."""
+
+    def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import load_model
+
+        config = experiment.ajet
+        if config.model.path is None:
+            raise UserError("This run names no model.", where="ajet.model.path")
+        device = choose_device(config.trainer_common.device)
+        bound_kernel_caches()
+        choose_threads(config.trainer_common.threads, device)
+        name = checkpoints.dtype_of(checkpoint) if checkpoint is not None else config.model.dtype
+        model = load_model(
+            locate(config.model.path, base=experiment.base), dtype=choose_dtype(name, device), device=device
+        )
+        self._policy = Policy(model, lora=config.trainer_common.lora, reference=False)
+        if checkpoint is not None:
+            checkpoints.read_weights(checkpoint, self._policy)
+        self.dtype = str(self._policy.weights.values.dtype).removeprefix("torch.")
+        self.device = device.type
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may hold trees."""
+        return self._policy.forward.packed
+
+    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
+        """[K] of the row's targets."""
+        found: Floats = self._policy.forward.logprobs(row, temperature).cpu().numpy()
+        return found

@@ -1,0 +1,130 @@
+"""What `ajet prove` shows: a table by class of tokens, which steps were recomputed, each wrong token.
+
+Invariant: it shows a `Report` and decides nothing; the JSON has every number of the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ajet.context_tracker.proof import CLASSES
+from ajet.run.prove import Play, Report
+
+SHOWN = 20
+"""Wrong tokens on the screen; the JSON has all."""
+
+
+def as_json(report: Report) -> str:
+    """One JSON object."""
+    proof = report.proof
+    content: dict[str, Any] = {
+        "ok": proof.ok,
+        "run": str(report.target.run),
+        "episodes": proof.episodes,
+        "calls": proof.calls,
+        "timelines": proof.timelines,
+        "classes": {name: asdict(proof.counts[name]) for name in CLASSES},
+        "mismatch_kl": proof.mismatch_kl,
+        "tolerance": report.tolerance,
+        "computed_in": report.computed_in,
+        "forks": dict(proof.forks),
+        "unchecked": dict(proof.unchecked),
+        "weights": {str(version): name for version, name in report.weights.items()},
+        "plays": [
+            {
+                "step": play.step,
+                "split": play.split,
+                "episodes": play.episodes,
+                "sampled": sum(play.sampled.values()),
+                "recomputed": play.recomputed,
+            }
+            for play in report.plays
+        ],
+        "wrong": [asdict(token) for token in proof.wrong],
+    }
+    return json.dumps(content, indent=1)
+
+
+def show(report: Report, console: Console) -> None:
+    """The table, then in sentences what it rests on."""
+    proof = report.proof
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("tokens", "", "checked", "ids equal", "recomputed", "largest gap"):
+        table.add_column(name, justify="left" if name == "tokens" else "right")
+    for name in CLASSES:
+        tally = proof.counts[name]
+        equal = f"{tally.equal / tally.checked:.2%}" if tally.checked else "–"
+        equal = "all" if tally.checked and tally.equal == tally.checked else equal
+        gap = f"{tally.gap_max:.2g}" if tally.compared else "–"
+        compared = f"{tally.compared:,}" if tally.compared else "–"
+        table.add_row(name, f"{tally.tokens:,}", f"{tally.checked:,}", equal, compared, gap)
+    console.print(table)
+    forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
+    _say(console, f"{proof.episodes} episodes, {proof.calls} calls, {proof.timelines} timelines; forks: {forks}.")
+    for reason, count in proof.unchecked.most_common():
+        _say(console, f"{count:,} tokens could not be checked: {UNCHECKED.get(reason, reason)}.")
+    for line in _recomputed(report):
+        _say(console, line)
+    for token in proof.wrong[:SHOWN]:
+        console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
+    if len(proof.wrong) > SHOWN:
+        _say(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
+    if proof.ok:
+        console.print("[bold green]Proven:[/] no wrong token.")
+    else:
+        console.print(f"[bold red]Not proven:[/] {len(proof.wrong)} wrong.")
+
+
+UNCHECKED = {
+    "redacted": "the record blots out a secret in their messages",
+    "raw prompt": "their client sent a raw prompt, which is in the record as ids only",
+    "no reply": "their call was cut off, so that no reply says what they mean",
+}
+
+
+def _recomputed(report: Report) -> list[str]:
+    if report.why_not:
+        return [f"Ids only, no log-probabilities: {report.why_not}."]
+    whole = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
+    part = [play for play in report.plays if 0 < play.recomputed < sum(play.sampled.values())]
+    none = [play for play in report.plays if not play.recomputed and play.sampled]
+    lines = []
+    if report.weights:
+        used = ", ".join(f"version {version} ({name})" for version, name in report.weights.items())
+        lines.append(
+            f"Log-probabilities recomputed in {report.computed_in} with the weights of {used}; "
+            f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
+        )
+    for label, plays in (("Recomputed", whole), ("Recomputed in part", part), ("Ids only", none)):
+        if plays:
+            reason = ": no checkpoint has the weights that sampled them" if plays is none else ""
+            lines.append(f"{label}: {_steps(plays)}{reason}.")
+    return lines
+
+
+def _steps(plays: Sequence[Play]) -> str:
+    """ "step 1-3, 5; validation after step 0, 5"."""
+    parts = []
+    for split in dict.fromkeys(play.split for play in plays):
+        steps = sorted(play.step for play in plays if play.split == split)
+        runs: list[list[int]] = []
+        for step in steps:
+            if runs and step == runs[-1][-1] + 1:
+                runs[-1].append(step)
+            else:
+                runs.append([step])
+        listed = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+        label = "step" if split == "train" else f"{split} after step" if split == "validation" else f"{split} step"
+        parts.append(f"{label} {listed}")
+    return "; ".join(parts)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
