@@ -75,6 +75,14 @@ def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float
     return metrics
 
 
+def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
+    """How many policy versions lie between the weights that sampled what is trained on and the present ones."""
+    lows = [run.low for e in episodes if e.scored for call in e.calls if call.trained for run in call.versions]
+    if not lows:
+        return {}
+    return {"train/staleness_max": version - min(lows), "train/staleness_mean": version - fmean(lows)}
+
+
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over groups with a judged success."""
     rows = [[bool(e.verdict and e.verdict.success) for e in group.scored] for group in groups]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.algorithm import credit
-from ajet.run.accounting import check_tokens, count_discarded, episode_metrics
+from ajet.run.accounting import check_tokens, count_discarded, episode_metrics, staleness_metrics
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
 from ajet.run.format_log import log_formats
@@ -174,6 +174,7 @@ def learn(
         count_discarded(discarded)
         check_tokens([*groups, *discarded], batch)
         metrics = episode_metrics(episodes, "train")
+        metrics |= staleness_metrics(episodes, parts.backbone.version)
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
         if batch.samples:
