@@ -393,6 +393,32 @@ def test_results_may_come_right_behind_their_calls():
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_functions_of_a_namespace_have_one_name_for_the_model_and_two_for_the_client(stream):
+    called = '<tool_call>\n{"name": "sums__add", "arguments": {"a": 1}}\n</tool_call>'
+    spaced = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [{**TOOL, "description": "Adds."}]}
+    with bench() as on:
+        scripted(on, spelled_out(on, called), "3.")
+        session = on.open()
+        endpoint = session("agent", "agent", None)
+
+        async def agent():
+            asked = {"tools": [spaced, TOOL], "stream": stream}
+            first = final(await respond(endpoint, input="x", **asked))
+            call = first.output[0]
+            assert (call.namespace, call.name, call.arguments) == ("sums", "add", '{"a": 1}')
+            assert first.tools[0].type == "namespace"
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+            await respond(endpoint, input=[MESSAGE, *as_given(first), result], **asked)
+
+        asyncio.run(agent())
+        capture = session.close()
+        assert [(call.parent, call.fork) for call in capture.calls] == [(None, None), (0, None)]
+        functions = [tool["function"] for tool in capture.tools[0]]
+        assert [function["name"] for function in functions] == ["sums__add", "add"]
+        assert functions[0]["description"] == "Sums.\n\nAdds."
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_the_captured_ones(stream):
     with bench(["Ok 深."], chunk=1) as on:
         session = on.open()
@@ -460,6 +486,11 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"input": "x", "text": {"verbosity": "low"}}, "text.verbosity"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "x", "tools": [{"type": "namespace", "name": "n"}]}, "tools[0].tools"),
+        ({"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]},
+         "tools[0].tools[0].type"),
+        ({"input": "x", "tools": [TOOL, {**TOOL, "name": "n__add"}, {"type": "namespace", "name": "n",
+                                                                    "tools": [TOOL]}]}, "tools"),
         ({"input": "x", "tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"input": "x", "tools": [{**TOOL, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),

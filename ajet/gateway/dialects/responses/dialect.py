@@ -125,7 +125,7 @@ class ResponsesDialect:
             messages.insert(0, {"role": "system", "content": instructions})
         if not messages:
             raise fields.wrong("input", "a text or a non-empty list of items")
-        tools = read_tools(body.get("tools"))
+        tools, namespaces = read_tools(body.get("tools"))
         choice, named = read_tool_choice(body, tools)
         includes = _includes(body.get("include"))
         top = fields.integer(body, "top_logprobs", 0, 20)
@@ -156,10 +156,10 @@ class ResponsesDialect:
             notes={"model": model} if model else {},
         )
         echo = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
-        echo["tools"] = [{"parameters": None, "strict": None, **tool} for tool in body.get("tools") or ()]
+        echo["tools"] = [_echoed(tool) for tool in body.get("tools") or ()]
         echo["text"] = {"format": {"type": "text"}, **(body.get("text") or {})}
         sealing = "reasoning.encrypted_content" in includes
-        telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing)
+        telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
         store = fields.boolean(body, "store", True)
         options = _Options(echo, telling, self._decode, kept, previous, own, store)
         return Asked([request], fields.boolean(body, "stream", False), options)
@@ -253,6 +253,10 @@ def _previous(name: Any, kept: KeptResponses) -> Kept | None:
     if found.response["status"] == "failed":
         raise fields.unsupported("previous_response_id", "that response failed.")
     return found
+
+
+def _echoed(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"parameters": None, "strict": None, **tool} if tool["type"] == "function" else tool
 
 
 def _includes(value: Any) -> list[str]:

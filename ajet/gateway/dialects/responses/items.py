@@ -14,6 +14,7 @@ from typing import Any
 from ajet.gateway.dialects.chat_messages import read_content
 from ajet.gateway.dialects.fields import text, unsupported, wrong
 from ajet.gateway.dialects.responses.kept import Item, KeptResponses
+from ajet.gateway.dialects.responses.tools import one_name
 from ajet.gateway.turn import Refused
 
 _SEALED = "ajet:"
@@ -104,9 +105,9 @@ class _Conversation:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
 
     def _call(self, item: Item, where: str) -> None:
-        if item.get("namespace") is not None:
-            raise unsupported(f"{where}.namespace", "functions have no namespaces here.")
         name = text(item.get("name"), f"{where}.name")
+        if item.get("namespace") is not None:
+            name = one_name(text(item["namespace"], f"{where}.namespace"), name)
         call = text(item.get("call_id"), f"{where}.call_id")
         arguments = item.get("arguments")
         if not isinstance(arguments, str):

@@ -7,11 +7,12 @@ Invariant: the events of a reply build exactly its items; an item's events lie b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ajet.gateway.dialects.responses.items import sealed
 from ajet.gateway.dialects.responses.kept import Item
+from ajet.gateway.dialects.responses.tools import Namespaces
 from ajet.gateway.dialects.token_logprobs import Decode, token_logprobs
 from ajet.gateway.turn import Piece
 
@@ -29,6 +30,7 @@ class Telling:
     """Reasoning also as its summary: the whole of it."""
     sealed: bool = False
     """Reasoning also as `encrypted_content`."""
+    namespaces: Namespaces = field(default_factory=dict)
 
 
 class Output:
@@ -103,7 +105,11 @@ class Output:
         if self._open != "function_call" or self._call != call.get("index", 0):
             name = call.get("id") or f"call_{self._response}_{len(self.items)}"
             self._called(name, self._response)
-            item: Item = {"type": "function_call", "call_id": name, "name": function.get("name") or "", "arguments": ""}
+            called = function.get("name") or ""
+            space, called = self._telling.namespaces.get(called, (None, called))
+            item: Item = {"type": "function_call", "call_id": name, "name": called, "arguments": ""}
+            if space is not None:
+                item["namespace"] = space
             yield from self._begin(item, "fc")
             self._call = call.get("index", 0)
         arguments = function.get("arguments")

@@ -1,6 +1,7 @@
 """Tools and tool_choice of Responses, as Chat Completions has them.
 
-Invariant: only functions are run by clients, so only they are taken; hosted tools are refused by their type.
+Invariant: only functions are run by clients, so only they are taken, alone or in namespaces; hosted tools are refused
+by their type. The model knows a function of a namespace by one name, the client by two.
 """
 
 from __future__ import annotations
@@ -9,21 +10,52 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.chat_messages import check_parameters
-from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
 
 Choice = tuple[Any, "str | None"]
 """(auto | none | required | named, the tool's name)."""
+Namespaces = Mapping[str, "tuple[str, str]"]
+"""A function's one name -> its namespace and its name there."""
 _ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
 """Fields of a function that ask for what only hosted models have."""
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """The request's tools; None without any. Raises Refused."""
+def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
+    """The request's tools (None without any), and which of them are of namespaces. Raises Refused."""
     if value is None or value == []:
-        return None
+        return None, {}
     if not isinstance(value, list):
         raise wrong("tools", "a list of tools")
-    return [_function(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+    tools: list[dict[str, Any]] = []
+    namespaces: dict[str, tuple[str, str]] = {}
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "namespace":
+            tools.append(_function(tool, where))
+            continue
+        space = text(tool.get("name"), f"{where}.name")
+        members = tool.get("tools")
+        if not isinstance(members, list):
+            raise wrong(f"{where}.tools", "a list of tools")
+        told = tool.get("description") or ""
+        if not isinstance(told, str):
+            raise wrong(f"{where}.description", "a string")
+        for at, member in enumerate(members):
+            read = _function(member, f"{where}.tools[{at}]")
+            function = read["function"]
+            one = one_name(space, function["name"])
+            namespaces[one] = (space, function["name"])
+            about = [part for part in (told if at == 0 else "", function.get("description")) if part]
+            read["function"] = {**function, "name": one, **({"description": "\n\n".join(about)} if about else {})}
+            tools.append(read)
+    if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
+        raise wrong("tools", "functions whose names differ, those of namespaces with the namespace in front")
+    return tools or None, namespaces
+
+
+def one_name(namespace: str, name: str) -> str:
+    """What the model calls a function of a namespace."""
+    return f"{namespace}__{name}"
 
 
 def _function(tool: Any, where: str) -> dict[str, Any]:
@@ -42,7 +74,7 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
     if tool.get("parameters") is not None:
         check_parameters(tool["parameters"], f"{where}.parameters")
         function["parameters"] = tool["parameters"]
-    if tool.get("strict"):
+    if boolean(tool, "strict", False, where):
         function["strict"] = True
     return {"type": "function", "function": function}
 
