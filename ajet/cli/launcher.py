@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, config, init, prove, serve, stop
+from ajet.cli import chat, config, doctor, init, prove, serve, stop
 from ajet.cli.exit import Boundary
 from ajet.cli.launch import launch
 
@@ -60,6 +60,7 @@ app.command("serve")(serve.serve)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
 app.command("prove")(prove.prove)
+app.command("doctor")(doctor.doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

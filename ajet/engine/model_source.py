@@ -17,7 +17,8 @@ from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_SECONDS = 15.0
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
+_HUB_WEIGHTS = "*.safetensors"
+_HUB_FILES = ["*.json", _HUB_WEIGHTS, "*.model", "*.txt", "*.jinja", "*.py", "*.tiktoken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,11 @@ class ModelSource:
     hub: str | None = None
 
 
-def locate(path: str, *, base: Path | None = None, progress: Progress | None = None) -> ModelSource:
-    """Find the model `path` names; fetch it if it must be fetched. Relative paths are tried from `base`, then from
-    the working directory. Raises UserError."""
+def locate(
+    path: str, *, base: Path | None = None, progress: Progress | None = None, weights: bool = True
+) -> ModelSource:
+    """Find the model `path` names; fetch it if it must be fetched, without its `weights` if those are not needed.
+    Relative paths are tried from `base`, then from the working directory. Raises UserError."""
     progress = progress or ProgressLines()
     if path.startswith("embedded:"):
         from ajet.engine.embedded import embedded_folder
@@ -53,7 +56,7 @@ def locate(path: str, *, base: Path | None = None, progress: Progress | None = N
             expected=_EXPECTED,
             do="Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
-    return ModelSource(path, folder=_from_hub(path, progress), hub=path)
+    return ModelSource(path, folder=_from_hub(path, progress, weights), hub=path)
 
 
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"
@@ -80,13 +83,14 @@ def _local(path: str, place: Path) -> ModelSource:
     raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
 
 
-def _from_hub(name: str, progress: Progress) -> Path:
+def _from_hub(name: str, progress: Progress, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    wanted = [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
     try:
-        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
-        if (cached / "config.json").is_file() and any(cached.glob("*.safetensors")):
+        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
+        if (cached / "config.json").is_file() and (not weights or any(cached.glob(_HUB_WEIGHTS))):
             return cached
     except LocalEntryNotFoundError:
         pass
@@ -94,7 +98,7 @@ def _from_hub(name: str, progress: Progress) -> Path:
     _check_reachable(name, where, do)
     progress(f"downloading {name}", 0, 0)
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, etag_timeout=_HUB_SECONDS))
+        return Path(snapshot_download(name, allow_patterns=wanted, etag_timeout=_HUB_SECONDS))
     except GatedRepoError:
         do = "Accept its terms on the hub and set HF_TOKEN."
         raise UserError(f"The model {name!r} is gated.", where=where, do=do) from None

@@ -1,0 +1,40 @@
+"""`ajet doctor [MODEL]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, BackboneChoice, Conf, RunRoot
+
+
+def doctor(
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[MODEL]", help="As in model.path: a folder, hub name or embedded:NAME.", show_default=False
+        ),
+    ] = None,
+    conf: Conf = None,
+    backbone: BackboneChoice = None,
+    exp_dir: RunRoot = RECORD,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Check machine, packages, network and a model's chat template. Exits 1 only for a problem."""
+    import json
+
+    from ajet.record.console import console
+    from ajet.run.doctor import examine, table
+
+    experiment = None
+    if conf is not None:
+        from ajet.cli.opened import opened
+
+        experiment = opened(conf, backbone, ())
+    checkup = examine(model, experiment, exp_dir=exp_dir.absolute())
+    if as_json:
+        typer.echo(json.dumps(checkup.plain(), indent=2, ensure_ascii=False))
+    else:
+        console.print(table(checkup))
+    return 0 if checkup.healthy else 1
