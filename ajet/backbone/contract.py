@@ -37,8 +37,11 @@ class Backbone(Protocol):
         """Optimizer steps of this run so far."""
         ...
 
-    def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
-        """[T] per sample at mask-1 positions (0 elsewhere), of the policy or of the reference model."""
+    def logprobs(
+        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
+    ) -> list[Floats]:
+        """[T] per sample at mask-1 positions (0 elsewhere), of the policy or of the reference model; `temperature` None
+        is the rollout's."""
         ...
 
     def update(self, batch: TrainingBatch) -> Update:

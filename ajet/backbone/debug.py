@@ -38,7 +38,9 @@ class DebugBackbone:
 
         self.engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
 
-    def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
+    def logprobs(
+        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
+    ) -> list[Floats]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""
         raise self._refusal()
 

@@ -193,7 +193,7 @@ def recompute(
                 mine = row.targets.sample == index
                 computed[index][row.targets.offset[mine]] = values[mine]
         for (episode, line), found in zip(lines, computed, strict=True):
-            at = _at_version(episode.calls, line.spans, line.ids.size, version)
+            at = at_version(episode.calls, line.spans, line.ids.size, version)
             if temperature != 1.0:
                 at &= _at_temperature(episode.calls, line.spans, line.ids.size, temperature)
                 compare(proof, episode.calls, line, found, at, tolerance=tolerance, episode=episode.uuid, shaped=True)
@@ -215,7 +215,8 @@ def _versions(call: Call) -> np.ndarray[Any, Any]:
     return versions
 
 
-def _at_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: int) -> np.ndarray[Any, Any]:
+def at_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: int) -> np.ndarray[Any, Any]:
+    """[T] where a timeline with these spans has tokens that policy `version` sampled."""
     at = np.zeros(size, np.bool_)
     for span in spans:
         at[span.start : span.stop] = _versions(calls[span.call])[: span.stop - span.start] == version

@@ -21,6 +21,7 @@ from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
+from ajet.run.step_proof import StepProof
 from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
 
@@ -75,6 +76,10 @@ class Training:
     step: int = 0
     saved_step: int = -1
     last_validation: dict[str, float] = field(default_factory=dict)
+    proof: StepProof = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proof = StepProof(self.parts.experiment.ajet, self.parts.backbone)
 
     @classmethod
     def begin(cls, parts: Learning, run: RunDirectory, order: Frontier, on_step: OnStep) -> Training:
@@ -177,6 +182,7 @@ def learn(
         metrics |= staleness_metrics(episodes, parts.backbone.version)
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
+        metrics |= training.proof.metrics(episodes, batch)
         if batch.samples:
             metrics |= parts.backbone.update(batch).metrics
         metrics["version"] = parts.backbone.version

@@ -53,9 +53,11 @@ class LocalBackbone:
         self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy)
         self.engine: TokenEngine | ChatEngine = self._sampler
 
-    def logprobs(self, samples: list[Sample], *, reference: bool = False) -> list[Floats]:
-        """[T] per sample at mask-1 positions (0 elsewhere), at the rollout's temperature."""
-        return self.trainer.logprobs(samples, reference=reference)
+    def logprobs(
+        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
+    ) -> list[Floats]:
+        """[T] per sample at mask-1 positions (0 elsewhere), at `temperature` or the rollout's."""
+        return self.trainer.logprobs(samples, reference=reference, temperature=temperature)
 
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""

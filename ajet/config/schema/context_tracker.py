@@ -27,6 +27,13 @@ class ContextTracker(Section):
     keep_thinking: bool = key(
         False, "Extend a conversation verbatim where the template would strip earlier thinking, instead of forking."
     )
+    proof_sample: int = key(
+        2,
+        "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
+        "metrics `proof/…`. 0 proves none.",
+        training=False,
+        ge=0,
+    )
     fix_retokenization_drift: bool = key(
         True, "Accepted, ignored.", ignored="replies are kept as the exact ids that were sampled, so none drifts"
     )
