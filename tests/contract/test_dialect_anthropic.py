@@ -446,7 +446,7 @@ def user(*blocks):
         (user({"type": "document", "source": {}}), "messages[0].content[0].type"),
         (user({"type": "thinking", "thinking": "x"}), "messages[0].content[0].type"),
         (user({"type": "tool_result"}), "messages[0].content[0].tool_use_id"),
-        (user({"type": "tool_result", "tool_use_id": "a", "is_error": 1}), "is_error"),
+        (user({"type": "tool_result", "tool_use_id": "a", "is_error": 1}), "messages[0].content[0].is_error"),
         (user({"type": "tool_result", "tool_use_id": "a", "content": 3}), "messages[0].content[0].content"),
         (
             user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
@@ -494,6 +494,7 @@ def user(*blocks):
         ({"output_config": {"effort": "high"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_format": {"type": "json_schema", "schema": {"type": "sum"}}}, "output_format.schema"),
         ({"container": "c"}, "container"),
         ({"thread": {"type": "create"}}, "thread"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),

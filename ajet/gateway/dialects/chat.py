@@ -20,7 +20,7 @@ from ajet.gateway.dialects.response_format import read_response_format
 from ajet.gateway.dialects.token_logprobs import token_logprobs
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 
-_READ = {
+TAKEN = {
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stream", "stream_options", "seed",
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
@@ -28,6 +28,7 @@ _READ = {
     # These ask nothing of the reply.
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 }  # fmt: skip
+"""The fields of a request that this dialect knows."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "presence_penalty": (0,),
@@ -64,7 +65,7 @@ class ChatDialect:
 
     def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
         """The request as turns. Raises Refused."""
-        fields.refuse_unknown(body, _READ)
+        fields.refuse_unknown(body, TAKEN)
         model = fields.model(body)
         tools = read_tools(body.get("tools"))
         choice, named = read_tool_choice(body, tools)

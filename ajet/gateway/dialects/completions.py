@@ -19,12 +19,13 @@ from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 from ajet.tokens.decoding import IncrementalDecoder
 
-_READ = {
+TAKEN = {
     "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",
     "presence_penalty", "repetition_penalty", "min_p", "seed", "stop", "stream", "stream_options", "suffix",
     "temperature", "top_p", "top_k",
     "user",  # asks nothing of the reply
 }  # fmt: skip
+"""The fields of a request that this dialect knows."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "presence_penalty": (0,),
@@ -64,7 +65,7 @@ class CompletionsDialect:
 
     def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
         """The request as turns: for each prompt, `n`. Raises Refused."""
-        fields.refuse_unknown(body, _READ)
+        fields.refuse_unknown(body, TAKEN)
         model = fields.model(body)
         prompts = _prompts(body.get("prompt"))
         count = fields.integer(body, "n", 1, _MAX_CHOICES) or 1

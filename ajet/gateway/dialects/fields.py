@@ -38,13 +38,13 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
     return float(value)
 
 
-def boolean(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean."""
+def boolean(body: Mapping[str, Any], name: str, default: bool, where: str = "") -> bool:
+    """A boolean; `where` is the place of `body` in the request."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise wrong(name, "a boolean")
+        raise wrong(f"{where}.{name}" if where else name, "a boolean")
     return value
 
 

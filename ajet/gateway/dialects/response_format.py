@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
 from ajet.gateway.json_schema import problem_of_schema
 
 
@@ -45,10 +45,18 @@ def _read(value: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None:
         if not isinstance(value, dict):
             raise wrong(where, "an object")
     text(value.get("name"), f"{where}.name")
-    schema = value.get("schema") or {}
+    boolean(value, "strict", False, where)
+    if not isinstance(value.get("description") or "", str):
+        raise wrong(f"{where}.description", "a string")
+    schema = value.get("schema")
+    return {} if nested and schema is None else read_schema(schema, f"{where}.schema")
+
+
+def read_schema(schema: Any, where: str) -> Mapping[str, Any]:
+    """A schema that replies can be held to."""
     if not isinstance(schema, dict):
-        raise wrong(f"{where}.schema", "a JSON schema (an object)")
+        raise wrong(where, "a JSON schema (an object)")
     problem = problem_of_schema(schema)
     if problem is not None:
-        raise unsupported(f"{where}.schema", f"no reply can be held to it: {problem}.")
+        raise unsupported(where, f"no reply can be held to it: {problem}.")
     return schema

@@ -19,6 +19,7 @@ from ajet.gateway.dialects.anthropic.reply import Shown, content_of, stop_of, us
 from ajet.gateway.dialects.anthropic.stream import EventWriter
 from ajet.gateway.dialects.anthropic.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.contract import Asked, Caller, Writer
+from ajet.gateway.dialects.response_format import read_schema
 from ajet.gateway.turn import Refused, Turn, TurnRequest
 
 _KNOWN = {
@@ -162,7 +163,7 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple([fields.text(stop, f"stop_sequences[{index}]") for index, stop in enumerate(value)])
 
 
-def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     config, where = body.get("output_config"), "output_config"
     if config is None:
         config = {}
@@ -178,6 +179,4 @@ def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(wanted, dict) or wanted.get("type") != "json_schema":
         raise fields.wrong(f"{where}.type", "'json_schema'")
-    if not isinstance(wanted.get("schema"), dict):
-        raise fields.wrong(f"{where}.schema", "a JSON schema (an object)")
-    return wanted["schema"]
+    return read_schema(wanted.get("schema"), f"{where}.schema")

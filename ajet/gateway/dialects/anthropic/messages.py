@@ -104,7 +104,7 @@ def _user(content: Any, where: str) -> list[dict[str, Any]]:
 def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
     told = block.get("content")
     said = "" if told is None else _text(told, f"{where}.content")
-    if boolean(block, "is_error", False) and not said.lower().startswith("error"):
+    if boolean(block, "is_error", False, where) and not said.lower().startswith("error"):
         said = f"Error: {said}" if said else "Error"
     return {"role": "tool", "tool_call_id": text(block.get("tool_use_id"), f"{where}.tool_use_id"), "content": said}
 

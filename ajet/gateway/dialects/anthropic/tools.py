@@ -37,9 +37,9 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is not None and kind != "custom":
         raise unsupported(f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known.")
-    if boolean(tool, "strict", False):
+    if boolean(tool, "strict", False, where):
         raise unsupported(f"{where}.strict", "inputs of tools are not held to their schema here.")
-    if boolean(tool, "defer_loading", False):
+    if boolean(tool, "defer_loading", False, where):
         raise unsupported(f"{where}.defer_loading", "there is no tool search here.")
     if tool.get("allowed_callers") not in (None, [], ["direct"]):
         raise unsupported(f"{where}.allowed_callers", "only the model itself calls tools here ('direct').")
@@ -63,7 +63,7 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
         return "auto", None, True
     if not isinstance(choice, dict) or choice.get("type") not in ("auto", "any", "tool", "none"):
         raise wrong("tool_choice.type", "'auto', 'any', 'tool' or 'none'")
-    several = not boolean(choice, "disable_parallel_tool_use", False)
+    several = not boolean(choice, "disable_parallel_tool_use", False, "tool_choice")
     kind = choice["type"]
     if kind in ("auto", "none"):
         return kind, None, several or not tools

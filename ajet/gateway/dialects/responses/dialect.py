@@ -32,10 +32,11 @@ _ECHOED: dict[str, Any] = {
     "background": False,
 }  # fmt: skip
 """Fields of a request that its response repeats, and what it says of those that were left out."""
-_READ = {
+TAKEN = {
     *_ECHOED, "input", "include", "stream", "stream_options", "stop", "seed", "top_k",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata",  # ask nothing of the reply
 }  # fmt: skip
+"""The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
     # Of hosted tools and images, which no response here has.
@@ -111,7 +112,7 @@ class ResponsesDialect:
 
     def read(self, body: Mapping[str, Any], caller: Caller) -> Asked:
         """The request as one turn. Raises Refused."""
-        fields.refuse_unknown(body, _READ)
+        fields.refuse_unknown(body, TAKEN)
         model = fields.model(body)
         kept = kept_responses(caller.kept)
         previous = _previous(body.get("previous_response_id"), kept)

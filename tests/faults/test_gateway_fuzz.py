@@ -1,0 +1,314 @@
+"""Near-valid, broken and hostile requests in every dialect, and replies of every kind: the gateway answers each in the
+client's own terms, by the types of the clients' libraries, and goes on."""
+
+import asyncio
+import copy
+import json
+import socket
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.dialect_fixtures import LANGUAGES, REPLYING, named
+from tests.gateway_fixtures import bench
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+SAYS = ["It is 3.", CALL, '{"total": 3}', "", "<think>\nhm\n</think>\n\nIs it é深✓?\n" + CALL + CALL]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama3"])
+def on(request):
+    script = lambda asked: SAYS[len(asked.prompt_ids) % len(SAYS)]  # noqa: E731
+    with bench(script, style=request.param, chunk=2, max_model_len=1500, max_response_tokens=60) as made:
+        yield made
+
+
+ODD_TEXTS = [
+    "", " ", "\n", "\0", "é深✓🙂", "\ud800", "<|im_end|>", "<|im_start|>system\n", "<tool_call>", "</think>",
+    "{{ 7 * 7 }}", "{% raise %}", "__class__", "../..", "x" * 3000, "text", "auto", "none", "user", "assistant",
+    "system", "function", "json_schema", "message", "tool_result", "ajet@", "ajet@a:b:c", "null", "-1", "1e999",
+]  # fmt: skip
+ODD_NUMBERS = [0, -1, 1, 2, 1.5, 10**30, -(10**30), 2**31, 2**63, 1e308, float("nan"), float("inf"), True, False]
+SCALARS = st.none() | st.sampled_from(ODD_NUMBERS) | st.sampled_from(ODD_TEXTS) | st.text(max_size=5)
+KEYS = ["type", "role", "content", "text", "name", "id", "input", "arguments", "schema", "function", "$ref", "x"]
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value, found=None, parent=None, key=None):
+    """(container, key) of everything inside a JSON value."""
+    found = [] if found is None else found
+    if parent is not None:
+        found.append((parent, key))
+    if isinstance(value, dict):
+        for name in value:
+            places(value[name], found, value, name)
+    elif isinstance(value, list):
+        for at, each in enumerate(value):
+            places(each, found, value, at)
+    return found
+
+
+@st.composite
+def near_valid(draw, language):
+    """A request of the language with up to three things changed."""
+    bodies = (language.plain, *language.rich)
+    body = copy.deepcopy(draw(st.sampled_from(bodies)))
+    if language in REPLYING and draw(st.booleans()):
+        body["stream"] = True
+    elif "stream_options" in body:
+        del body["stream_options"]
+    for _ in range(draw(st.integers(0, 3))):
+        known = places(body)
+        if not known:
+            break
+        parent, key = draw(st.sampled_from(known))
+        what = draw(st.sampled_from(["replace", "graft", "delete", "repeat", "add"]))
+        if what == "replace":
+            parent[key] = draw(VALUES)
+        elif what == "graft":
+            other, at = draw(st.sampled_from(places(draw(st.sampled_from(bodies)))))
+            parent[key] = copy.deepcopy(other[at])
+        elif what == "delete":
+            del parent[key]
+        elif what == "repeat" and isinstance(parent, list):
+            parent.insert(key, copy.deepcopy(parent[key]))
+        elif isinstance(parent, dict):
+            parent[draw(st.sampled_from(KEYS) | st.text(max_size=4))] = draw(VALUES)
+    return body
+
+
+def ask(endpoint, language, content, **headers):
+    """One request, in process."""
+
+    async def send():
+        async with httpx.AsyncClient(transport=endpoint.transport()) as client:
+            sent = {**language.headers(endpoint.api_key), **headers}
+            return await client.post(language.url(endpoint), content=content, headers=sent, timeout=30)
+
+    return asyncio.run(send())
+
+
+def settled(session, statuses=("stop", "length", "tool_calls", "aborted")):
+    """The calls of a session that has ended, found in order."""
+    capture = session.close()
+    for call in capture.calls:
+        assert call.finish in statuses, call.error
+        assert len(call.response_ids) == len(call.logprobs) == len(call.logprobs_unit)
+        if call.finish == "aborted":
+            assert call.extra["rejected"], "only what breaks a schema may be dropped here"
+    return capture.calls
+
+
+def check(language, answer):
+    """Whatever was asked: a good reply, or a refusal that blames the client; never our own mistake."""
+    if answer.status_code != 200:
+        assert 400 <= answer.status_code < 500, answer.text
+        language.check_error(answer.json())
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert language.check_events(answer.text)
+    else:
+        language.check_reply(answer.json())
+
+
+FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=named)
+@FUZZ
+@given(st.data())
+def test_near_valid_requests_are_answered_or_refused(on, language, data):
+    body = data.draw(near_valid(language))
+    session = on.open()
+    answer = ask(session("a", "a", None), language, json.dumps(body))
+    calls = settled(session)
+    check(language, answer)
+    if answer.status_code not in (200, 422) and not isinstance(body.get("prompt"), list):
+        assert not calls, "a refused request samples nothing"
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=named)
+def test_the_requests_that_fuzzing_begins_with_are_good(on, language):
+    for body in (language.plain, *language.rich):
+        for stream in [False, True] if language in REPLYING else [False]:
+            body = {name: value for name, value in body.items() if stream or name != "stream_options"}
+            session = on.open()
+            answer = ask(session("a", "a", None), language, json.dumps({**body, "stream": True} if stream else body))
+            settled(session)
+            check(language, answer)
+            constrained = {"response_format", "text", "output_config"} & set(body)
+            no_room = "tools" in body and answer.status_code == 400 and "tool_choice" in answer.text
+            assert answer.status_code in ((200, 422) if constrained else (200,)) or no_room, answer.text
+
+
+@pytest.mark.parametrize("language", LANGUAGES, ids=named)
+@FUZZ
+@given(st.data())
+def test_bytes_that_are_no_request_are_refused(on, language, data):
+    whole = json.dumps(data.draw(st.sampled_from((language.plain, *language.rich)))).encode()
+    cut = data.draw(st.integers(0, len(whole)))
+    upto = data.draw(st.integers(cut, min(len(whole), cut + 5)))
+    content = whole[:cut] + data.draw(st.binary(max_size=5)) + whole[upto:]
+    session = on.open()
+    answer = ask(session("a", "a", None), language, content)
+    settled(session)
+    check(language, answer)
+
+
+NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=6) | st.sampled_from(
+    ["a", "a:b", "x" * 200]
+)
+
+
+@pytest.mark.parametrize("language", REPLYING, ids=named)
+@settings(FUZZ, max_examples=40)
+@given(st.data())
+def test_names_in_headers_models_and_paths_are_taken_or_refused(on, language, data):
+    session = on.open()
+    endpoint = session("a", "a", None)
+    names = ("x-ajet-agent", "x-ajet-target", "idempotency-key", "x-stainless-retry-count")
+    headers = {name: data.draw(NAMES).strip() for name in data.draw(st.sets(st.sampled_from(names)))}
+    headers = {name: value.encode("latin-1") for name, value in headers.items()}
+    body = {**language.plain, "model": "ajet@" + data.draw(NAMES)}
+    answer = ask(endpoint, language, json.dumps(body), **headers)
+    calls = settled(session)
+    check(language, answer)
+    assert len(calls) == (answer.status_code == 200)
+
+
+PARTS = st.sampled_from([
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "\n", " ", "so", "é深✓🙂", "{", "}", '"',
+    CALL, '{"name": "add", "parameters": {"a": 1}}', '{"name": "add", "arguments": ', '{"a": "\\ud83d"}', "; ", "[1]",
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("language", REPLYING, ids=named)
+@FUZZ
+@given(st.data())
+def test_whatever_a_model_says_its_stream_says_what_the_whole_says(on, language, data):
+    said = "".join(data.draw(st.lists(PARTS | st.text(max_size=3), max_size=7))).encode("utf-8", "ignore").decode()
+    ids = on.renderer.encode(said).tolist()
+    ended = data.draw(st.booleans())
+    step = data.draw(st.integers(1, 4))
+    tools = next((body["tools"] for body in language.rich if body.get("tools")), None)
+    body = {**language.plain, **({"tools": tools} if tools and data.draw(st.booleans()) else {})}
+    if language.anthropic and data.draw(st.booleans()):
+        body["thinking"] = {"type": "adaptive"}
+    script, chunk = on.engine._script, on.engine._chunk
+    on.engine._script = lambda request: [*ids, on.renderer.end_ids[0]] if ended else ids
+    on.engine._chunk = step
+    try:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        whole = ask(endpoint, language, json.dumps(body))
+        streamed = ask(endpoint, language, json.dumps({**body, "stream": True}))
+        one, two = settled(session)
+    finally:
+        on.engine._script, on.engine._chunk = script, chunk
+    assert whole.status_code == streamed.status_code == 200
+    assert one.response_ids.tolist() == two.response_ids.tolist()
+    reply, events = language.check_reply(whole.json()), language.check_events(streamed.text)
+    assert ADD_UP[named(language)](events) == SUM[named(language)](reply)
+
+
+def chat_sum(reply):
+    message = reply.choices[0].message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    thought = (message.model_extra or {}).get("reasoning_content") or ""
+    return message.content or "", thought, calls, reply.choices[0].finish_reason
+
+
+def chat_add_up(events):
+    deltas = [event.choices[0].delta for event in events if event.choices]
+    calls = {}
+    for delta in deltas:
+        for call in delta.tool_calls or ():
+            name, arguments = calls.get(call.index, ("", ""))
+            calls[call.index] = (name + (call.function.name or ""), arguments + (call.function.arguments or ""))
+    thought = "".join((delta.model_extra or {}).get("reasoning_content") or "" for delta in deltas)
+    said = "".join(delta.content or "" for delta in deltas)
+    return said, thought, [calls[at] for at in sorted(calls)], events[-1].choices[0].finish_reason
+
+
+def completions_sum(reply):
+    return reply.choices[0].text, reply.choices[0].finish_reason
+
+
+def completions_add_up(events):
+    told = [event.choices[0] for event in events if event.choices]
+    return "".join(choice.text for choice in told), told[-1].finish_reason
+
+
+def responses_sum(reply):
+    thoughts = [item for item in reply.output if item.type == "reasoning"]
+    thought = "".join(part.text for item in thoughts for part in item.content or item.summary)
+    calls = [(item.name, item.arguments) for item in reply.output if item.type == "function_call"]
+    usage = reply.usage
+    return reply.output_text, thought, calls, reply.status, usage.input_tokens, usage.output_tokens
+
+
+def responses_add_up(events):
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    last = events[-1].response
+    assert [item.id for item in last.output] == [item.id for item in done]
+    said = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert said == last.output_text
+    return responses_sum(last)
+
+
+def messages_sum(reply):
+    texts = "".join(block.text for block in reply.content if block.type == "text")
+    thoughts = "".join(block.thinking for block in reply.content if block.type == "thinking")
+    calls = [(block.name, block.input) for block in reply.content if block.type == "tool_use"]
+    return texts, thoughts, calls, reply.stop_reason, reply.usage.input_tokens, reply.usage.output_tokens
+
+
+def messages_add_up(events):
+    from anthropic.lib.streaming._messages import accumulate_event
+
+    message, partial = None, {}
+    for event in events:
+        message = accumulate_event(event=event, current_snapshot=message, json_bufs=partial)
+    return messages_sum(message)
+
+
+SUM = {
+    "chat-completions": chat_sum, "completions": completions_sum, "responses": responses_sum, "messages": messages_sum,
+}  # fmt: skip
+ADD_UP = {
+    "chat-completions": chat_add_up, "completions": completions_add_up, "responses": responses_add_up,
+    "messages": messages_add_up,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"", b"\0" * 100, b"GET", b"GET / HTTP/1.1\r\n", b"POST /v1/messages HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: -5\r\n\r\n", b"A" * 100_000,
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: 10\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/messages HTTP/1.1\r\ncontent-length: 99999\r\n\r\n{",
+        b"GET /s/" + b"%ff%00" * 50 + b"/v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /s//v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=range(13),
+)  # fmt: skip
+def test_what_is_no_http_at_all_hurts_nobody(on, noise):
+    session = on.open()
+    endpoint = session("a", "a", None)
+    host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        line.sendall(noise)
+        line.shutdown(socket.SHUT_WR)
+        while line.recv(4096):
+            pass
+    for language in LANGUAGES:
+        assert ask(endpoint, language, json.dumps(language.plain)).status_code == 200
+    settled(session)
