@@ -1,0 +1,26 @@
+"""docs/dialects.md names every field that a dialect of OpenAI's takes, each once, and no other."""
+
+import re
+
+import pytest
+
+from ajet.gateway.dialects import chat, completions
+from ajet.gateway.dialects.responses import dialect as responses
+from tests.docs.snippets import ROOT
+
+PAGE = (ROOT / "docs" / "dialects.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("title", "taken"),
+    [
+        ("Chat Completions", chat.TAKEN),
+        ("Completions", completions.TAKEN),
+        ("Responses", responses.TAKEN),
+    ],
+)
+def test_the_fields_of_a_dialect_are_on_its_table(title, taken):
+    section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(taken)
