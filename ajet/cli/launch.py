@@ -43,7 +43,7 @@ def launch(
         ),
     ] = False,
     with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Open the viewer (not in this version).", rich_help_panel=_CLUSTER)
+        bool, typer.Option("--with-logview", help="Serve the viewer while it runs.", rich_help_panel=_CLUSTER)
     ] = False,
     skip_check_avail_gpu: Annotated[
         bool, typer.Option("--skip-check-avail-gpu", help="Accept busy GPUs (verl, trinity).", rich_help_panel=_CLUSTER)

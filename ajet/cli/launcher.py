@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, config, doctor, init, prove, serve, stop
+from ajet.cli import chat, config, doctor, init, prove, runs, serve, stop, view
 from ajet.cli.exit import Boundary
 from ajet.cli.launch import launch
 
@@ -59,6 +59,9 @@ app.add_typer(config.app, name="config")
 app.command("serve")(serve.serve)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
+app.command("view")(view.view)
+app.command("runs")(runs.runs)
+app.command("episodes")(runs.episodes)
 app.command("prove")(prove.prove)
 app.command("doctor")(doctor.doctor)
 

@@ -85,10 +85,10 @@ def read_episodes(path: Path) -> Iterator[Episode]:
         return
     blob = path.with_suffix(".bin").read_bytes()
     for number, row in enumerate(rows, 1):
-        yield decode(row, _unpack(blob, row["blob"], f"{path}:{number}"))
+        yield decode(row, unpack(blob, row["blob"], f"{path}:{number}"))
 
 
-def _unpack(blob: bytes, place: dict[str, Any], where: str) -> bytes:
+def unpack(blob: bytes, place: dict[str, Any], where: str) -> bytes:
     packed = blob[place["offset"] : place["offset"] + place["length"]]
     if len(packed) != place["length"] or zlib.crc32(packed) != place["crc32"]:
         raise UserError(

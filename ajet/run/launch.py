@@ -7,6 +7,7 @@ ended it.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -29,8 +30,6 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         dry_run(experiment)
         return 0
     experiment.require_ready()
-    if options.with_logview:
-        logger.warning("--with-logview: the viewer is not part of this version; the episodes are in the run directory")
     if options.debug_tags:
         from ajet.workflow.breakpoint import activate
 
@@ -47,9 +46,25 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
-    with recorded(experiment, run):
+    with recorded(experiment, run), viewed(run, options.with_logview):
         _run(experiment, run, debug=debug)
     return 0
+
+
+@contextmanager
+def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
+    """With a viewer of the run beside it, if it is wanted. On a terminal it stays until a key ends it."""
+    from ajet.run.view import beside
+
+    process = beside(run) if wanted else None
+    try:
+        yield
+        if process is not None and sys.stdin.isatty():
+            input("The run is over; its pages stay until you press Enter. ")
+    finally:
+        if process is not None:
+            process.terminate()
+            process.wait()
 
 
 def refuse_untrainable(experiment: Experiment) -> None:

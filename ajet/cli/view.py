@@ -1,0 +1,33 @@
+"""`ajet view [RUN or FOLDER]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunRoot
+
+
+def view(
+    place: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[RUN|FOLDER]", help="A run, or a folder of runs; without it all runs."),
+    ] = None,
+    html: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--html", metavar="FILE", help="Write the run into one file and exit.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="0: a free one.")] = 0,
+    host: Annotated[
+        str, typer.Option("--host", help="Other than loopback: needs the key that is printed.")
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
+    exp_dir: RunRoot = RECORD,
+) -> int:
+    """Look at runs in a browser: curves, episodes, tokens."""
+    from ajet.run.view import view as look
+
+    chosen = exp_dir if place is None else Path(place) if Path(place).is_dir() else exp_dir / place
+    return look(chosen.absolute(), host=host, port=port, browser=browser, file=html)

@@ -1,0 +1,210 @@
+"""The viewer over HTTP: the page's own files, and JSON.
+
+Invariants: GET only; every answer carries a content security policy under which nothing but the package's own files
+runs; a request that names another host than the one it was started for is refused (so that a page elsewhere cannot
+read it by a name of its own), and on any address but loopback each request needs the key.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet.record.viewer import episode_page
+from ajet.record.viewer.config_page import config_page
+from ajet.record.viewer.episode_page import Spell
+from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
+from ajet.record.viewer.library import Library, Missing, summary
+from ajet.record.viewer.metrics import metrics_after
+from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
+from ajet.schema.errors import UserError
+
+PAGE = Path(__file__).parent / "page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+COOKIE = "ajet_viewer_key"
+
+SpellFor = Callable[[Path], Spell | None]
+"""A run's folder to what spells its tokens; None when its tokenizer cannot be had."""
+
+
+class Views:
+    """What the page asks for, as plain values. One a server; thread-safe."""
+
+    def __init__(self, library: Library, spell_for: SpellFor) -> None:
+        self.library = library
+        self._spell_for = spell_for
+        self._tables: dict[Path, EpisodeTable] = {}
+        self._spells: dict[Path, Spell | None] = {}
+
+    def runs(self) -> dict[str, Any]:
+        """The index."""
+        return {"runs": self.library.runs(), "only": self.library.only}
+
+    def run(self, name: str) -> dict[str, Any]:
+        """A run's row, and what `ajet prove` said of it."""
+        folder = self.library.path(name)
+        return {**summary(self.library.root, folder), "proof": episode_page.proof(folder)}
+
+    def metrics(self, name: str, start: int) -> dict[str, Any]:
+        """See metrics_after."""
+        return metrics_after(self.library.path(name), start)
+
+    def config(self, name: str) -> dict[str, Any]:
+        """See config_page."""
+        return config_page(self.library.path(name))
+
+    def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
+        """A window of the table. Raises BadFilter."""
+        wanted = TableFilter.from_query(query)
+        table = self.table(name)
+        table.look()
+        return select(table, wanted)
+
+    def episode(self, name: str, uuid: str) -> dict[str, Any]:
+        """An episode's page."""
+        return episode_page.episode_page(episode_page.read_episode(self._place(name, uuid)))
+
+    def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
+        """Some tokens of an episode."""
+        episode = episode_page.read_episode(self._place(name, uuid))
+        try:
+            return episode_page.tokens(episode, line, start, stop, self._spell(name))
+        except IndexError as error:
+            raise Missing(f"The episode has no line {line}.") from error
+
+    def raw(self, name: str, uuid: str) -> bytes:
+        """An episode's line as recorded."""
+        return read_line(self._place(name, uuid))
+
+    def table(self, name: str) -> EpisodeTable:
+        """The run's table."""
+        folder = self.library.path(name)
+        return self._tables.setdefault(folder, EpisodeTable(folder))
+
+    def _place(self, name: str, uuid: str) -> Place:
+        table = self.table(name)
+        if table.find(uuid) is None:
+            table.look(wait=None)
+        found = table.find(uuid)
+        if found is None:
+            raise Missing(f"There is no episode {uuid} in {name}.")
+        return found[1]
+
+    def _spell(self, name: str) -> Spell | None:
+        folder = self.library.path(name)
+        if folder not in self._spells:
+            self._spells[folder] = self._spell_for(folder)
+        return self._spells[folder]
+
+
+def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:
+    """`hosts`: what a request's Host may be (with port); empty: any. `key`: what each request must know, or None."""
+
+    def admitted(request: Request) -> Response | None:
+        if hosts and request.headers.get("host", "") not in hosts:
+            return _told(403, "This viewer answers under its own address only.")
+        if key is not None:
+            given = request.query_params.get("key") or request.cookies.get(COOKIE) or ""
+            if not secrets.compare_digest(given.encode(), key.encode()):
+                return _told(401, "This viewer needs its key: open the address that it printed.")
+        return None
+
+    def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            refused = admitted(request)
+            if refused is not None:
+                return refused
+            try:
+                found = await run_in_threadpool(work, request)
+            except (Missing, OSError) as error:
+                return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
+            except BadFilter as error:
+                return _told(400, str(error))
+            except (UserError, KeyError, TypeError, ValueError) as error:
+                return _told(422, f"This record cannot be read: {error}")
+            return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
+
+        return answer
+
+    def page(request: Request) -> Response:
+        response = _file(PAGE / "index.html")
+        if key is not None:
+            response.set_cookie(COOKIE, key, httponly=True, samesite="strict")
+        return response
+
+    def own_file(request: Request) -> Response:
+        wanted = request.path_params["file"]
+        known = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
+        if wanted not in known:
+            raise Missing(f"There is no file {wanted}.")
+        return _file(known[wanted])
+
+    def raw(request: Request) -> Response:
+        name, uuid = request.path_params["run"], request.path_params["uuid"]
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{_safe(uuid)}.json"'}
+        return Response(views.raw(name, uuid), media_type="application/json", headers=headers)
+
+    def number(request: Request, name: str, default: int) -> int:
+        given = request.query_params.get(name, "")
+        if given and not given.isdigit():
+            raise BadFilter(f"{name}: a whole number, not {given!r}")
+        return int(given) if given else default
+
+    def tokens(request: Request) -> Any:
+        start = number(request, "start", 0)
+        stop = number(request, "stop", start + episode_page.PIECE)
+        return views.tokens(
+            request.path_params["run"], request.path_params["uuid"], number(request, "line", 0), start, stop
+        )
+
+    def run_of(request: Request) -> str:
+        return str(request.path_params["run"])
+
+    routes: list[tuple[str, Callable[[Request], Any]]] = [
+        ("/", page),
+        ("/page/{file:path}", own_file),
+        ("/api/runs", lambda request: views.runs()),
+        ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
+        ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
+        ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), dict(request.query_params))),
+        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
+        ("/api/tokens/{uuid}/of/{run:path}", tokens),
+        ("/api/raw/{uuid}/of/{run:path}", raw),
+        ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
+    ]
+    return Starlette(routes=[Route(path, answering(work), methods=["GET"]) for path, work in routes])
+
+
+def _uuid(request: Request) -> str:
+    return str(request.path_params["uuid"])
+
+
+def _file(path: Path) -> Response:
+    kind = mimetypes.guess_type(path.name)[0] or "text/plain"
+    return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
+
+
+def _told(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
+
+
+def _safe(name: str) -> str:
+    return "".join(letter for letter in name if letter.isalnum() or letter in "-_") or "episode"

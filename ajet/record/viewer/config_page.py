@@ -1,0 +1,58 @@
+"""A run's configuration, key by key, with where each value comes from.
+
+Invariant: the values are those of the run's own `resolved.yaml`; the origin is read off what the run kept (the given
+YAML and the command lines), so that it stays true when the defaults of a later version differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ajet.record.plain import plain
+
+
+def config_page(folder: Path) -> dict[str, Any]:
+    """{keys: [{key, value, origin}], given, commands}."""
+    resolved, given = _tree(folder / "resolved.yaml"), _tree(folder / "given.yaml")
+    commands = _text(folder / "command")
+    written = dict(flat(given))
+    overridden = set(re.findall(r"(?:^|\s)['\"]?\+{0,2}([\w.]+)=", commands))
+    keys = []
+    for key, value in flat(resolved):
+        short = key.removeprefix("ajet.")
+        if short in overridden or key in overridden:
+            origin = "command line"
+        elif key in written or any(key.startswith(f"{other}.") for other, found in written.items() if found == {}):
+            origin = "given.yaml"
+        else:
+            origin = "default"
+        keys.append({"key": key, "value": plain(value), "origin": origin})
+    return {"keys": keys, "given": _text(folder / "given.yaml"), "commands": commands}
+
+
+def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf; an empty mapping is a leaf."""
+    if isinstance(tree, Mapping) and (tree or not prefix):
+        for name, value in tree.items():
+            yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
+    else:
+        yield prefix, tree
+
+
+def _tree(path: Path) -> Any:
+    try:
+        return yaml.safe_load(_text(path)) or {}
+    except yaml.YAMLError:
+        return {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

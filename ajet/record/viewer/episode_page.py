@@ -1,0 +1,158 @@
+"""One episode as its page shows it: turns, calls, branches, and a timeline's tokens piece by piece.
+
+Invariant: tokens are the record's own, of the timelines that training used; where an episode has none (it was not
+scored, or a chat engine answered), each last call of a branch is shown as a line of tokens without a mask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ajet.record.episode_codec import decode
+from ajet.record.episodes import unpack
+from ajet.record.plain import plain
+from ajet.record.viewer.episode_table import Place, read_line
+from ajet.schema.call import Call, full_ids
+from ajet.schema.episode import Episode
+from ajet.schema.timeline import Timeline
+
+Spell = Callable[[Sequence[int]], list[str]]
+"""Token ids to the text of each."""
+
+PIECE = 4096
+"""Tokens of one answer, at most."""
+
+
+def read_episode(place: Place) -> Episode:
+    """The episode of a line. Raises OSError when it is gone, UserError for damage, ValueError for a broken line."""
+    row = json.loads(read_line(place))
+    blob = row["blob"]
+    with place.path.with_suffix(".bin").open("rb") as file:
+        file.seek(blob["offset"])
+        packed = file.read(blob["length"])
+    where = f"{place.path.name}, byte {place.offset}"
+    return decode(row, unpack(packed, {**blob, "offset": 0}, where))
+
+
+def episode_page(episode: Episode) -> dict[str, Any]:
+    """All but the tokens."""
+    lines = token_lines(episode)
+    return {
+        "uuid": episode.uuid,
+        "step": episode.step,
+        "split": episode.split,
+        "repeat": episode.repeat,
+        "status": episode.status,
+        "attempts": episode.attempts,
+        "started": episode.started,
+        "ended": episode.ended,
+        "advantage": episode.advantage,
+        "task": plain(episode.task),
+        "verdict": plain(vars_of(episode.verdict)),
+        "failure": plain(vars_of(episode.failure)),
+        "checks": episode.checks,
+        "untrained": dict(episode.untrained),
+        "metadata": plain(episode.metadata),
+        "metrics": plain(episode.metrics),
+        "messages": plain(episode.messages),
+        "tools": plain(episode.tools),
+        "calls": [_call(call) for call in episode.calls],
+        "lines": [
+            {"leaf": line.leaf, "agent": line.agent, "length": len(line.ids), "trained": line.sampled} for line in lines
+        ],
+    }
+
+
+def vars_of(value: Any) -> dict[str, Any] | None:
+    """A dataclass's fields; None for None."""
+    return None if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {
+        "index": call.index,
+        "agent": call.agent,
+        "target": call.target,
+        "trained": call.trained,
+        "parent": call.parent,
+        "prefix": call.prefix,
+        "suffix": len(call.suffix_ids),
+        "reply_tokens": len(call.response_ids),
+        "versions": [list(run) for run in call.versions],
+        "finish": call.finish,
+        "fork": call.fork,
+        "messages": list(call.messages),
+        "reply": call.reply,
+        "tools": call.tools,
+        "temperature": call.temperature,
+        "started": call.started,
+        "ended": call.ended,
+        "error": call.error,
+        "extra": plain(call.extra),
+    }
+
+
+def token_lines(episode: Episode) -> list[Timeline]:
+    """The timelines; without any, the last calls of the branches as unmasked lines."""
+    if episode.timelines:
+        return episode.timelines
+    inner = {call.parent for call in episode.calls if call.parent is not None and call.fork is None}
+    lines = []
+    for call in episode.calls:
+        if call.index in inner or not len(call.suffix_ids) + call.prefix:
+            continue
+        ids = full_ids(episode.calls, call.index)
+        none, zeros = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32)
+        lines.append(
+            Timeline(call.index, call.agent, call.target, ids, none, zeros, zeros, np.full(len(ids), -1, np.int32), ())
+        )
+    return lines
+
+
+def tokens(episode: Episode, line: int, start: int, stop: int, spell: Spell | None) -> dict[str, Any]:
+    """Tokens [start, stop) of a line, column by column; `borders` are where calls begin and replies end.
+
+    `text` is None where nobody can spell them. Raises IndexError for a line that is not there.
+    """
+    timeline = token_lines(episode)[line]
+    part = slice(max(start, 0), min(stop, start + PIECE, len(timeline.ids)))
+    ids = timeline.ids[part].tolist()
+    return {
+        "start": part.start,
+        "ids": ids,
+        "text": spell(ids) if spell is not None else None,
+        "mask": timeline.mask[part].astype(int).tolist(),
+        "logprobs": [round(float(value), 5) for value in timeline.logprobs[part]],
+        "unit": [round(float(value), 5) for value in timeline.logprobs_unit[part]],
+        "versions": timeline.versions[part].tolist(),
+        "borders": [border for border in borders(episode, timeline) if part.start <= border["at"] < part.stop],
+    }
+
+
+def borders(episode: Episode, timeline: Timeline) -> list[dict[str, Any]]:
+    """Where each call along the line's branch begins its own prompt, and its reply."""
+    found: list[dict[str, Any]] = []
+    index: int | None = timeline.leaf
+    until = len(timeline.ids)
+    while index is not None:
+        call = episode.calls[index]
+        reply = call.prefix + len(call.suffix_ids)
+        for at, what in ((reply, "reply"), (call.prefix, "prompt")):
+            if at < until:
+                found.append({"at": at, "call": index, "what": what})
+        until, index = call.prefix, call.parent
+    return found[::-1]
+
+
+def proof(folder: Path) -> dict[str, Any] | None:
+    """What `ajet prove` last said of the run; None when it has not been asked."""
+    try:
+        found = json.loads((folder / "proof.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,115 @@
+"""One run in one file that opens from disk: the same page, with its data and scripts written into it.
+
+Invariant: the file fetches nothing and runs nothing but the package's own scripts, which its content security policy
+names by their hashes; data cannot end the element that it is written in.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from ajet.record.viewer import episode_page
+from ajet.record.viewer.app import PAGE, Views
+from ajet.record.viewer.episode_page import Spell
+from ajet.record.viewer.table_filter import TableFilter, select
+
+MOST_TOKENS = 2_000_000
+"""Of all episodes in a file together; about forty bytes each."""
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
+
+
+def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
+    """The file's content. The newest episodes are in it, as many as `MOST_TOKENS` admit; the page says so."""
+    table = views.table(name)
+    table.look(wait=None)
+    everything = select(table, TableFilter(limit=1 << 40))
+    rows: list[dict[str, Any]] = []
+    pages: dict[str, Any] = {}
+    tokens: dict[str, list[dict[str, Any]]] = {}
+    room = MOST_TOKENS
+    for row, place in table.rows():
+        episode = episode_page.read_episode(place)
+        lines = episode_page.token_lines(episode)
+        room -= sum(len(line.ids) for line in lines)
+        if room < 0 and rows:
+            break
+        rows.append(row)
+        pages[row["uuid"]] = episode_page.episode_page(episode)
+        tokens[row["uuid"]] = [_whole_line(views, episode, index, spell) for index in range(len(lines))]
+    left_out = everything["total"] - len(rows)
+    data = {
+        "note": f"a copy; {left_out} older episodes are not in it" if left_out else "a copy",
+        "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None},
+        "run": views.run(name),
+        "metrics": views.metrics(name, 0),
+        "config": views.config(name),
+        "episodes": rows,
+        "pages": pages,
+        "tokens": tokens,
+    }
+    return _assembled(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+
+
+def _whole_line(views: Views, episode: Any, index: int, spell: Spell | None) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    start, length = 0, len(episode_page.token_lines(episode)[index].ids)
+    while start < length or not parts:
+        part = episode_page.tokens(episode, index, start, length, spell)
+        parts.append(part)
+        start += max(1, len(part["ids"]))
+    whole = {**parts[0], "borders": [border for part in parts for border in part["borders"]]}
+    for column in ("ids", "mask", "logprobs", "unit", "versions"):
+        whole[column] = [value for part in parts for value in part[column]]
+    whole["text"] = None if spell is None else [text for part in parts for text in part["text"]]
+    return whole
+
+
+def _assembled(data: str) -> str:
+    chart, page = (PAGE / "vendor" / "uplot.js").read_text(), bundle()
+    style = (PAGE / "vendor" / "uplot.css").read_text() + (PAGE / "style.css").read_text()
+    policy = (
+        f"default-src 'none'; script-src {_hash(chart)} {_hash(page)}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    text = (PAGE / "index.html").read_text()
+    text = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", text)
+    text = re.sub(r"<script[^>]*></script>\n", "", text)
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n</head>'
+    harmless = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    body = (
+        f'<script type="application/json" id="frozen">{harmless}</script>\n'
+        f'<script>{chart}</script>\n<script type="module">{page}</script>\n</body>'
+    )
+    return text.replace("</head>", head).replace("</body>", body)
+
+
+def bundle() -> str:
+    """The page's modules as one: each after those that it imports, without the imports and exports themselves."""
+    order: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in order or name in visiting:
+            return
+        visiting.add(name)
+        for wanted in re.findall(r'from "\./([\w.]+)";', (PAGE / name).read_text()):
+            visit(wanted)
+        order.append(name)
+
+    visiting: set[str] = set()
+    visit("app.js")
+    parts = [_IMPORT.sub("", (PAGE / name).read_text()) for name in order]
+    return "\n".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def write(views: Views, name: str, spell: Spell | None, file: Path) -> None:
+    """Write the file. Raises OSError."""
+    file.write_text(frozen_page(views, name, spell), encoding="utf-8")

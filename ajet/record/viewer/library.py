@@ -1,0 +1,145 @@
+"""Library: the run directories below one folder.
+
+Invariant: a run is named by its path below the folder, and only names that a look into the folder has found are ever
+opened; a link that leads out of the folder is not followed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet.record.lock import Holder
+from ajet.record.status import read_status
+from ajet.schema.errors import AjetError
+
+MARKS = ("status.json", "run.json", "metrics.jsonl")
+"""A folder with one of these is a run."""
+WITHIN = ("debug", "eval")
+"""Folders inside a run whose folders are runs too."""
+
+
+class Missing(AjetError):
+    """What was asked for is not there, or not there any more."""
+
+
+class Library:
+    """`root` holds runs; with `only`, one of them is all there is."""
+
+    def __init__(self, root: Path, *, only: str | None = None) -> None:
+        self.root, self.only = root.resolve(), only
+
+    @classmethod
+    def of(cls, folder: Path) -> Library:
+        """The library of a folder of runs, or of one run directory."""
+        if any((folder / mark).exists() for mark in MARKS):
+            return cls(folder.parent, only=folder.name)
+        return cls(folder)
+
+    def names(self) -> list[str]:
+        """The runs' names, in order."""
+        return sorted(str(path.relative_to(self.root)) for path in self._folders())
+
+    def path(self, name: str) -> Path:
+        """A run's folder. Raises Missing."""
+        for folder in self._folders():
+            if str(folder.relative_to(self.root)) == name:
+                return folder
+        raise Missing(f"There is no run named {name} any more, or there never was.")
+
+    def runs(self) -> list[dict[str, Any]]:
+        """A row a run, the one that changed last first."""
+        rows = [summary(self.root, folder) for folder in self._folders()]
+        return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
+
+    def _folders(self) -> Iterator[Path]:
+        names = [self.only] if self.only is not None else [path.name for path in _listed(self.root)]
+        for name in names:
+            folder = self.root / name
+            if not self._inside(folder):
+                continue
+            if _is_run(folder):
+                yield folder
+            for kind in WITHIN:
+                yield from (path for path in _listed(folder / kind) if self._inside(path) and _is_run(path))
+
+    def _inside(self, folder: Path) -> bool:
+        return folder.resolve().is_relative_to(self.root)
+
+
+def summary(root: Path, folder: Path) -> dict[str, Any]:
+    """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
+    status = _status(folder)
+    rewards = last_values(folder / "metrics.jsonl", ("train/reward", "validation/reward", "debug/reward"))
+    return {
+        "name": str(folder.relative_to(root)),
+        "kind": status.get("kind", "train"),
+        "state": state(status),
+        "phase": status.get("phase"),
+        "step": status.get("step"),
+        "steps": status.get("steps"),
+        "started": status.get("started"),
+        "updated": status.get("updated") or _changed(folder),
+        **rewards,
+    }
+
+
+def state(status: dict[str, Any]) -> str:
+    """running, what its outcome says, or stopped: its process is gone without a word."""
+    if status.get("outcome"):
+        return str(status["outcome"])
+    for entry in status.get("processes") or ():
+        if entry.get("role") == "run":
+            holder = Holder(int(entry["pid"]), float(entry["started"]), str(status.get("host", "")))
+            return "running" if holder.alive() else "stopped"
+    return "unknown"
+
+
+def last_values(metrics: Path, names: tuple[str, ...], window: int = 1 << 18) -> dict[str, float | None]:
+    """The last value of each metric within the file's last bytes."""
+    found: dict[str, float | None] = dict.fromkeys(names)
+    try:
+        with metrics.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - window))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return found
+    for line in reversed(lines[(1 if size > window else 0) : -1]):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        for name in names:
+            if found[name] is None and isinstance(row.get(name), (int, float)):
+                found[name] = row[name]
+        if None not in found.values():
+            break
+    return found
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    try:
+        return read_status(folder) or {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _changed(folder: Path) -> float | None:
+    try:
+        return max((folder / mark).stat().st_mtime for mark in MARKS if (folder / mark).exists())
+    except (OSError, ValueError):
+        return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in MARKS)

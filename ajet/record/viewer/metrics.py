@@ -1,0 +1,36 @@
+"""What a run's `metrics.jsonl` says from some byte on.
+
+Invariant: only whole lines are read; the answer names the byte to go on from, and says when the file has become
+shorter than that, as a resumed run cuts it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+LEFT_OUT = ("tasks", "discarded")
+"""Of a row: lists that no curve shows."""
+
+
+def metrics_after(folder: Path, start: int) -> dict[str, Any]:
+    """{rows, next, reset}: the rows from byte `start` on. Damaged lines are counted in `damaged`."""
+    path = folder / "metrics.jsonl"
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            reset = start > size
+            file.seek(0 if reset else start)
+            data = file.read()
+    except OSError:
+        return {"rows": [], "next": 0, "reset": start > 0, "damaged": 0}
+    whole = data[: data.rfind(b"\n") + 1]
+    rows, damaged = [], 0
+    for line in whole.splitlines():
+        try:
+            row = json.loads(line)
+            rows.append({name: value for name, value in row.items() if name not in LEFT_OUT})
+        except (ValueError, AttributeError):
+            damaged += 1
+    return {"rows": rows, "next": (0 if reset else start) + len(whole), "reset": reset, "damaged": damaged}

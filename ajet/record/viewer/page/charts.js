@@ -1,0 +1,80 @@
+// Curves of metrics over steps, one small chart a subject, several runs laid over each other.
+
+import { el, number } from "./dom.js";
+
+const COLOURS = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// {name: [[step, value], …]} of all numbers in a run's metric rows; a step's last value counts.
+export function curvesOf(rows) {
+  const curves = {};
+  for (const row of rows) {
+    for (const [name, value] of Object.entries(row)) {
+      if (name === "step" || name === "time" || typeof value !== "number") continue;
+      (curves[name] ??= new Map()).set(row.step, value);
+    }
+  }
+  return curves;
+}
+
+function smoothed(values, weight) {
+  let mean = null;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = mean === null ? value : weight * mean + (1 - weight) * value;
+    return mean;
+  });
+}
+
+// One chart. `lines`: [{label, points: Map(step -> value), sparse}]; `unit` follows the numbers of its axis.
+export class Chart {
+  constructor(title, unit) {
+    this.unit = unit;
+    this.box = el("figure", { class: "chart" }, el("figcaption", {}, title));
+    this.hole = el("div", { class: "hole" });
+    this.box.append(this.hole);
+    this.plot = null;
+  }
+
+  draw(lines, { smooth, log }) {
+    const steps = [...new Set(lines.flatMap((line) => [...line.points.keys()]))].sort((a, b) => a - b);
+    const data = [steps, ...lines.map((line) => {
+      const values = steps.map((step) => line.points.get(step) ?? null).map((value) => (log && value !== null && value <= 0 ? null : value));
+      return smooth > 0 && !line.sparse ? smoothed(values, smooth) : values;
+    })];
+    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse]), log, css("--ink")]);
+    if (this.plot && shape === this.shape) {
+      this.plot.setData(data);
+      return;
+    }
+    this.shape = shape;
+    this.plot?.destroy();
+    const grid = { stroke: css("--grid"), width: 1 };
+    const text = (value) => (value === null || value === undefined ? "–" : `${number(value)}${this.unit}`);
+    const options = {
+      width: Math.max(200, this.hole.clientWidth), height: 190,
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+      legend: { live: true },
+      cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
+      axes: [
+        { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map((value) => (Number.isInteger(value) ? value : "")) },
+        { stroke: css("--ink2"), grid, ticks: grid, size: 62, values: (_, found) => found.map((value) => (value === null ? "" : text(value))) },
+      ],
+      series: [{ label: "step" }, ...lines.map((line, index) => ({
+        label: line.label, stroke: css(COLOURS[index % COLOURS.length]), width: 1.6, spanGaps: true,
+        dash: index >= COLOURS.length ? [4, 3] : undefined,
+        points: { show: line.sparse || steps.length < 30, size: line.sparse ? 6 : 4 }, value: (_, value) => text(value),
+      }))],
+    };
+    this.plot = new uPlot(options, data, this.hole);
+  }
+
+  resize() {
+    this.plot?.setSize({ width: Math.max(200, this.hole.clientWidth), height: 190 });
+  }
+
+  destroy() {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}

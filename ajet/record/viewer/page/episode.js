@@ -1,0 +1,47 @@
+// One episode, or two of one task side by side.
+
+import { badge, el, number, prose, rewardBadge, seconds, spelled } from "./dom.js";
+import { get, isFrozen, path, rawLink } from "./data.js";
+import { address } from "./app.js";
+import { transcript } from "./transcript.js";
+import { tree, waterfall } from "./tree.js";
+import { tokenView } from "./tokens.js";
+
+export async function episodePage(run, uuid, context) {
+  const uuids = [uuid, context.query.with].filter(Boolean);
+  const [pages, status] = await Promise.all([
+    Promise.all(uuids.map((each) => get(`episode/${encodeURIComponent(each)}/of/${path(run)}`))),
+    get(`run/${path(run)}`),
+  ]);
+  return el("section", {}, head(run, pages[0], pages.length > 1),
+    el("div", { class: pages.length > 1 ? "pair" : "" }, pages.map((page) => one(run, page, status.proof))));
+}
+
+function head(run, page, pair) {
+  const query = page.task.main_query || page.task.task_id || page.uuid;
+  const group = address(["run", run, "group"], { step: page.step, split: page.split, task: page.task.task_id });
+  return [el("h1", {}, spelled(query.slice(0, 300))),
+    el("p", { class: "actions" }, el("a", { class: "button", href: group }, "its group"),
+      pair || isFrozen ? null : el("a", { class: "button", href: rawLink(run, page.uuid), download: true }, "raw record"))];
+}
+
+function one(run, page, proof) {
+  const proven = proof?.episodes?.[page.uuid];
+  const untrained = Object.entries(page.untrained);
+  return el("article", { class: "episode" },
+    el("p", { class: "facts" }, rewardBadge(page.verdict?.reward, page.verdict?.success), " ",
+      badge(`advantage ${number(page.advantage)}`, page.advantage > 0 ? "good" : page.advantage < 0 ? "bad" : "mute"),
+      page.status === "completed" ? null : badge(page.status, "bad"), page.checks.map((check) => badge(check, "warn")),
+      proven === undefined ? null : badge(proven ? "proven" : "proof failed", proven ? "good" : "bad"),
+      ` step ${page.step} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls · ${seconds(page.ended - page.started)}`),
+    page.verdict?.reason ? el("div", { class: "note" }, el("b", {}, "judge: "), prose(page.verdict.reason)) : null,
+    page.failure ? el("div", { class: "note failed" }, el("b", {}, spelled(`${page.failure.boundary}: ${page.failure.kind}`)), prose(page.failure.message),
+      page.failure.traceback ? el("details", {}, el("summary", {}, "traceback"), prose(page.failure.traceback, { class: "code" })) : null) : null,
+    untrained.length ? el("p", { class: "hint" }, `sampled and not trained: ${untrained.map(([why, count]) => `${number(count)} tokens (${why.replaceAll("_", " ")})`).join(", ")}`) : null,
+    el("h2", {}, "Conversation"), transcript(page),
+    el("h2", {}, "Tokens"), tokenView(run, page),
+    el("h2", {}, "Branches"), tree(page),
+    el("h2", {}, "Time"), waterfall(page),
+    el("details", {}, el("summary", {}, "task, tools, metadata"),
+      prose(page.task, { class: "code" }), prose(page.tools, { class: "code" }), prose(page.metadata, { class: "code" }), prose(page.metrics, { class: "code" })));
+}

@@ -1,0 +1,125 @@
+// A run: what it does now, and its curves, alone or laid over other runs'.
+
+import { ago, badge, el, number, seconds, spelled } from "./dom.js";
+import { get, path } from "./data.js";
+import { address } from "./app.js";
+import { Chart, curvesOf } from "./charts.js";
+import { stateKind } from "./runs.js";
+
+// Subject, unit, and the metrics that belong to it: names, or the beginning of names.
+const SUBJECTS = [
+  ["Reward", "", ["train/reward", "validation/reward", "debug/reward"]],
+  ["Success", "", ["train/success_rate", "validation/success_rate", "debug/success_rate"]],
+  ["KL", "", ["kl", "mismatch_kl"]],
+  ["Entropy", "", ["entropy"]],
+  ["Lengths", "", ["train/reply_tokens", "validation/reply_tokens", "train/turns"]],
+  ["Forked calls", "", ["train/fork_rate/", "fork_rate/"]],
+  ["Largest logprob gap", "", ["logprob_gap_max"]],
+  ["Staleness", "", ["staleness", "train/staleness"]],
+  ["Failures", "", ["train/failed", "train/no_score", "train/aborted"]],
+  ["Tokens a step", "", ["train/sampled_tokens", "train/trained_tokens", "computed_tokens"]],
+  ["Seconds a step", " s", ["seconds/"]],
+  ["Gradient norm", "", ["grad_norm"]],
+  ["Learning rate", "", ["lr"]],
+  ["Loss", "", ["loss"]],
+];
+const SHORT = /^(train|validation|debug|seconds|credit)\//;
+
+export async function runPage(name, context) {
+  const names = [name, ...(context.query.with ?? "").split(",").filter(Boolean)];
+  const runs = names.map((each) => ({ name: each, next: 0, rows: [] }));
+  const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1" };
+  const head = el("div", { class: "head" });
+  const grid = el("div", { class: "grid" });
+  const hint = el("p", { class: "hint" });
+  const charts = new Map();
+
+  const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); draw(); } });
+  const log = el("input", { type: "checkbox", checked: view.log, onchange: (event) => { view.log = event.target.checked; draw(); } });
+  const others = el("details", { class: "others" }, el("summary", {}, "all metrics"), el("div", { class: "grid" }));
+  others.addEventListener("toggle", () => draw());
+  const page = el("section", {}, head,
+    el("p", { class: "actions" }, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
+      el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
+      el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config")),
+    hint, grid, others);
+
+  function lines(wanted, curves) {
+    const found = [];
+    runs.forEach((run, index) => {
+      for (const metric of Object.keys(curves[index])) {
+        if (!wanted.some((each) => metric === each || (each.endsWith("/") && metric.startsWith(each)))) continue;
+        const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
+        found.push({ label, points: curves[index][metric], sparse: metric.startsWith("validation/") });
+      }
+    });
+    return found;
+  }
+
+  function chart(key, title, unit, into, wanted, curves) {
+    const found = lines(wanted, curves);
+    let made = charts.get(key);
+    if (!found.length) return;
+    if (!made) {
+      made = new Chart(title, unit);
+      charts.set(key, made);
+      into.append(made.box);
+    }
+    made.draw(found, view);
+  }
+
+  function draw() {
+    const curves = runs.map((run) => curvesOf(run.rows));
+    const listed = new Set(SUBJECTS.flatMap(([, , wanted]) => wanted));
+    for (const [title, unit, wanted] of SUBJECTS) chart(title, title, unit, grid, wanted, curves);
+    if (others.open) {
+      const rest = new Set(curves.flatMap((each) => Object.keys(each)).filter((metric) => !listed.has(metric) && !metric.startsWith("seconds/")));
+      for (const metric of [...rest].sort()) chart(`all ${metric}`, metric, "", others.lastChild, [metric], curves);
+    }
+    const empty = runs.every((run) => !run.rows.length);
+    hint.textContent = empty ? "Nothing measured yet: a run writes its first numbers when its first step or validation is done." : "";
+    others.hidden = empty;
+  }
+
+  async function refresh() {
+    const status = await get(`run/${path(name)}`);
+    head.replaceChildren(...header(status, name, names));
+    let news = false;
+    for (const run of runs) {
+      const found = await get(`metrics/${path(run.name)}`, { start: run.next });
+      if (found.reset) run.rows = [];
+      run.rows.push(...found.rows);
+      run.next = found.next;
+      news ||= found.rows.length > 0 || found.reset;
+    }
+    if (news) draw();
+  }
+
+  page.addEventListener("shown", draw);
+  const resize = () => charts.forEach((made) => made.resize());
+  addEventListener("resize", resize);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", draw);
+  context.onLeave(() => {
+    removeEventListener("resize", resize);
+    dark.removeEventListener("change", draw);
+    charts.forEach((made) => made.destroy());
+  });
+  await refresh();
+  context.every(2000, refresh);
+  return page;
+}
+
+function header(status, name, names) {
+  const proof = status.proof;
+  return [
+    el("h1", {}, spelled(names.join(" · "))),
+    el("p", { class: "facts" }, badge(status.state, stateKind(status.state)),
+      status.state === "running" && status.phase ? ` ${status.phase}` : "",
+      ` · step ${number(status.step)}${status.steps ? ` of ${number(status.steps)}` : ""}`,
+      ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}`,
+      ` · held out ${number(status["validation/reward"])}`,
+      ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
+      proof ? [" · ", badge(proof.ok ? "proven" : "proof failed", proof.ok ? "good" : "bad")] : null),
+  ];
+}

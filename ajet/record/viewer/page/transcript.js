@@ -1,0 +1,41 @@
+// Turns as a chat: each message once, in the order it was first used, each reply under the call that gave it.
+
+import { badge, el, number, prose, seconds, spelled } from "./dom.js";
+
+export function transcript(page) {
+  const shown = new Set();
+  const turns = [];
+  for (const call of page.calls) {
+    for (const index of call.messages) if (!shown.has(index)) { shown.add(index); turns.push(message(page.messages[index])); }
+    if (call.reply !== null && !shown.has(call.reply)) { shown.add(call.reply); turns.push(message(page.messages[call.reply], call)); }
+    if (call.error) turns.push(el("div", { class: "turn failed", "data-row": `call ${call.index}` }, el("div", { class: "who" }, `call ${call.index} failed`), prose(call.error)));
+    else if (call.reply === null) turns.push(el("div", { class: "turn failed" }, el("div", { class: "who" }, `call ${call.index}: ${call.finish}, without a reply`)));
+  }
+  if (!turns.length) turns.push(el("p", { class: "hint" }, "The agent has called no model in this episode."));
+  return el("div", { class: "chat" }, turns);
+}
+
+function message(said, call) {
+  const role = String(said.role ?? "?");
+  const parts = typeof said.content === "string" || !said.content ? [prose(said.content ?? "")] : [said.content].flat().map(part);
+  const calls = (said.tool_calls ?? []).map((each) => el("div", { class: "toolcall" },
+    el("b", {}, spelled(String(each.function?.name ?? "?"))), prose(pretty(each.function?.arguments), { class: "code" })));
+  const marks = call ? [el("span", { class: "mark", id: `call-${call.index}` }, `call ${call.index} · ${number(call.reply_tokens)} tokens · ${call.finish} · ${seconds(call.ended - call.started)}`),
+    call.agent !== "default" ? badge(call.agent) : null, call.fork ? badge(`forked: ${call.fork}`, "warn") : null, call.trained ? null : badge("not trained", "mute")] : [];
+  return el("div", { class: `turn ${["system", "user", "assistant", "tool", "developer"].includes(role) ? role : "other"}`, "data-row": call ? `call ${call.index}` : role },
+    el("div", { class: "who" }, spelled(role + (said.name ? ` ${said.name}` : "")), " ", marks),
+    said.reasoning_content ? el("details", { class: "thinking", open: true }, el("summary", {}, "thinking"), prose(said.reasoning_content)) : null,
+    parts, calls);
+}
+
+function part(each) {
+  if (each?.type === "text") return prose(each.text ?? "");
+  const url = each?.image_url?.url ?? "";
+  if (each?.type === "image_url" && /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/.test(url)) return el("img", { src: url, alt: "an image of the conversation", class: "shot" });
+  if (each?.type === "image_url") return prose(`[image] ${url}`);
+  return prose(each, { class: "code" });
+}
+
+function pretty(text) {
+  try { return JSON.stringify(JSON.parse(text), null, 1); } catch { return String(text ?? ""); }
+}

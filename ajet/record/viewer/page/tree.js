@@ -1,0 +1,45 @@
+// The calls of an episode: when each ran, and which one it goes on from.
+
+import { el, seconds, spelled } from "./dom.js";
+
+const ROW = 22;
+
+export function waterfall(page) {
+  const first = Math.min(page.started, ...page.calls.map((call) => call.started));
+  const last = Math.max(page.ended, ...page.calls.map((call) => call.ended), first + 0.001);
+  const x = (time) => `${(100 * (time - first)) / (last - first)}%`;
+  const bars = page.calls.map((call, index) => {
+    const label = `call ${call.index}: ${seconds(call.ended - call.started)} after ${seconds(call.started - first)}`;
+    return el("g", {}, el("rect", { x: x(call.started), y: index * ROW + 4, width: `${Math.max(0.3, (100 * (call.ended - call.started)) / (last - first))}%`, height: ROW - 8, rx: 3, class: call.error ? "bar failed" : "bar" },
+      el("title", { svg: true }, label)));
+  });
+  const busy = page.calls.reduce((sum, call) => sum + call.ended - call.started, 0);
+  return el("div", {},
+    el("svg", { class: "waterfall", width: "100%", height: Math.max(ROW, page.calls.length * ROW), role: "img", "aria-label": "when each call ran" }, bars),
+    el("p", { class: "hint" }, `${seconds(page.ended - page.started)} in all; model calls ${seconds(busy)}, the rest is the agent, its tools and the judge`));
+}
+
+// Lanes as in a graph of commits: a call that extends its parent stays in its lane, a fork opens a new one.
+export function tree(page) {
+  const lanes = [];
+  const place = new Map();
+  const nodes = page.calls.map((call, row) => {
+    let lane = call.parent !== null && !call.fork && lanes[place.get(call.parent)?.lane] === call.parent ? place.get(call.parent).lane : lanes.length;
+    lanes[lane] = call.index;
+    place.set(call.index, { lane, row });
+    return { call, lane, row };
+  });
+  const at = ({ lane, row }) => [12 + lane * 18, row * ROW + ROW / 2];
+  const width = 24 + Math.max(0, ...nodes.map((node) => node.lane)) * 18;
+  const edges = nodes.filter(({ call }) => call.parent !== null && place.has(call.parent)).map((node) => {
+    const [x1, y1] = at(place.get(node.call.parent));
+    const [x2, y2] = at(node);
+    return el("path", { d: `M${x1} ${y1} C ${x1} ${y2}, ${x1} ${y2}, ${x2} ${y2}`, class: node.call.fork ? "edge forked" : "edge" });
+  });
+  const dots = nodes.map((node) => el("circle", { cx: at(node)[0], cy: at(node)[1], r: 5, class: node.call.trained ? "dot" : "dot untrained" }));
+  return el("div", { class: "tree" },
+    el("svg", { width, height: Math.max(ROW, nodes.length * ROW), role: "img", "aria-label": "which call goes on from which" }, edges, dots),
+    el("ol", {}, nodes.map(({ call }) => el("li", {}, el("a", { href: `#call-${call.index}`, onclick: (event) => { event.preventDefault(); document.getElementById(`call-${call.index}`)?.scrollIntoView({ block: "center" }); } }, `call ${call.index}`),
+      spelled(` ${call.agent === "default" ? "" : call.agent} ${call.prefix ? `${call.prefix} shared + ` : ""}${call.suffix} new → ${call.reply_tokens}`),
+      call.fork ? el("span", { class: "badge warn" }, `forked: ${call.fork}`) : call.parent !== null ? " extends" : " opens"))));
+}

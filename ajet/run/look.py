@@ -1,0 +1,88 @@
+"""`ajet runs` and `ajet episodes`: the viewer's tables in a terminal.
+
+Invariant: the same rows as the viewer shows, read by the same code; what a model wrote is printed without the control
+characters that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.table import Table
+
+from ajet.record.console import console
+from ajet.record.viewer.episode_page import read_episode
+from ajet.record.viewer.episode_table import EpisodeTable
+from ajet.record.viewer.library import Library
+from ajet.record.viewer.table_filter import BadFilter, TableFilter
+from ajet.run.debug import show_episode
+from ajet.schema.errors import UserError
+
+STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
+
+
+def show_runs(root: Path) -> int:
+    """A table of the runs below `root`, the one that changed last first. Exit code 0."""
+    rows = Library(root).runs() if root.is_dir() else []
+    if not rows:
+        console.print(f"No runs in {root}. Start one: ajet --conf FILE.yaml --backbone local")
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("run", "state", "step", "reward", "held out", "changed"):
+        table.add_column(name, justify="right" if name in ("step", "reward", "held out") else "left")
+    for row in rows:
+        reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
+        state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
+        table.add_row(
+            _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"), _number(reward),
+            _number(row["validation/reward"]), age(row["updated"]),
+        )  # fmt: skip
+    console.print(table)
+    return 0
+
+
+def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str) -> int:
+    """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. Exit code
+    0. Raises UserError."""
+    folder = Path(run) if Path(run, "episodes").is_dir() else root / run
+    if not (folder / "episodes").is_dir():
+        raise UserError(
+            f"There are no episodes of a run named {run}.",
+            where=str(folder / "episodes"),
+            expected="a run directory",
+            do="ajet runs lists them",
+        )
+    try:
+        wanted = TableFilter.from_query({"step": step or "", "split": split})
+    except BadFilter as error:
+        raise UserError(f"--step: {error}", where="--step", expected="a step, or a range such as 3..9") from error
+    table = EpisodeTable(folder)
+    table.look(wait=None)
+    found = [(row, place) for row, place in table.rows() if wanted.admits(row)]
+    scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
+    chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
+    for _, place in chosen[:count]:
+        show_episode(read_episode(place))
+    console.print(f"{min(count, len(chosen))} of {len(found)} episodes")
+    return 0
+
+
+def age(then: float | None) -> str:
+    """How long ago, in the largest unit that fits."""
+    if not then:
+        return "–"
+    passed = max(0.0, time.time() - then)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if passed >= length:
+            count = int(passed // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return f"{int(passed)} s ago"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "�" for letter in text).replace("[", "\\[")

@@ -1,0 +1,138 @@
+"""`ajet view`: serve the viewer, or freeze a run into a file; and the viewer beside a run.
+
+Invariant: the viewer is a process of its own, so that looking costs the run nothing but the reading of its files; it
+listens on loopback unless told otherwise, and on any other address only with a key.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.record.console import console
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.record import RunDirectory
+    from ajet.record.viewer.app import Views
+    from ajet.record.viewer.episode_page import Spell
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def view(place: Path, *, host: str = "127.0.0.1", port: int = 0, browser: bool = True, file: Path | None = None) -> int:
+    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. Raises UserError."""
+    from ajet.record.viewer.app import Views
+    from ajet.record.viewer.library import Library
+
+    if not place.is_dir():
+        raise UserError(
+            f"There is no folder {place}.",
+            where=str(place),
+            expected="a run directory, or a folder that holds some",
+            do="ajet runs lists the runs of launcher_record",
+        )
+    views = Views(Library.of(place), spell_for)
+    if file is None:
+        return _serve(views, host, port, browser)
+    return _freeze(views, place, file)
+
+
+def _freeze(views: Views, place: Path, file: Path) -> int:
+    from ajet.record.viewer.export import write
+
+    if views.library.only is None:
+        raise UserError(
+            "A file holds one run, and this folder holds several.",
+            where=str(place),
+            expected="a run",
+            do=f"name one of: {', '.join(views.library.names()[:8]) or 'there is none yet'}",
+        )
+    name = views.library.only
+    try:
+        write(views, name, spell_for(views.library.path(name)), file)
+    except OSError as error:
+        raise UserError(f"The file cannot be written: {error.strerror}.", where=str(file)) from error
+    console.print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, opens without a network")
+    return 0
+
+
+def _serve(views: Views, host: str, port: int, browser: bool) -> int:
+    import uvicorn
+
+    from ajet.record.viewer.app import build_app
+
+    local = host in LOOPBACK
+    key = None if local else secrets.token_urlsafe(16)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise UserError(
+            f"The viewer cannot listen on {host} port {port}: {error.strerror}.",
+            where="--host, --port",
+            do="leave --port out: then a free one is taken",
+        ) from error
+    port = listener.getsockname()[1]
+    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if local else frozenset()
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{port}/" + (f"?key={key}" if key else "")
+    print(f"Viewer: {address}", flush=True)
+    if browser and _on_a_desktop():
+        webbrowser.open(address)
+    app = build_app(views, hosts=hosts, key=key)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off")).run(sockets=[listener])
+    return 0
+
+
+def beside(run: RunDirectory) -> subprocess.Popen[bytes] | None:
+    """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
+    from loguru import logger
+
+    command = [sys.executable, "-m", "ajet.cli.launcher", "view", str(run.path), "--no-browser"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline().decode().strip()
+    if not line.startswith("Viewer: "):
+        process.terminate()
+        logger.warning("--with-logview: the viewer did not start; `ajet view {}` says why", run.path)
+        return None
+    run.status.add_process(process.pid, "viewer")
+    console.print(line)
+    if _on_a_desktop():
+        webbrowser.open(line.removeprefix("Viewer: "))
+    return process
+
+
+def spell_for(folder: Path) -> Spell | None:
+    """What spells the tokens of a run: its checkpoint's tokenizer, or its model's. None when neither can be had."""
+    from ajet.config import load_experiment
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_tokenizer
+    from ajet.tokens.token_text import spell
+
+    saved = sorted((folder / "checkpoints").glob("step-*/tokenizer.json"))
+    try:
+        experiment = load_experiment(folder / "resolved.yaml")
+        path = str(saved[-1].parent) if saved else experiment.ajet.model.path
+        if path is None:
+            return None
+        tokenizer = load_tokenizer(locate(path, base=experiment.base))
+    except (UserError, OSError, ValueError):
+        return None
+    return lambda ids: spell(tokenizer, ids)
+
+
+def _on_a_desktop() -> bool:
+    if not sys.stdout.isatty():
+        return False
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

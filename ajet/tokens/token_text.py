@@ -1,0 +1,49 @@
+"""The text of single tokens, for people to look at.
+
+Invariant: the texts of a token and of the ones beside it, put together, are what the ids decode to, but that bytes
+which are no whole character by themselves are spelled <0xNN> each. Knows the two alphabets in use: byte-level ones,
+which write each byte as a visible character (GPT-2's), and those that write a space as ▁ and lone bytes as <0xNN>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+
+def spell(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """[N] texts. An id outside the vocabulary is spelled <id N>."""
+    alphabet = byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
+    added = tokenizer.added_tokens_decoder
+    return [_text(tokenizer.convert_ids_to_tokens(token), token, token in added, alphabet) for token in map(int, ids)]
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """Visible character to byte: printable Latin-1 stands for itself, the other bytes, in order, from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
+
+
+def _text(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:
+    if piece is None:
+        return f"<id {token}>"
+    if added:
+        return piece
+    if alphabet is None:
+        return piece.replace("▁", " ")
+    if not all(letter in alphabet for letter in piece):
+        return piece
+    data = bytes(alphabet[letter] for letter in piece)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "".join(_readable(data))
+
+
+def _readable(data: bytes) -> list[str]:
+    """Whole characters as they are, stray bytes spelled."""
+    text = data.decode(errors="surrogateescape")
+    return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]
