@@ -7,7 +7,6 @@ bounded time.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -70,10 +69,6 @@ def _checked(text: str) -> tuple[Any, str | None]:
                     return None, f"the reference {part[name]!r} leads nowhere"
         if part.get("patternProperties"):
             return None, "'patternProperties' is not supported"
-        try:
-            re.compile(part.get("pattern", ""))
-        except re.error as error:
-            return None, f"the pattern {part['pattern']!r} is no regular expression: {error}"
     return validators.extend(kind, {"pattern": _pattern})(schema, registry=registry), None
 
 
@@ -95,7 +90,12 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
     import regex
     from jsonschema import ValidationError
 
-    if isinstance(instance, str) and not regex.search(pattern, instance, timeout=_PATTERN_SECONDS):
+    try:
+        matches = not isinstance(instance, str) or regex.search(pattern, instance, timeout=_PATTERN_SECONDS)
+    except regex.error as error:  # what one kind of regular expressions allows and another does not
+        yield ValidationError(f"{pattern!r} cannot be matched: {error}")
+        return
+    if not matches:
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
