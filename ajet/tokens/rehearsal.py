@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ajet.schema.call import Ids
+from ajet.tokens.endings import MARK
 from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import Message, TemplateRefused
 
@@ -65,7 +66,9 @@ def own_reply(
         said = full[len(head) :]
     else:  # what came before is rendered otherwise by now: the reply is what follows the same opening
         opening = head.removeprefix(text(messages, tools, prompt=False))
-        said = full.rpartition(opening)[2] if opening else reply.get("content") or ""
+        marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
+        _, found, said = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
+        said = said if found else reply.get("content") or ""
     ends = {renderer.decode([token]): token for token in renderer.end_ids}
     cuts = [at for spelled in ends if (at := said.find(spelled)) >= 0]
     if cuts:

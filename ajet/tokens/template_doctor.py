@@ -39,17 +39,15 @@ def examine(renderer: Renderer) -> list[Finding]:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
         return [Finding("template", "problem", f"It refuses a single user message: {refusal}", _MEND)]
+    if not renderer.end_ids:
+        text = "No token ends a reply: every reply would run to its length limit."
+        return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
     found = [_ends(renderer), _text(renderer), *_date(renderer), *_turns(renderer)]
     return [*found, *_tools(renderer), *_episodes(renderer)]
 
 
 def _ends(renderer: Renderer) -> Finding:
     names = [renderer.decode([token]) for token in renderer.end_ids]
-    if not names:
-        return Finding(
-            "stop tokens", "problem", "No token ends a reply: every reply would run to its length limit.",
-            "set eos_token in tokenizer_config.json",
-        )  # fmt: skip
     return Finding("stop tokens", "ok", " ".join(names))
 
 
