@@ -45,8 +45,8 @@ class ScriptedEngine:
     """A TokenEngine that answers from a list (in order, then it fails) or from a function of the request.
 
     `encode` and `end_id` turn texts into ids (`renderer.encode`, `renderer.end_ids[0]`). `latency` seconds pass before
-    the first chunk of each reply. `running` counts calls under way; `closed_early` those whose iterator was closed
-    before its end.
+    the first chunk of each reply, `pace` seconds before each. `running` counts calls under way; `closed_early` those
+    whose iterator was closed before its end.
     """
 
     constrains = False
@@ -59,13 +59,14 @@ class ScriptedEngine:
         end_id: int | None = None,
         latency: float = 0.0,
         chunk: int = 0,
+        pace: float = 0.0,
         version: int = 0,
         max_model_len: int = 1 << 20,
     ) -> None:
         self.version, self.max_model_len = version, max_model_len
         self._script = script
         self._encode, self._end_id = encode, end_id
-        self._latency, self._chunk = latency, chunk
+        self._latency, self._chunk, self._pace = latency, chunk, pace
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
         self._closed = False
@@ -90,6 +91,8 @@ class ScriptedEngine:
             for at in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
+                if self._pace > 0:
+                    await self._sleep(self._pace)
                 upto = min(at + step, stop)
                 last = upto == len(ids) and reply.fail_after is None
                 yield self._piece(ids[at:upto], request, finish if last else None)
