@@ -21,7 +21,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"yaml", "python", "bash", "json", "text"}
 MOST_NOT_RUN = 3
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
-PARSED_ONLY = {"stop", "chat", "completion"}
+PARSED_ONLY = {"stop", "chat", "prove", "completion"}
 """Commands that need a run or change the shell's own files."""
 
 
