@@ -289,6 +289,8 @@ def test_an_engine_that_dies_fails_the_response(stream):
                 failed = events[-1]
                 assert failed.type == "response.failed" and failed.sequence_number == len(events) - 1
                 assert "fails after 3 tokens" in failed.response.error.message
+                told = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+                assert told and failed.response.output_text == told
                 assert (await client.responses.retrieve(failed.response.id)).status == "failed"
                 with pytest.raises(openai.BadRequestError) as refused:
                     await client.responses.create(model="m", input="y", previous_response_id=failed.response.id)

@@ -226,6 +226,7 @@ class _EventWriter:
         if refused.status < 500:
             code = "rate_limit_exceeded" if refused.status == 429 else "invalid_prompt"
         told = {"code": code, "message": refused.message}
+        self._output.settle()
         response = self._options.response("failed", self._output.items, error=told)
         self._options.keep(response)
         return self._event({"type": "response.failed", "response": response})

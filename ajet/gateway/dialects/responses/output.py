@@ -43,6 +43,8 @@ class Output:
         self._open: str | None = None
         """What kind of item the next delta may go on with."""
         self._call: int | None = None
+        self._said: list[str] = []
+        """Of the open item, what it does not hold yet: appending to a long text each time would copy it."""
         self._waiting: list[dict[str, Any]] = []
         """Logprobs of tokens that no text was told with."""
 
@@ -68,6 +70,15 @@ class Output:
             yield from self._say("")
         yield from self._close(status)
 
+    def settle(self) -> None:
+        """Have the items hold all that was said."""
+        text, self._said = "".join(self._said), []
+        if self._open == "function_call":
+            self.items[-1]["arguments"] += text
+        elif self._open is not None:
+            for part in (*self.items[-1]["content"], *self.items[-1].get("summary", ())):
+                part["text"] += text
+
     def _think(self, text: str) -> Iterator[Event]:
         if self._open != "reasoning":
             item: Item = {"type": "reasoning", "summary": [], "content": []}
@@ -79,11 +90,9 @@ class Output:
                 part = {"type": "summary_text", "text": ""}
                 item["summary"].append(part)
                 yield self._part("response.reasoning_summary_part.added", summary_index=0, part=dict(part))
-        item = self.items[-1]
-        item["content"][0]["text"] += text
+        self._said.append(text)
         yield self._part("response.reasoning_text.delta", content_index=0, delta=text)
         if self._telling.summary:
-            item["summary"][0]["text"] += text
             yield self._part("response.reasoning_summary_text.delta", summary_index=0, delta=text)
 
     def _say(self, text: str) -> Iterator[Event]:
@@ -93,10 +102,9 @@ class Output:
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item["content"].append(part)
             yield self._part("response.content_part.added", content_index=0, part={**part, "logprobs": []})
-        part = self.items[-1]["content"][0]
         if text:
-            part["text"] += text
-            part["logprobs"] += self._waiting
+            self._said.append(text)
+            self.items[-1]["content"][0]["logprobs"] += self._waiting
             yield self._part("response.output_text.delta", content_index=0, delta=text, logprobs=self._waiting)
             self._waiting = []
 
@@ -114,7 +122,7 @@ class Output:
             self._call = call.get("index", 0)
         arguments = function.get("arguments")
         if arguments:
-            self.items[-1]["arguments"] += arguments
+            self._said.append(arguments)
             yield self._part("response.function_call_arguments.delta", delta=arguments)
 
     def _begin(self, item: Item, kind: str) -> Iterator[Event]:
@@ -129,6 +137,7 @@ class Output:
     def _close(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
+        self.settle()
         item = self.items[-1]
         if self._open == "message":
             part = item["content"][0]
