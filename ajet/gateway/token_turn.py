@@ -98,6 +98,8 @@ class TokenTurns:
             temperature=sampling.temperature,
         )
         entry.call.extra.update(notes)
+        if sampling.json_schema is not None:
+            entry.call.extra["constrained"] = True
         stream = renderer.reply_stream(
             request.tools if may_call else None,
             before=prompt.rendered,

@@ -85,7 +85,7 @@ def show(report: Report, console: Console) -> None:
 UNCHECKED = {
     "redacted": "the record blots out a secret in their messages",
     "raw prompt": "their client sent a raw prompt, which is in the record as ids only",
-    "no reply": "their call was cut off, so that no reply says what they mean",
+    "no reply": "their reply was cut off or rejected, so that no message says what they mean",
 }
 
 

@@ -227,7 +227,8 @@ def _at_temperature(calls: Sequence[Call], spans: Sequence[Any], size: int, temp
     at = np.zeros(size, np.bool_)
     for span in spans:
         call = calls[span.call]
-        at[span.start : span.stop] = call.trained and call.temperature == temperature
+        held = bool(call.extra.get("constrained"))  # drawn from what a schema left of the distribution
+        at[span.start : span.stop] = call.trained and call.temperature == temperature and not held
     return at
 
 
