@@ -84,10 +84,11 @@ def stage(
     judge: Any = None,
     latency: float = 0.0,
     tree: dict[str, Any] | None = None,
+    sections: dict[str, Any] | None = None,
     **rollout: Any,
 ) -> Iterator[Stage]:
-    """`rollout` are keys of that section; `tree` further ones of `ajet`."""
-    whole = {"ajet": {**(tree or {}), "rollout": {"num_repeat": 2, "episode_timeout": 60, **rollout}}}
+    """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it."""
+    whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": {"num_repeat": 2, "episode_timeout": 60, **rollout}}}
     experiment = Experiment.from_dict(whole, base=folder or Path.cwd())
     words = renderer()
     engine = ScriptedEngine(

@@ -1,0 +1,253 @@
+"""Agents that are a command line: what they are given, what is read from them, and how they are told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.config import Experiment
+from ajet.run.assembly import workflow_of
+from ajet.schema.errors import AgentFailure, ConfigError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.workflow import CommandWorkflow
+from tests.command_agents import program
+from tests.rollout_fixtures import stage
+from tests.workflow_fixtures import Scene, scene
+
+TASK = Task(main_query="What is 40 + 2?", task_id="sum", metadata={"answer": "42", "hint": "add"})
+
+
+@contextmanager
+def agent(folder: Path, *script: str, **section: Any) -> Iterator[tuple[Scene, Any]]:
+    """A scene whose model says `script`, and a function that runs the command and answers its output."""
+    tree = {"ajet": {}, "command_agent": {"folders": str(folder / "episodes"), **section}}
+    config = Experiment.from_dict(tree, base=folder).config
+    CommandWorkflow.check(config)
+    with scene(*script, config=config) as played:
+
+        def run(task: Task = TASK) -> WorkflowOutput:
+            given = WorkflowTask(task=task, task_id=task.task_id, episode_uuid="0123456789abcdef")
+            return asyncio.run(CommandWorkflow().execute(given, played.tuner))
+
+        yield played, run
+    assert list((folder / "episodes").iterdir()) == [] or section.get("keep", "never") != "never"
+
+
+def shell(text: str) -> list[str]:
+    return ["sh", "-c", text]
+
+
+def answer(output: WorkflowOutput) -> str:
+    said: str = output.metadata["final_answer"]
+    return said
+
+
+def test_a_command_plays_a_turn_and_its_call_is_captured(tmp_path):
+    program(tmp_path / "agent.py", "print(ask(sys.argv[1]))")
+    with agent(tmp_path, "It is 42.", command=["{python}", "{base}/agent.py", "{task}"]) as (played, run):
+        output = run()
+        assert answer(output) == "It is 42.\n"
+        assert output.metadata["command"]["exit_code"] == 0 and output.reward is None
+        assert output.log_metrics["command_seconds"] > 0 and output.log_metrics["command_memory_mb"] > 1
+        (call,) = played.session.close().calls
+        assert call.trained and call.finish == "stop" and len(call.response_ids)
+
+
+def test_what_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "a secret of the launching shell")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
+    monkeypatch.setenv("PLAIN", "plain")
+    env = {"EXTRA": "{task_id}:{model}:{metadata.hint}", "OTHER_KEY": "{api_key}", "PATH_TO": "{folder}", "GONE": None}
+    command = ["{python}", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+    with agent(tmp_path, command=command, env=env, agent="coder") as (played, run):
+        seen = json.loads(answer(run()).replace("[redacted key]", "KEY"))
+        base = played.gateway.base_url
+        assert (seen["OPENAI_BASE_URL"], seen["OPENAI_API_BASE"], seen["AJET_BASE_URL"]) == (base, base, base)
+        assert seen["ANTHROPIC_BASE_URL"] == base.removesuffix("/v1")
+        assert {seen[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AJET_API_KEY", "OTHER_KEY")} == {"KEY"}
+        assert (seen["AJET_TASK"], seen["AJET_TASK_ID"]) == ("What is 40 + 2?", "sum")
+        assert seen["EXTRA"] == f"sum:{seen['AJET_MODEL']}:add" and seen["PLAIN"] == "plain"
+        assert "SOME_API_KEY" not in seen and "127.0.0.1" in seen["NO_PROXY"]
+        assert seen["PWD"] == seen["PATH_TO"] and seen["PWD"].startswith(str(tmp_path / "episodes"))
+        assert "42" not in json.dumps({name: value for name, value in seen.items() if name.startswith("AJET_TASK")})
+
+
+def test_the_key_is_in_no_argument_of_any_process(tmp_path):
+    look = "import os, subprocess; print(subprocess.run(['ps', '-eo', 'args'], capture_output=True, text=True).stdout)"
+    with agent(tmp_path, command=["{python}", "-c", look], limits={"output_mb": 16}) as (played, run):
+        arguments = answer(run())
+        assert "subprocess" in arguments and "keeper.py" in arguments
+        assert "[redacted key]" not in arguments and played.tuner.as_oai_baseurl_apikey().api_key not in arguments
+    with pytest.raises(ConfigError, match="does not belong into arguments"), agent(tmp_path, command="run {api_key}"):
+        pass
+
+
+def test_the_task_as_a_file_has_what_the_yaml_lets_through(tmp_path):
+    with agent(tmp_path, command=shell('cat "$AJET_TASK_FILE"'), metadata=["hint"]) as (_, run):
+        told = json.loads(answer(run()))
+        assert told == {
+            "task_id": "sum",
+            "main_query": TASK.main_query,
+            "init_messages": [],
+            "metadata": {"hint": "add"},
+        }
+
+
+def test_the_task_by_standard_input_and_nothing_otherwise(tmp_path):
+    long = Task(main_query="äß \n" * 100_000, task_id="long")
+    with agent(tmp_path, command=["wc", "-c"], stdin="task") as (_, run):
+        assert int(answer(run(long))) == len(long.main_query.encode())
+    with agent(tmp_path, command=shell("cat; echo end [$AJET_TASK]")) as (_, run):
+        assert answer(run(long)) == "end []\n", "a variable that long fits into no environment"
+
+
+def test_a_task_given_as_messages_is_its_last_question(tmp_path):
+    messages = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "?"}]
+    task = Task(init_messages=[*messages, {"role": "user", "content": "last"}], task_id="m")
+    with agent(tmp_path, command=["echo", "{task}"]) as (_, run):
+        assert answer(run(task)) == "last\n"
+
+
+def test_arguments_are_no_shell_and_unknown_braces_stay(tmp_path):
+    nasty = Task(main_query="$(touch /tmp/x); `id` {base} \"'", task_id="n")
+    command = ["printf", "%s|", "{task}", '{"json": 1}', "{unknown}", "{metadata.none}"]
+    with agent(tmp_path, command=command) as (_, run):
+        assert answer(run(nasty)) == f'{nasty.main_query}|{{"json": 1}}|{{unknown}}|{{metadata.none}}|'
+    with agent(tmp_path, command="printf '%s' 'two words'") as (_, run):
+        assert answer(run()) == "two words"
+
+
+def test_every_episode_begins_with_a_fresh_copy_of_the_template(tmp_path):
+    (tmp_path / "start" / "deep").mkdir(parents=True)
+    (tmp_path / "start" / "deep" / "file.txt").write_text("original")
+    (tmp_path / "start" / "link").symlink_to("deep/file.txt")
+    command = shell("cat deep/file.txt link conf/a.toml; echo changed > deep/file.txt; ls -A | wc -l")
+    files = {"conf/a.toml": "[{base_url}]"}
+    with agent(tmp_path, command=command, template="start", files=files) as (played, run):
+        expected = f"originaloriginal[{played.gateway.base_url}]3\n"
+        assert answer(run()) == answer(run()) == expected
+    assert (tmp_path / "start" / "deep" / "file.txt").read_text() == "original"
+
+
+def test_a_home_of_its_own(tmp_path):
+    with agent(tmp_path, command=shell('cd; pwd; echo x > "$HOME/.rc"'), home=True) as (_, run):
+        assert answer(run()).strip().endswith("/home")
+    with agent(tmp_path, command=shell('echo "$HOME"')) as (_, run):
+        assert answer(run()).strip() == os.environ["HOME"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("stdout", "thinking\n\nthe answer\n\n"),
+        ("last_line", "the answer"),
+        ("file:out/a.txt", "in a file\n"),
+        ("file:no", ""),
+    ],
+)
+def test_where_the_answer_is(how, said, tmp_path):
+    command = shell("mkdir out; echo in a file > out/a.txt; printf 'thinking\\n\\nthe answer\\n\\n'; echo noise >&2")
+    with agent(tmp_path, command=command, answer=how) as (_, run):
+        output = run()
+        assert answer(output) == said and output.metadata["command"]["stderr"] == "noise\n"
+
+
+def test_folders_may_be_kept(tmp_path):
+    with agent(tmp_path, command=shell("echo x > made"), keep="always") as (_, run):
+        run()
+    (folder,) = (tmp_path / "episodes").iterdir()
+    assert (folder / "work" / "made").read_text() == "x\n" and folder.stat().st_mode & 0o077 == 0
+    shutil.rmtree(tmp_path / "episodes")
+    section: dict[str, Any] = {"command": shell("exit $(wc -c < $AJET_TASK_FILE)"), "keep": "failed"}
+    with pytest.raises(AgentFailure), agent(tmp_path, **section) as (_, run):
+        run()
+    assert len(list((tmp_path / "episodes").iterdir())) == 1
+
+
+def test_exit_codes_that_are_not_failures(tmp_path):
+    with agent(tmp_path, command=shell("echo late; exit 3"), exit_codes=[0, 3]) as (_, run):
+        assert run().metadata["command"]["exit_code"] == 3
+    with agent(tmp_path, command=shell("kill -9 $$"), exit_codes="any") as (_, run):
+        assert run().metadata["command"]["exit_code"] == -9
+
+
+def test_a_timeout_may_be_judged(tmp_path):
+    with agent(tmp_path, command=shell("echo so far; sleep 60"), timeout=0.5, on_timeout="judge") as (_, run):
+        output = run()
+        assert answer(output) == "so far\n" and output.metadata["command"]["ended_by"] == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({}, "command_agent.command"),
+        ({"command": []}, "command_agent.command"),
+        ({"command": ["a"], "answer": "file"}, "command_agent.answer"),
+        ({"command": ["a"], "limits": {"memory_mb": -1}}, "command_agent.limits.memory_mb"),
+        ({"command": ["a"], "limits": {"memory": 1}}, "command_agent.limits.memory"),
+        ({"command": ["a"], "timout": 1}, "command_agent.timout"),
+        ({"command": ["a"], "template": "nowhere"}, "template"),
+        (None, "command_agent"),
+    ],
+    ids=str,
+)
+def test_a_section_that_cannot_be_used_is_refused_before_the_run(section, named, tmp_path):
+    tree: dict[str, Any] = {"ajet": {"rollout": {"user_workflow": "ajet.workflow->CommandWorkflow"}}}
+    if section is not None:
+        tree["command_agent"] = section
+    with pytest.raises(ConfigError) as refused:
+        workflow_of(Experiment.from_dict(tree, base=tmp_path))
+    assert refused.value.where == named
+
+
+class OfItsOwn(CommandWorkflow):
+    """Reads a section of its own, and gives the reward itself."""
+
+    section = "tests_agent"
+
+    def outcome(self, workflow_task: WorkflowTask, ended: Any, answer: str) -> WorkflowOutput:
+        output = super().outcome(workflow_task, ended, answer)
+        output.reward = float(answer.strip() == workflow_task.task.metadata["answer"])
+        return output
+
+
+def test_a_subclass_has_its_own_section_and_outcome(tmp_path):
+    tree = {"ajet": {}, "tests_agent": {"command": ["echo", "42"]}}
+    with scene(config=Experiment.from_dict(tree, base=tmp_path).config) as played:
+        output = asyncio.run(OfItsOwn().execute(WorkflowTask(task=TASK), played.tuner))
+        assert output.reward == 1.0
+
+
+@pytest.mark.parametrize("isolation", ["thread", "loop", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_rollout_plays_commands(isolation, tmp_path):
+    program(tmp_path / "agent.py", "print(ask(os.environ['AJET_TASK']))")
+    sections = {"command_agent": {"command": ["{python}", "{base}/agent.py"], "answer": "last_line"}}
+
+    class LastLine:
+        async def verdict(self, workflow_task: Any, output: WorkflowOutput) -> Any:
+            from ajet.schema.episode import Verdict
+
+            return Verdict(float(output.metadata["final_answer"] == "yes"))
+
+    options: dict[str, Any] = {"isolation": isolation, "user_workflow": "ajet.workflow->CommandWorkflow"}
+    with stage(CommandWorkflow, folder=tmp_path, judge=LastLine(), sections=sections, **options) as played:
+        groups = played.play(3)
+        episodes = [episode for group in groups for episode in group.episodes]
+        assert [episode.reward for episode in episodes] == [1.0] * 6, [episode.failure for episode in episodes]
+        assert all(len(episode.timelines) == 1 and "command" in episode.metadata for episode in episodes)
+
+
+def test_the_keeper_needs_nothing_but_the_standard_library():
+    keeper = Path(sys.modules["ajet.workflow.command.running"].__file__ or "").with_name("keeper.py")
+    done = subprocess.run([sys.executable, "-I", "-S", str(keeper), "1"], stdin=subprocess.DEVNULL, timeout=20)
+    assert done.returncode == 0

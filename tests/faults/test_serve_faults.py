@@ -1,0 +1,288 @@
+"""What clients, agents, judges and machines do wrong to `ajet serve`: each is answered, and stops no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet.engine.scripted import ScriptedReply
+from ajet.record import EpisodeFiles, read_status
+from ajet.run.summary import Tally
+from ajet.schema.episode import Episode
+from tests.ajet_command import ajet, metric_rows, start
+from tests.served_fixtures import Counter, counter
+
+KEY = "the-admin-key"
+
+
+def take(served: Counter) -> Episode:
+    result = served.desk.results.get(timeout=20)
+    assert isinstance(result, Episode)
+    return result
+
+
+def test_an_episode_that_nobody_asks_anything_of_fails_by_itself():
+    with counter(gateway={"idle_timeout": 0.3}) as served:
+        silent, used = served.open(task="a"), served.open(task="b")
+        served.ask(used)
+        for opened in (take(served), take(served)):
+            assert opened.status == "failed" and "gateway.idle_timeout" in (opened.failure.message or "")
+        assert served.client.get(f"/episodes/{silent['episode']}").json()["reason"].startswith("no model call for 0.3")
+        late = served.finish(used, reward=1)
+        assert late.status_code == 409 and "no model call" in late.json()["error"]["message"]
+        assert served.ask(used).status_code == 410
+
+
+def test_an_episode_is_not_idle_while_a_call_of_its_runs():
+    with counter(lambda _: ScriptedReply("slow", latency=1.5), gateway={"idle_timeout": 0.5}) as served:
+        opened = served.open(task="a")
+        assert served.ask(opened).status_code == 200
+        assert served.finish(opened, reward=1).json()["status"] == "completed"
+
+
+def test_an_episode_has_a_time_limit_however_busy_it_is():
+    with counter(episode_timeout=0.4) as served:
+        opened = served.open(task="a")
+        while (answer := served.ask(opened)).status_code == 200:
+            pass
+        assert answer.status_code == 410
+        ended = take(served)
+        assert ended.failure is not None and "rollout.episode_timeout" in ended.failure.message
+
+
+BAD_OPENINGS: list[tuple[Any, str | None]] = [
+    ({"task": 3}, "task"),
+    ({"task": {"nothing": 1}}, "task"),
+    ({"task": {"question": ["x"]}}, "task"),
+    ({"task": {"question": "q", "id": {}}}, "task"),
+    ({"task": "  "}, "task"),
+    ({"task": "q", "agent": ""}, "agent"),
+    ({"task": "q", "trainable_targets": "solver"}, "trainable_targets"),
+    ({"task": "q", "train": "no"}, "train"),
+    ({"task": "q", "surprise": 1}, "surprise"),
+    ({"train": False}, "task"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), BAD_OPENINGS, ids=lambda value: json.dumps(value)[:40])
+def test_an_opening_that_cannot_be_honoured_is_refused_by_its_field(body, field, shared):
+    answer = shared.client.post("/episodes", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
+    assert shared.client.get("/episodes").json()["open"] == []
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with counter(backlog=9) as served:
+        yield served
+
+
+BAD_BODIES = [b"{", b"[]", b"null", b'"text"', b"\xff", b'{"task": "\\ud800"}', b"[" * 100_000, b'{"task": NaN}']
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: repr(body[:20]))
+def test_a_body_that_is_no_object_is_refused(body, shared):
+    answer = shared.client.post("/episodes", content=body)
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_a_body_of_100_megabytes_is_refused(shared):
+    answer = shared.client.post("/episodes", content=b" " * (100 << 20))
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"reward": "much"},
+        {"reward": True},
+        {"reward": [1, "x"]},
+        {"success": "yes"},
+        {"metadata": []},
+        {"metrics": {"a": "b"}},
+        {"score": 1},
+    ],
+    ids=json.dumps,
+)
+def test_an_outcome_that_is_none_leaves_the_episode_open(body, shared):
+    opened = shared.open(task="q", train=False)
+    shared.ask(opened)
+    answer = shared.finish(opened, **body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == next(iter(body))
+    endless = shared.client.post(f"/episodes/{opened['episode']}/finish", content=b'{"reward": Infinity}')
+    assert endless.status_code == 400
+    assert shared.finish(opened, reward=1).status_code == 200
+
+
+def test_unknown_episodes_and_methods(shared):
+    for method, path in (("GET", "/episodes/x"), ("DELETE", "/episodes/x"), ("POST", "/episodes/x/finish")):
+        answer = shared.client.request(method, path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "episode_not_found")
+    assert shared.client.put("/episodes").status_code == 405
+
+
+def test_an_engine_that_fails_in_the_last_call_fails_the_episode():
+    with counter(lambda _: ScriptedReply("half a reply", fail_after=2)) as served:
+        opened = served.open(task="a")
+        assert served.ask(opened).status_code == 503
+        told = served.finish(opened, reward=1).json()
+        assert (told["status"], told["boundary"]) == ("failed", "engine")
+        assert take(served).sampled_tokens == 2
+
+
+class Hanging:
+    """A judge that never ends."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def compute_reward(self, workflow_task: Any, workflow_output: Any) -> tuple[float, bool]:
+        self.asked.set()
+        self.go.wait(30)
+        return 1.0, True
+
+
+def test_a_judge_that_hangs_costs_its_episode_and_a_client_that_leaves_does_not():
+    judge = Hanging()
+    with counter(judge=judge, episode_timeout=2) as served, ThreadPoolExecutor() as pool:
+        opened, other = served.open(task="a"), served.open(task="b")
+        served.ask(opened)
+        served.ask(other)
+        with pytest.raises(httpx.ReadTimeout):
+            served.client.post(f"/episodes/{opened['episode']}/finish", json={}, timeout=0.3)
+        assert judge.asked.wait(10)
+        assert pool.submit(served.finish, other, reward=1).result(10).json()["status"] == "completed", (
+            "a reward needs no judge"
+        )
+        assert take(served).uuid == other["episode"]
+        hung = take(served)
+        assert hung.failure is not None and (hung.failure.boundary, hung.failure.kind) == ("judge", "timeout")
+        judge.go.set()
+
+
+def test_deleting_an_episode_ends_its_judging():
+    judge = Hanging()
+    with counter(judge=judge) as served, ThreadPoolExecutor() as pool:
+        opened = served.open(task="a")
+        served.ask(opened)
+        finishing = pool.submit(served.finish, opened)
+        assert judge.asked.wait(10)
+        assert served.client.delete(f"/episodes/{opened['episode']}").json()["status"] == "aborted"
+        assert finishing.result(10).json()["status"] == "aborted"
+        judge.go.set()
+
+
+@pytest.mark.parametrize("key", ["short", "with a space", "schlüssel-schlüssel"])
+def test_a_key_that_is_none_is_refused_before_anything_starts(key, tmp_path):
+    done = ajet("serve", "model.path=embedded:tiny-tools", cwd=tmp_path, AJET_ADMIN_KEY=key)
+    assert done.returncode == 2 and "AJET_ADMIN_KEY" in done.stdout and key not in done.stdout
+    assert not (tmp_path / "launcher_record").exists()
+
+
+def address(folder: Path, process: Any, log: Path) -> str:
+    """Where it serves, once it does."""
+    while process.poll() is None:
+        found = [path for path in folder.rglob("status.json")] if folder.exists() else []
+        urls = [status["url"] for path in found if (status := read_status(path.parent)) and status.get("url")]
+        if urls and not (read_status(found[0].parent) or {}).get("ended"):
+            return str(urls[0])
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def play(root: str, reward: float, **body: Any) -> dict[str, Any]:
+    """One episode by plain HTTP. The answer to its finish."""
+    admin = {"authorization": f"Bearer {KEY}"}
+    while (answer := httpx.post(f"{root}/episodes", json=body, headers=admin, timeout=60)).status_code == 429:
+        time.sleep(0.05)
+    opened = answer.json()
+    asked = {"model": "ajet", "messages": [{"role": "user", "content": "What does the eel cost?"}]}
+    key = {"authorization": f"Bearer {opened['api_key']}"}
+    httpx.post(f"{opened['base_url']}/chat/completions", json=asked, headers=key, timeout=60).raise_for_status()
+    url = f"{root}/episodes/{opened['episode']}/finish"
+    ended: dict[str, Any] = httpx.post(url, json={"reward": reward}, headers=admin, timeout=60).json()
+    return ended
+
+
+SMALL = [
+    "model.path=embedded:tiny-tools", "rollout.num_repeat=2", "data.train_batch_size=1", "trainer_common.threads=1",
+    "rollout.max_response_length_in_one_turn=8", "rollout.max_model_len=128", "trainer_common.save_freq=1",
+    "trainer_common.optim.lr=1e-4", "trainer_common.use_kl_loss=false",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_recording_server_that_is_killed_has_what_it_answered_for(tmp_path):
+    log = tmp_path / "log"
+    process = start("serve", *SMALL, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    try:
+        root = address(tmp_path / "launcher_record", process, log)
+        ended = [play(root, n / 4, task=f"What does item {n} cost?") for n in range(4)]
+        (file,) = (path for path in _until(lambda: list((tmp_path / "launcher_record").rglob("step-0.debug.jsonl"))))
+        _until(lambda: len(file.read_text().splitlines()) == 4)
+    finally:
+        process.kill()
+        process.wait()
+    found = list(EpisodeFiles(file.parent).read(0, "debug"))
+    assert [episode.uuid for episode in found] == [row["episode"] for row in ended]
+    assert [episode.reward for episode in found] == [0.0, 0.25, 0.5, 0.75]
+
+
+@pytest.mark.slow
+def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_leaves_nothing_out(tmp_path):
+    log = tmp_path / "log"
+    command = ["serve", "--backbone", "local", *SMALL, "trainer_common.total_training_steps=4"]
+    run = tmp_path / "launcher_record" / "serve"
+
+    process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    root = address(run, process, log)
+    for n in range(2):
+        play(root, 0.0, task=f"task {n}")
+        play(root, 1.0, task=f"task {n}")
+    _until(lambda: (run / "checkpoints" / "step-2").exists())
+    process.kill()
+    process.wait()
+
+    (run / "status.json").unlink()
+    process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    root = address(run, process, log)
+    assert metric_rows(run)[-1]["step"] == 2
+    play(root, 0.0, task="task 2")
+    play(root, 1.0, task="task 2")
+    _until(lambda: len(metric_rows(run)) == 3)
+    half = play(root, 1.0, task="task 3")
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130, log.read_text()
+    assert (run / "checkpoints" / "step-3").exists()
+    kept = {episode.uuid: episode for episode in EpisodeFiles(run / "episodes").read(3)}
+    assert kept[half["episode"]].untrained["oversampled"] == kept[half["episode"]].sampled_tokens > 0
+    assert (read_status(run) or {})["outcome"] == "interrupted"
+
+    (run / "status.json").unlink()
+    process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    root = address(run, process, log)
+    play(root, 0.0, task="task 4")
+    play(root, 1.0, task="task 4")
+    assert process.wait(timeout=60) == 0, log.read_text()
+    rows = metric_rows(run)
+    tally = Tally.of(rows)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4] and (tally.skipped, tally.doubled) == (0, 0)
+    assert [row["version"] for row in rows] == [1, 2, 3, 4]
+
+
+def _until(condition: Any) -> Any:
+    """What it answers once that is true; the test's own limit ends the waiting."""
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.02)
+    return found
