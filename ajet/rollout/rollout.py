@@ -102,6 +102,8 @@ class Rollout:
         if keep is None and split == "train" and rollout.enable_oversample:
             keep = self._settings.data.train_batch_size
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
+        if self._rounds is not None:
+            self._rounds.begin()
         play = Play(keep, in_order=rollout.deterministic)
         self.tally = play.tally
         conducted = asyncio.run_coroutine_threadsafe(

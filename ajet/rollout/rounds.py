@@ -1,10 +1,10 @@
 """RoundEngine: requests admitted in rounds, so that what is computed together does not depend on timing.
 
-Invariant (DESIGN decision 9b): a round opens when every live episode waits for a reply, and admits all waiting
-requests at once, ordered by (task, repeat, call); an engine with a `held()` context (within which it begins no
-forward pass) sees them arrive as one. Who is in a round, and in which place, is thus a function of what
-the episodes do and not of when they do it, as long as an episode has at most one call under way; the calls of one
-that has several share rounds by arrival.
+Invariant (DESIGN decision 9b): a play begins with nothing cached from earlier ones; a round opens when every live
+episode waits for a reply, and admits all waiting requests at once, ordered by (task, repeat, call); an engine with a
+`held()` context (within which it begins no forward pass) sees them arrive as one. Who is in a round, and in which
+place, is thus a function of what the episodes do and not of when they do it, as long as an episode has at most one
+call under way; the calls of one that has several share rounds by arrival.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class RoundEngine:
     def max_model_len(self) -> int:
         """The inner engine's."""
         return self._engine.max_model_len
+
+    def begin(self) -> None:
+        """A play begins: what earlier ones left in the inner engine's cache goes. A resumed run has nothing there, and
+        a prompt that is computed in part only comes out with other last bits. Blocks until no forward pass runs."""
+        paused: Callable[[], AbstractContextManager[object]] | None = getattr(self._engine, "paused", None)
+        if paused is not None:
+            with paused():
+                pass
 
     def expect(self, live: int) -> None:
         """So many episodes are live from now on. Thread-safe."""

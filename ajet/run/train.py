@@ -76,6 +76,8 @@ class Training:
     step: int = 0
     saved_step: int = -1
     last_validation: dict[str, float] = field(default_factory=dict)
+    validated: int = -1
+    """The step after which that was; -1: none yet."""
     proof: StepProof = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,6 +92,7 @@ class Training:
             order.restore(run.resumed.state["frontier"])
             training.step = training.saved_step = run.resumed.step
             training.last_validation = dict(run.resumed.state.get("validation", {}))
+            training.validated = run.resumed.state.get("validated", training.step)
             logger.info("resumed after step {} from {}", training.step, run.resumed.path)
         return training
 
@@ -103,7 +106,11 @@ class Training:
         """A checkpoint of the present step, atomically; a no-op if it exists."""
         if self.saved_step == self.step:
             return
-        state: dict[str, Any] = {"frontier": self.order.state(), "validation": self.last_validation}
+        state: dict[str, Any] = {
+            "frontier": self.order.state(),
+            "validation": self.last_validation,
+            "validated": self.validated,
+        }
         self.run.status.set(phase="checkpoint", step=self.step)
         self.run.checkpoints.save(
             self.step, self.parts.backbone.save, state, score=self.last_validation.get("validation/reward")
@@ -123,15 +130,14 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     training = Training.begin(parts, run, order, on_step)
     total = training.total_steps
     try:
-        validates = parts.reader.has("validation")
-        if training.step == 0 and trainer.val_before_train and validates:
+        if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
+            training.saved_step = -1
         while training.step < total:
             train_step(training, parts, order, interrupts)
-            last = training.step == total
-            if validates and (_due(training.step, trainer.test_freq) or (last and training.last_validation)):
+            if _owes_validation(training, parts):
                 _validate(training, parts)
-            if _due(training.step, trainer.save_freq) or last:
+            if _due(training.step, trainer.save_freq) or training.step == total:
                 with interrupts.held():
                     training.save()
     except KeyboardInterrupt:
@@ -200,6 +206,17 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def _owes_validation(training: Training, parts: Parts) -> bool:
+    """Whether a validation is due after the present step and has not been."""
+    trainer = parts.experiment.ajet.trainer_common
+    if not parts.reader.has("validation") or training.validated == training.step:
+        return False
+    if training.step == 0:
+        return trainer.val_before_train
+    last = training.step == training.total_steps
+    return _due(training.step, trainer.test_freq) or (last and bool(training.last_validation))
+
+
 def _validate(training: Training, parts: Parts) -> None:
     training.run.status.set(phase="validation", step=training.step)
     began = time.monotonic()
@@ -208,6 +225,7 @@ def _validate(training: Training, parts: Parts) -> None:
     training.last_validation = metrics
     training.on_step(training.step, training.total_steps, metrics)
     training.run.metrics.log(training.step, metrics)
+    training.validated = training.step
 
 
 def _save_interrupted(training: Training) -> None:

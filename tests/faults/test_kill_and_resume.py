@@ -1,4 +1,5 @@
-"""kill -9 and Ctrl-C at random moments, then the same command again: nothing lost, nothing trained twice."""
+"""kill -9 and Ctrl-C at random moments, validations among them, then the same command again: nothing lost, nothing
+trained twice, every bit the same."""
 
 import os
 import random
@@ -8,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from ajet.record import EpisodeFiles
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows, start
 
 pytestmark = pytest.mark.slow
 STEPS = 8
+VALIDATION = ("validation/reward", "validation/reply_tokens", "validation/sampled_tokens", "validation/calls")
 SETTINGS = [
     "rollout.deterministic=true", f"trainer_common.total_training_steps={STEPS}", "trainer_common.save_freq=1",
-    "trainer_common.test_freq=-1", "trainer_common.val_before_train=false", "data.train_batch_size=4",
+    "trainer_common.test_freq=2", "trainer_common.val_before_train=true", "data.train_batch_size=4",
     "rollout.num_repeat=4", "trainer_common.threads=1",
 ]  # fmt: skip
 
@@ -47,14 +50,25 @@ def learned(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+def logprobs(run: Path, step: int) -> list[bytes]:
+    """Of every token that the validation after a step sampled."""
+    episodes = EpisodeFiles(run / "episodes").read(step, "validation")
+    return [call.logprobs_unit.tobytes() for episode in episodes for call in episode.calls]
+
+
 def check_whole(run: Path, reference: Path) -> None:
-    """The interrupted run equals the whole one: tasks, rewards, weights, to the bit."""
+    """The interrupted run equals the whole one: tasks, rewards, validations, weights, to the bit."""
     rows, expected = metric_rows(run), metric_rows(reference)
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled) == (0, 0)
-    assert [row["step"] for row in rows] == [row["step"] for row in expected] == list(range(1, STEPS + 1))
-    for name in ("tasks", "train/reward", "train/sampled_tokens", "loss", "grad_norm"):
+    trained = [row["step"] for row in rows if "tasks" in row]
+    assert trained == [row["step"] for row in expected if "tasks" in row] == list(range(1, STEPS + 1))
+    validated = [row["step"] for row in rows if "validation/reward" in row]
+    assert validated == [row["step"] for row in expected if "validation/reward" in row] == list(range(0, STEPS + 1, 2))
+    for name in ("tasks", "train/reward", "train/sampled_tokens", "loss", "grad_norm", *VALIDATION):
         assert [row.get(name) for row in rows] == [row.get(name) for row in expected], name
+    for step in validated:
+        assert logprobs(run, step) == logprobs(reference, step), f"validation after step {step}"
     assert learned(run) == learned(reference)
 
 
@@ -79,8 +93,8 @@ def test_ctrl_c_keeps_what_is_done(project, uninterrupted, tmp_path):
     name, log = "interrupted", tmp_path / "log"
     run = project / "launcher_record" / name
     process = start(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project, log=log)
-    while process.poll() is None and len(metric_rows(run)) < 2:
-        time.sleep(0.02)
+    while process.poll() is None and sum("tasks" in row for row in metric_rows(run)) < 2:
+        time.sleep(0.02)  # until step 2, whose validation the signal most likely hits
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130, log.read_text()
     assert list(run.glob("checkpoints/step-*")), "an interrupted run leaves a checkpoint whatever save_freq says"
