@@ -40,10 +40,26 @@ class Sampler:
 
     def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> Drawn:
         """One token a row. `logits_BV` may be of any float type; it is not changed."""
+        ids_B, logprobs_2B, unit_BV = self.draw_tensors(logits_BV, settings, uniforms_B)
+        both = logprobs_2B.tolist()
+        top = _alternatives(unit_BV, [s.top_logprobs for s in settings])
+        return Drawn(ids_B.tolist(), both[0], both[1], top)
+
+    def draw_tensors(
+        self,
+        logits_BV: Tensor,
+        settings: Sequence[Sampling],
+        uniforms_B: npt.NDArray[np.float64],
+        *,
+        unmasked_BV: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ids [B], logprobs [2, B] (as sampled, at temperature 1), probabilities [B, V] at temperature 1, valid until
+        the next call. With `unmasked_BV`, `logits_BV` is it with some ids ruled out (-inf): these are never drawn, and
+        "at temperature 1" means the model's own distribution, with them."""
         device = logits_BV.device
-        unit_BV = self._softmax("unit", logits_BV)
+        unit_BV = self._softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
         sampled_BV = unit_BV
-        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not _plain(s)]
+        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (_plain(s) and unmasked_BV is None)]
         if shaped:
             sampled_BV = self._copy("sampled", unit_BV)
             sampled_BV[shaped] = _shaped(logits_BV[shaped].float(), [settings[b] for b in shaped])
@@ -53,14 +69,13 @@ class Sampler:
         else:
             ids_B = torch.zeros(len(settings), dtype=torch.long, device=device)
         if greedy:
-            ids_B[greedy] = (logits_BV if logits_BV.dtype == torch.float32 else unit_BV)[greedy].argmax(-1)
+            exact = logits_BV.dtype == torch.float32 or unmasked_BV is not None
+            ids_B[greedy] = (logits_BV if exact else unit_BV)[greedy].argmax(-1)
         chosen_B = sampled_BV.gather(1, ids_B[:, None])[:, 0].double()
         if greedy:
             chosen_B[greedy] = 1.0
         at_unit_B = unit_BV.gather(1, ids_B[:, None])[:, 0].double()
-        both = torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_().tolist()
-        top = _alternatives(unit_BV, [s.top_logprobs for s in settings])
-        return Drawn(ids_B.tolist(), both[0], both[1], top)
+        return ids_B, torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_(), unit_BV
 
     def _softmax(self, name: str, logits_BV: Tensor) -> Tensor:
         return torch.softmax(logits_BV, -1, dtype=torch.float32, out=self._room(name, logits_BV))

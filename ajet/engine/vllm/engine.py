@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
+from loguru import logger
 from torch import Tensor
 from vllm import SamplingParams
 from vllm.exceptions import VLLMError
@@ -110,7 +111,7 @@ class VllmEngine:
                 raise EngineFailure(self._failure or "the engine is closed", retryable=False)
             call = asyncio.run_coroutine_threadsafe(self._serve(request, params, stream), self._loop)
             self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(self._over)
         finished = False
         try:
             while not finished:
@@ -202,21 +203,29 @@ class VllmEngine:
     async def _serve(self, request: TokenRequest, params: SamplingParams, stream: Stream) -> None:
         reading = Reading(request.sampling.top_logprobs)
         prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"{self._salt}-{self.version}")
+        failure = EngineFailure("the engine was closed")
+        finished = False
         try:
             async for output in self._llm.generate(prompt, params, f"ajet-{next(self._names)}"):
                 for chunk in reading.chunks(output, self.version):
+                    finished = chunk.finish is not None
                     self._send(stream, chunk)
-        except asyncio.CancelledError:
-            self._send(stream, EngineFailure("the engine was closed"))
-            raise
-        except EngineFailure as failure:
-            self._send(stream, failure)
+        except EngineFailure as said:
+            failure = said
         except EngineDeadError as error:
             self._failure = f"vLLM's process ended: {error}"
-            self._send(stream, EngineFailure(self._failure, retryable=False))
+            failure = EngineFailure(self._failure, retryable=False)
         except (EngineGenerateError, VLLMError, ValueError) as error:
-            cause = error.__cause__ or error
-            self._send(stream, EngineFailure(f"vLLM refused: {cause}", retryable=False))
+            failure = EngineFailure(f"vLLM refused: {error.__cause__ or error}", retryable=False)
+        finally:
+            if not finished:
+                self._send(stream, failure)
+
+    def _over(self, call: concurrent.futures.Future[None]) -> None:
+        with self._lock:
+            self._calls.discard(call)
+        if not call.cancelled() and (error := call.exception()) is not None:
+            logger.opt(exception=error).error("a call of vLLM was not answered: {}", error)
 
     def _send(self, stream: Stream, item: TokenChunk | EngineFailure) -> None:
         self._outbox.add(stream, item)

@@ -134,7 +134,7 @@ class RemoteVllm:
             calls = dict(self._calls)
         for task, stream in calls.items():
             if not stream.loop.is_closed():
-                stream.loop.call_soon_threadsafe(_cut, task, stream)
+                stream.loop.call_soon_threadsafe(task.cancel)
         for loop, client in clients.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_close_soon, client)
@@ -191,18 +191,25 @@ class RemoteVllm:
     async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
         reply = Reply(request, version)
         held: list[TokenChunk] = []
+        failure = EngineFailure("the engine was closed")
+        finished = False
         try:
             async for chunk in self._chunks(body_of(request, limit, self._salted(version)), reply):
                 if needs_unit:
                     held.append(chunk)
                 else:
+                    finished = chunk.finish is not None
                     stream.put(chunk)
             if needs_unit:
                 stream.put(await self._with_unit(request, held, version))
-        except EngineFailure as failure:
-            stream.put(failure)
+                finished = True
+        except EngineFailure as said:
+            failure = said
         except httpx.HTTPError as problem:
-            stream.put(EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}"))
+            failure = EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+        finally:
+            if not finished:
+                stream.put(failure)
 
     async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncIterator[TokenChunk]:
         async with self._client().stream("POST", ROUTE, json=body) as response:
@@ -254,11 +261,6 @@ def _alike(sampling: Sampling) -> bool:
     """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
     plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
     return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
-
-
-def _cut(task: asyncio.Task[None], stream: Stream) -> None:
-    stream.put(EngineFailure("the engine was closed"))
-    task.cancel()
 
 
 def _close_soon(client: httpx.AsyncClient) -> None:

@@ -10,7 +10,6 @@ import json
 from typing import Any, Literal
 
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.draws import stream_of
 from ajet.schema.errors import EngineFailure
 
 ID = "token_id:"
@@ -24,12 +23,13 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "seed": stream_of(request.draws) >> 1,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,
         "logprobs": sampling.top_logprobs,
         "detokenize": False,
     }
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
     if sampling.json_schema is not None:
         schema = json.loads(sampling.json_schema)
         params["structured_outputs"] = {"json_object": True} if schema == {} else {"json": schema}

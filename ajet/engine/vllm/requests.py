@@ -19,26 +19,18 @@ if TYPE_CHECKING:
 
 SEND_EVERY = 4
 """Tokens of a running reply that are sent together."""
-COLDEST = 0.01
-"""vLLM raises a temperature between 0 and this one, which would not be the one that was asked for."""
+OURS = "ajet"
+"""Names, among a request's extra arguments, what the sampler reads."""
+VERSIONS, LIKELIEST = -1, -(1 << 30)
+"""Where the ids of a token's further columns count down from; see `sampler`."""
 FINISHES = {"stop": "stop", "length": "length"}
 
 
-def seed_of(request: TokenRequest) -> int:
-    """[0, 2^63) the seed of the call's own generator: equal names draw equal numbers, whatever else runs."""
-    return stream_of(request.draws) >> 1
-
-
 def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
-    """For a reply of at most `limit` tokens. Raises EngineFailure for what vLLM would do otherwise than asked."""
+    """For a reply of at most `limit` tokens. How to draw them goes past vLLM to the sampler of ours."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     sampling = request.sampling
-    if 0 < sampling.temperature < COLDEST:
-        raise EngineFailure(
-            f"vLLM does not sample at a temperature of {sampling.temperature}: choose 0 or at least {COLDEST}",
-            retryable=False,
-        )
     grammar = None
     if sampling.json_schema is not None:
         anything = json.loads(sampling.json_schema) == {}
@@ -49,10 +41,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
         )
     return SamplingParams(
         max_tokens=limit,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=seed_of(request),
+        extra_args={OURS: [stream_of(request.draws), sampling.temperature, sampling.top_p, sampling.top_k]},
         stop_token_ids=list(sampling.stop_ids),
         ignore_eos=True,  # what ends a reply is said by stop_ids
         logprobs=1 + sampling.top_logprobs,
@@ -84,7 +73,7 @@ class Reading:
                 raise EngineFailure(
                     f"token {self._tokens} has id {token}, its logprob is of {columns.token_ids[start]}"
                 )
-            version = columns.token_ids[start + 1]
+            version = VERSIONS - columns.token_ids[start + 1]
             if version < self._version:
                 raise EngineFailure(f"token {self._tokens} is of version {version}, the one before of {self._version}")
             if not found or found[-1].version != version:
@@ -94,8 +83,8 @@ class Reading:
             chunk.logprobs.append(min(columns.logprobs[start], 0.0))
             chunk.logprobs_unit.append(min(columns.logprobs[start + 1], 0.0))
             if self._top:
-                rows = zip(columns.token_ids[start + 2 : stop], columns.logprobs[start + 2 : stop], strict=True)
-                chunk.top.append(list(rows)[: self._top])
+                likeliest = range(start + 2, min(stop, start + 2 + self._top))
+                chunk.top.append([(LIKELIEST - columns.token_ids[at], columns.logprobs[at]) for at in likeliest])
             self._version, self._tokens = version, self._tokens + 1
         if piece.finish_reason is not None:
             self._end(output, found, present)

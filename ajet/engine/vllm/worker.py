@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ajet.engine.vllm.owner import end_with_owner
-from ajet.engine.vllm.sampler import TwoLogprobs
+from ajet.engine.vllm.sampler import VersionedSampler
 
 
 class LiveWeights:
@@ -30,15 +30,14 @@ class LiveWeights:
     def ajet_begin(self, version: int) -> dict[str, Any]:
         """Take the sampler's place. Answers the worker's process id and what its model holds, in bytes."""
         runner = self.model_runner
-        sampler = TwoLogprobs(use_fp64_gumbel=runner.sampler.use_fp64_gumbel)
-        sampler.version = version
-        runner.sampler = sampler
+        runner.sampler = sampler = VersionedSampler(runner, version)
         inner = runner.sample_tokens
 
         def sample_tokens(grammar_output: Any) -> Any:
             state = runner.execute_model_state
-            if grammar_output is not None and state is not None:
-                sampler.unmasked = state.logits.clone()
+            if state is not None:
+                sampler.scheduled = state.scheduler_output.num_scheduled_tokens
+                sampler.unmasked = state.logits.clone() if grammar_output is not None else None
             return inner(grammar_output)
 
         runner.sample_tokens = sample_tokens
