@@ -9,6 +9,7 @@ JSON of the tool call has its own spaces and key order, and characters are split
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import json
 import re
@@ -16,11 +17,13 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ajet.context_tracker import timelines
+from ajet.context_tracker.proof import prove as prove_record
 from ajet.engine.contract import Sampling
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
@@ -107,6 +110,20 @@ class Plays(dict[Cell, Play]):
         return enter
 
 
+def all_plays() -> Plays:
+    """The whole table: the plays of every tests/contract/test_clients_*.py that has any."""
+    found = Plays()
+    for path in sorted((Path(__file__).parent / "contract").glob("test_clients_*.py")):
+        module = importlib.import_module(f"tests.contract.{path.stem}")
+        if not hasattr(module, "PLAYS"):
+            continue
+        (mark,) = [mark for mark in module.test_its_episode_is_proven.pytestmark if mark.name == "parametrize"]
+        assert list(mark.args[1]) == list(module.PLAYS), f"{path.name} plays what it lists"
+        assert found.keys().isdisjoint(module.PLAYS), f"{path.name} repeats a cell"
+        found.update(module.PLAYS)
+    return found
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
@@ -169,12 +186,17 @@ class _Wire:
 
 
 @contextmanager
-def stage(texts: tuple[str, ...] = (f"{THOUGHT}\n{CALL}", FINAL), **gateway_options: Any) -> Iterator[Stage]:
+def stage(
+    texts: tuple[str, ...] = (f"{THOUGHT}\n{CALL}", FINAL),
+    *,
+    engine: Callable[..., ScriptedEngine] = ScriptedEngine,
+    version: int = VERSION,
+) -> Iterator[Stage]:
     """A gateway whose model says `texts`, a byte a token and three tokens a chunk, over a real tokenizer."""
     renderer = Renderer(tiny_tools())
     replies = [bytewise(renderer, text) for text in texts]
-    engine = ScriptedEngine([ScriptedReply(ids=ids, ended=False, chunk=3) for ids in replies], version=VERSION)
-    gateway = Gateway(engine, renderer, max_model_len=1 << 20, max_response_tokens=4000, **gateway_options)
+    script = [ScriptedReply(ids=ids, ended=False, chunk=3) for ids in replies]
+    gateway = Gateway(engine(script, version=version), renderer, max_model_len=1 << 20, max_response_tokens=4000)
     wire: list[tuple[str, bool]] = []
     gateway.app = _Wire(gateway.app, wire)  # type: ignore[assignment]
     gateway.start()
@@ -218,16 +240,32 @@ def _byte_ids() -> dict[int, int]:
     return found
 
 
-def play_and_prove(cell: Cell, play: Play, *, expect: str = FINAL, **options: Any) -> Capture:
+def play_and_prove(cell: Cell, play: Play, *, expect: str = FINAL, **options: Any) -> None:
     """Play the episode with a real client and prove its capture."""
     with stage(**options) as on:
-        told = play(on, cell.streaming)
-        if inspect.isawaitable(told):
-            told = asyncio.run(_awaited(told))
+        told = told_by(play, on, cell.streaming)
         capture = on.session.close()
         prove(on, capture, told.around)
         prove_told(on, capture, cell, told, expect)
-    return capture
+        prove_again(on, capture, raw=told.around is not None)
+
+
+def prove_again(on: Stage, capture: Capture, *, raw: bool) -> None:
+    """ajet's own proof finds every token right, and nothing it could not check: but raw prompts, which no record
+    holds as text."""
+    again = prove_record(capture.calls, capture.messages, capture.tools, Renderer(tiny_tools()))
+    assert again.ok, str(again)
+    sampled, scaffolds = again.counts["sampled"], again.counts["scaffold"]
+    assert sampled.tokens == sampled.checked == sampled.equal == sum(map(len, on.replies))
+    assert scaffolds.checked == scaffolds.equal and (raw or scaffolds.checked == scaffolds.tokens > 0)
+    assert set(again.unchecked) == ({"raw prompt"} if raw else set())
+    assert not again.forks and not again.counts["forked"].tokens
+
+
+def told_by(play: Play, on: Stage, streaming: bool) -> Told:
+    """Play it, sync or async."""
+    told = play(on, streaming)
+    return asyncio.run(_awaited(told)) if inspect.isawaitable(told) else told
 
 
 async def _awaited(told: Awaitable[Told]) -> Told:

@@ -28,7 +28,7 @@ def model(on: Stage, dialect: str, streaming: bool) -> tuple[Any, Any]:
         return model.OpenAIChatModel("gpt-4o", **shared, **openai_place), formatter.OpenAIChatFormatter()
     if dialect == "responses":
         return model.OpenAIResponseModel("gpt-4o", **shared, **openai_place), formatter.OpenAIResponseChatFormatter()
-    made = model.AnthropicChatModel("claude-sonnet-4-5", **shared, client_kwargs={"base_url": on.root})
+    made = model.AnthropicChatModel("ajet", **shared, client_kwargs={"base_url": on.root})
     return made, formatter.AnthropicChatFormatter()
 
 

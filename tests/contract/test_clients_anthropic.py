@@ -9,7 +9,7 @@ from tests.client_fixtures import PARAMETERS, QUESTION, SYSTEM, Cell, Plays, Sta
 
 PLAYS = Plays()
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": PARAMETERS}
-ASKED: dict[str, Any] = {"model": "claude-sonnet-4-5", "max_tokens": 1000, "system": SYSTEM, "tools": [TOOL]}
+ASKED: dict[str, Any] = {"model": "ajet", "max_tokens": 1000, "system": SYSTEM, "tools": [TOOL]}
 
 
 def client(on: Stage) -> anthropic.Anthropic:
@@ -41,9 +41,7 @@ def whole(on: Stage, streaming: bool) -> Told:
     messages, usage = opening(), []
     with client(on) as model:
         while True:
-            counted = model.messages.count_tokens(
-                model="claude-sonnet-4-5", system=SYSTEM, tools=[TOOL], messages=messages
-            )
+            counted = model.messages.count_tokens(model="ajet", system=SYSTEM, tools=[TOOL], messages=messages)
             answer = model.messages.create(messages=messages, **ASKED)
             assert counted.input_tokens == answer.usage.input_tokens
             usage.append((answer.usage.input_tokens, answer.usage.output_tokens))

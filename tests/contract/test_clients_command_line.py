@@ -53,7 +53,7 @@ def chat(on: Stage, streaming: bool, folder: Path) -> Told:
 
 @PLAYS.cells("mini-swe-agent", "anthropic", "whole")
 def anthropic(on: Stage, streaming: bool, folder: Path) -> Told:
-    return mini(on, folder, "-m", "anthropic/claude-sonnet-4-5")
+    return mini(on, folder, "-m", "anthropic/ajet")
 
 
 @PLAYS.cells("mini-swe-agent", "responses", "whole")

@@ -18,9 +18,7 @@ def model(on: Stage, dialect: str, streaming: bool) -> Any:
     if dialect == "anthropic":
         from langchain_anthropic import ChatAnthropic
 
-        return ChatAnthropic(
-            model="claude-sonnet-4-5", base_url=on.root, api_key=on.endpoint.api_key, streaming=streaming
-        )
+        return ChatAnthropic(model="ajet", base_url=on.root, api_key=on.endpoint.api_key, streaming=streaming)
     from langchain_openai import ChatOpenAI
 
     return ChatOpenAI(

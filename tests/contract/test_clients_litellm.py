@@ -63,7 +63,7 @@ def chat(on: Stage, streaming: bool) -> Told:
 
 @PLAYS.cells("litellm", "anthropic")
 def anthropic(on: Stage, streaming: bool) -> Told:
-    return completion(on, streaming, model="anthropic/claude-sonnet-4-5", api_base=on.root, api_key=on.endpoint.api_key)
+    return completion(on, streaming, model="anthropic/ajet", api_base=on.root, api_key=on.endpoint.api_key)
 
 
 @PLAYS.cells("litellm", "responses")
@@ -113,6 +113,7 @@ def completions(on: Stage, streaming: bool) -> Told:
             return ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", PLAYS, ids=str)
 def test_its_episode_is_proven(cell: Cell) -> None:
     play_and_prove(cell, PLAYS[cell])

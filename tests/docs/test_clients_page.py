@@ -1,25 +1,11 @@
 """The table in docs/clients.md has a cell for each tested (client, dialect, way), and no other."""
 
-import importlib
 import re
-from pathlib import Path
 
-from tests.client_fixtures import PATHS, Cell
+from tests.client_fixtures import PATHS, Cell, all_plays
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "clients.md"
-
-
-def played() -> set[Cell]:
-    """The cells that the client tests play."""
-    cells: set[Cell] = set()
-    for path in sorted(Path(ROOT, "tests", "contract").glob("test_clients_*.py")):
-        module = importlib.import_module(f"tests.contract.{path.stem}")
-        (mark,) = [mark for mark in module.test_its_episode_is_proven.pytestmark if mark.name == "parametrize"]
-        assert list(mark.args[1]) == list(module.PLAYS), f"{path.name} plays what it lists"
-        assert cells.isdisjoint(module.PLAYS), f"{path.name} repeats a cell"
-        cells |= set(module.PLAYS)
-    return cells
 
 
 def documented() -> set[Cell]:
@@ -55,10 +41,10 @@ def _name(dialect: str) -> str:
 
 
 def test_every_cell_is_tested_and_every_test_has_a_cell():
-    assert sorted(documented()) == sorted(played())
+    assert sorted(documented()) == sorted(all_plays())
 
 
 def test_every_dialect_is_played_both_ways():
-    assert {(cell.dialect, cell.streaming) for cell in played()} == {
+    assert {(cell.dialect, cell.streaming) for cell in all_plays()} == {
         (dialect, streaming) for dialect in PATHS for streaming in (False, True)
     }
