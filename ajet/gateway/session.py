@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING, Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
@@ -62,14 +63,16 @@ class Session:
         """What its clients asked for and have not got yet."""
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, gateway.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
+        self.waiting = gateway.waiting
         self._ledger = Ledger(gateway.waiting, inspect, terminate_on_inspect)
         self._tokens: TokenTurns | None = None
         if gateway.samples_tokens:
             assert gateway.renderer is not None, "a token engine needs a renderer"
+            self._renderer = gateway.renderer.on_day(date.today())
             self._tokens = TokenTurns(
                 self._ledger,
                 cast(TokenEngine, gateway.engine),
-                gateway.renderer,
+                self._renderer,
                 key=key,
                 sampling=self._sampling,
                 max_model_len=gateway.max_model_len,
@@ -140,9 +143,9 @@ class Session:
     def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
         request, _, samples_tokens, _ = self._route(request)
-        if not samples_tokens or self._gateway.renderer is None:
+        if not samples_tokens:
             raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
-        return len(prompt_of(request, self._ledger.recorder, self._gateway.renderer).rendered.ids)
+        return len(prompt_of(request, self._ledger.recorder, self._renderer).rendered.ids)
 
     def _route(self, request: TurnRequest) -> tuple[TurnRequest, TokenEngine | ChatEngine, bool, bool]:
         """(the request, who answers it, whether in tokens, whether it trains)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,12 @@ import numpy as np
 from rich.console import Console
 
 from ajet.context_tracker.packing import pack
-from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
+from ajet.context_tracker.proof import Proof, WrongToken, compare, everything, prove, samples_of
 from ajet.context_tracker.proof_lines import prove_rows
-from ajet.record import Checkpoints, read_episodes
+from ajet.record import Checkpoints
+from ajet.record.episode_codec import decode
+from ajet.record.episodes import unpack
+from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
 from ajet.schema.call import Call
@@ -106,7 +110,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any) -> Proof:
         episode.calls,
         episode.messages,
         episode.tools,
-        words,
+        words.on_day(date.fromtimestamp(episode.started)),
         lines=episode.timelines,
         untrained=episode.untrained,
         ignore_tools=settings.context_tracker.timeline_merging_policy.ignore_tools,
@@ -129,7 +133,7 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             play = Play(file, *step_of(file))
-            for episode in _episodes(report.target, file):
+            for episode in _episodes(report.target, file, report.proof.wrong):
                 report.proof.add(prove_episode(episode, settings, words))
                 play.episodes += 1
                 for call in episode.calls:
@@ -152,7 +156,7 @@ def _prove_logprobs(report: Report, experiment: Experiment, at_most: int | None,
             report.computed_in = f"{scorer.dtype} on {scorer.device}"
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
             for play in (play for other, play in plays if other == version):
-                episodes = list(_episodes(report.target, play.file))[:at_most]
+                episodes = list(_episodes(report.target, play.file, []))[:at_most]
                 play.recomputed += recompute(
                     report.proof, episodes, experiment.ajet, scorer, version=version, tolerance=report.tolerance
                 )
@@ -203,8 +207,27 @@ def recompute(
     return count
 
 
-def _episodes(target: Target, file: Path) -> Iterator[Episode]:
-    return (episode for episode in read_episodes(file) if episode.uuid.startswith(target.episode))
+def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
+    """The episodes of a file that are meant. One whose record lacks a call cannot be read: it goes into `wrong`."""
+    blob = file.with_suffix(".bin").read_bytes()
+    for number, row in enumerate(read_rows(file), 1):
+        if not row["uuid"].startswith(target.episode):
+            continue
+        lacking = _lacking(row)
+        if lacking is None:
+            yield decode(row, unpack(blob, row["blob"], f"{file}:{number}"))
+        else:
+            wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
+
+
+def _lacking(row: dict[str, Any]) -> int | None:
+    """The first call that a recorded line refers to and does not hold."""
+    calls, lines = row["calls"], row["timelines"]
+    apart = next((at for at, call in enumerate(calls) if call["index"] != at), None)
+    if apart is not None:
+        return apart
+    named = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
+    return len(calls) if max(named, default=0) >= len(calls) and named else None
 
 
 def _versions(call: Call) -> np.ndarray[Any, Any]:

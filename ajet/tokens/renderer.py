@@ -6,9 +6,11 @@ the suffix is newly encoded, and only if the chat template renders the whole his
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,14 @@ class Renderer:
             )
         text = self.template.text(messages, tools)
         return Rendered(text, self.encode(text), len(messages))
+
+    def on_day(self, day: date) -> Renderer:
+        """The renderer for prompts of that day: this one, but where the template writes a date into them."""
+        if not self.template.dated or self.template.day == day:
+            return self
+        other = copy.copy(self)
+        other.template = self.template.on_day(day)
+        return other
 
     @property
     def reads_tool_calls(self) -> bool:

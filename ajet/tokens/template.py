@@ -3,16 +3,17 @@
 Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
 content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
 template knows no developer, reasoning has the name that the template reads. What a text template cannot show (an
-image) is refused, and the date that some put into the prompt stands still for as long as this object lives. A
+image) is refused, and the date that some put into the prompt is `day`, however long a conversation lasts. A
 template that knows no tools gets them in the Hermes way, so that any chat model can be asked to use tools and none
 loses them silently.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
@@ -41,12 +42,9 @@ class TemplateRefused(AjetError):
 
 
 class ChatTemplate:
-    """Renders conversations to text. Thread-safe; transformers compiles each template once. `now` is the date in
-    prompts that have one."""
+    """Renders conversations to text. Thread-safe; transformers compiles each template once."""
 
-    def __init__(
-        self, tokenizer: Any, options: Mapping[str, Any] | None = None, *, now: datetime | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
@@ -64,9 +62,15 @@ class ChatTemplate:
         """How its replies write tool calls."""
         self._knows_developer = "developer" in self.source
         self._thought = "thinking" if _reads(self.source, "thinking") else "reasoning_content"
-        if "strftime_now" in self.source:
-            fixed = now or datetime.now()
-            self._options.setdefault("strftime_now", fixed.strftime)
+        self.dated = "strftime_now" in self.source and "strftime_now" not in self._options
+        """Whether it writes a date into the prompt."""
+        self.day = date.today()
+
+    def on_day(self, day: date) -> ChatTemplate:
+        """The same with another date in its prompts."""
+        other = copy.copy(self)
+        other.day = day
+        return other
 
     def text(
         self,
@@ -88,6 +92,9 @@ class ChatTemplate:
             ready, tools = _in_hermes(ready, tools), None
         elif self.style == "harmony":
             ready = _one_call_each(ready)
+        options = dict(self._options)
+        if self.dated:
+            options["strftime_now"] = datetime.combine(self.day, time()).strftime
         uses_tools = bool(tools) or any("tool_calls" in each or each["role"] == "tool" for each in ready)
         try:
             return self._tokenizer.apply_chat_template(
@@ -96,7 +103,7 @@ class ChatTemplate:
                 chat_template=self.source if uses_tools else self._without_tools,
                 add_generation_prompt=prompt,
                 tokenize=False,
-                **self._options,
+                **options,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             raise TemplateRefused(f"the model's chat template refuses these messages: {error}") from error

@@ -65,9 +65,9 @@ def _back(renderer: Renderer, text: str) -> str:
 
 
 def _date(renderer: Renderer) -> list[Finding]:
-    if "strftime_now" not in renderer.template.source:
+    if not renderer.template.dated:
         return []
-    text = "The template writes today's date into the prompt; a run keeps the day it began on."
+    text = "The template writes today's date into the prompt; an episode keeps the day it began on."
     return [Finding("date", "note", text)]
 
 
