@@ -8,8 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +18,9 @@ from ajet.run.assembly import workflow_of
 from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
-from tests.command_agents import program
+from tests.command_agents import TASK, agent, answer, program, shell
 from tests.rollout_fixtures import stage
-from tests.workflow_fixtures import Scene, scene
-
-TASK = Task(main_query="What is 40 + 2?", task_id="sum", metadata={"answer": "42", "hint": "add"})
-
-
-@contextmanager
-def agent(folder: Path, *script: str, **section: Any) -> Iterator[tuple[Scene, Any]]:
-    """A scene whose model says `script`, and a function that runs the command and answers its output."""
-    tree = {"ajet": {}, "command_agent": {"folders": str(folder / "episodes"), **section}}
-    config = Experiment.from_dict(tree, base=folder).config
-    CommandWorkflow.check(config)
-    with scene(*script, config=config) as played:
-
-        def run(task: Task = TASK) -> WorkflowOutput:
-            given = WorkflowTask(task=task, task_id=task.task_id, episode_uuid="0123456789abcdef")
-            return asyncio.run(CommandWorkflow().execute(given, played.tuner))
-
-        yield played, run
-    assert list((folder / "episodes").iterdir()) == [] or section.get("keep", "never") != "never"
-
-
-def shell(text: str) -> list[str]:
-    return ["sh", "-c", text]
-
-
-def answer(output: WorkflowOutput) -> str:
-    said: str = output.metadata["final_answer"]
-    return said
+from tests.workflow_fixtures import scene
 
 
 def test_a_command_plays_a_turn_and_its_call_is_captured(tmp_path):

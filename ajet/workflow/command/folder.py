@@ -37,27 +37,31 @@ class EpisodeFolder:
         self.home.mkdir(exist_ok=True)
         self.task_file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
         for name, text in files.items():
-            path = self.work / name
-            if not path.resolve().is_relative_to(self.work.resolve()):
-                raise AgentFailure(f"the file {name} lies outside of the episode's folder")
+            path = self._within(name, "the file")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
 
     def answer(self, name: str) -> str:
         """What a file in it says; empty when there is none. Raises AgentFailure for one that lies elsewhere."""
-        path = (self.work / name).resolve()
-        if not path.is_relative_to(self.work.resolve()):
-            raise AgentFailure(f"the answer {name} lies outside of the episode's folder")
+        path = self._within(name, "the answer")
         try:
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError:
             return ""
-        with os.fdopen(number, "rb") as file:
-            try:
-                return (file.read(ANSWER_BYTES) or b"").decode(errors="replace")
-            except (IsADirectoryError, BlockingIOError):
-                return ""
+        try:
+            return os.read(number, ANSWER_BYTES).decode(errors="replace")
+        except (IsADirectoryError, BlockingIOError):
+            return ""
+        finally:
+            os.close(number)
+
+    def _within(self, name: str, what: str) -> Path:
+        """Where a path really leads. Raises AgentFailure for one that leads out."""
+        path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
+        if not path.is_relative_to(work):
+            raise AgentFailure(f"{what} {name} lies outside of the episode's folder")
+        return path
 
     def remove(self) -> None:
         """Take it away, with what the agent made unreadable."""

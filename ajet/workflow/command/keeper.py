@@ -189,7 +189,7 @@ def _become(order: dict, report: int) -> None:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE):
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(order["folder"])
         os.dup2(_standard_input(order), 0)
