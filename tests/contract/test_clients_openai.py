@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 
+from ajet.tokens import Rendered, Renderer
 from tests.client_fixtures import (
     CHAT_TOOL,
     PARAMETERS,
@@ -239,3 +240,15 @@ async def async_completions(on: Stage, streaming: bool) -> Told:
 @pytest.mark.parametrize("cell", PLAYS, ids=str)
 def test_its_episode_is_proven(cell: Cell) -> None:
     play_and_prove(cell, PLAYS[cell])
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses"])
+def test_without_the_verbatim_extension_the_proof_names_a_token(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode_anew(renderer: Renderer, before: Rendered, *said: Any, **_: Any) -> Rendered:
+        _, _, messages, *tools = said
+        return renderer.render(messages, *tools)
+
+    monkeypatch.setattr(Renderer, "extend", encode_anew)
+    cell = Cell("openai (sync)", dialect, False)
+    with pytest.raises(AssertionError, match=r"token \d+: "):
+        play_and_prove(cell, PLAYS[cell])
