@@ -213,7 +213,18 @@ _INPUTS: tuple[dict[str, Any], ...] = (
         "metadata": {"a": "b"},
         "truncation": "disabled",
     },
-    {"input": [_ASK], "tool_choice": "none", "tools": [], "top_p": 0.5, "previous_response_id": None},
+    {
+        "input": [_ASK],
+        "tool_choice": "none",
+        "tools": [],
+        "top_p": 0.5,
+        "previous_response_id": None,
+        "user": "u",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "service_tier": "auto",
+        "max_tool_calls": 3,
+    },
 )
 RESPONSES = Language("/responses", {"model": "m", "input": "What is 1 + 2?"}, _INPUTS, _response_types)
 INPUT_TOKENS = Language("/responses/input_tokens", {"model": "m", "input": "Hi"}, _INPUTS, _input_tokens_types)

@@ -45,6 +45,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 `response_format` itself where it can."""
 
 
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
 @dataclass(frozen=True, slots=True)
 class _Options:
     model: str
@@ -140,6 +143,7 @@ class _ChunkWriter:
     def __init__(self, dialect: ChatDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
         self._head = _head(options, "chat.completion.chunk")
+        self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
 
     def start(self, choice: int) -> bytes:
         return self._chunk(choice, {"role": "assistant", "content": ""})
@@ -169,8 +173,8 @@ class _ChunkWriter:
     def _chunk(
         self, choice: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
-        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event({**self._head, "choices": [told]})
+        told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+        return f"{self._before}{told}]}}\n\n".encode()
 
 
 def error_body(refused: Refused, names: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -195,7 +199,7 @@ def _head(options: _Options, kind: str) -> dict[str, Any]:
 
 def event(value: dict[str, Any]) -> bytes:
     """A server-sent event without a name."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _ENCODE(value).encode() + b"\n\n"
 
 
 def _usage(turns: Sequence[Turn]) -> dict[str, int]:

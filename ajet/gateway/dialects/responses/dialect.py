@@ -43,6 +43,7 @@ _INCLUDES = {
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 }  # fmt: skip
+_TIERS = ("auto", "default", "flex", "scale", "priority", "fast", "ultrafast")
 _PARAMS = {
     "messages": "input", "logprobs": "include", "response_format": "text.format", "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
@@ -312,8 +313,16 @@ def _check_rest(body: Mapping[str, Any]) -> None:
     if body.get("truncation") not in (None, "disabled"):
         raise fields.unsupported("truncation", "nothing is left out of a conversation: 'disabled' only.")
     fields.integer(body, "max_tool_calls", 1, 1 << 31)
-    if not isinstance(body.get("metadata") or {}, dict):
-        raise fields.wrong("metadata", "an object")
+    metadata = body.get("metadata")
+    if metadata is not None:
+        texts = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+        if not texts:
+            raise fields.wrong("metadata", "an object of strings")
+    for name in ("user", "prompt_cache_key", "safety_identifier"):
+        if not isinstance(body.get(name, ""), (str, type(None))):
+            raise fields.wrong(name, "a string")
+    if body.get("service_tier") not in (None, *_TIERS):
+        raise fields.wrong("service_tier", "one of " + ", ".join(_TIERS))
     options = body.get("stream_options")
     if options is not None:
         if not isinstance(options, dict) or not body.get("stream"):
