@@ -87,9 +87,9 @@ def prove_recorded(
     experiment = load_experiment(target.run / CONFIG)
     report = Report(target)
     _prove_ids(report, experiment)
-    if not report.proof.calls:
+    if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
-    if not report.proof.counts["sampled"].tokens:
+    if not report.proof.counts["sampled"].tokens and report.proof.ok:
         raise UserError(
             "These episodes hold no tokens: their model answered in messages.",
             where=str(target.run),
@@ -209,7 +209,8 @@ def recompute(
 
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
     """The episodes of a file that are meant. One whose record lacks a call cannot be read: it goes into `wrong`."""
-    blob = file.with_suffix(".bin").read_bytes()
+    arrays = file.with_suffix(".bin")
+    blob = arrays.read_bytes() if arrays.exists() else b""
     for number, row in enumerate(read_rows(file), 1):
         if not row["uuid"].startswith(target.episode):
             continue
