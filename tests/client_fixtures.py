@@ -83,7 +83,7 @@ class Stage:
     replies: list[list[int]]
     """What the model samples, call by call."""
     wire: list[tuple[str, bool]] = field(default_factory=list)
-    """Path and whether events were sent, of each request that was answered."""
+    """Path and whether events were sent, of each request that was answered with a reply."""
 
     @property
     def root(self) -> str:
@@ -177,7 +177,7 @@ class _Wire:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async def noted(message: Any) -> None:
-            if message["type"] == "http.response.start" and scope["method"] == "POST":
+            if message["type"] == "http.response.start" and scope["method"] == "POST" and message["status"] == 200:
                 kind = dict(message["headers"]).get(b"content-type", b"")
                 self._seen.append((scope["path"], kind.startswith(b"text/event-stream")))
             await send(message)

@@ -89,7 +89,7 @@ def _runner() -> dict[str, Any]:
         """Adds."""
         return str(add(a, b))
 
-    return {**ASKED, "messages": opening(), "tools": [anthropic.beta_async_tool(ran, name="add")], "thread": False}
+    return {**ASKED, "messages": opening(), "tools": [anthropic.beta_async_tool(ran, name="add")]}
 
 
 @pytest.mark.parametrize("cell", PLAYS, ids=str)
