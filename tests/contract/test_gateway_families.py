@@ -8,7 +8,7 @@ import numpy as np
 import openai
 import pytest
 
-from ajet.context_tracker import timelines
+from ajet.context_tracker import prove, timelines
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
@@ -68,9 +68,10 @@ def test_a_tool_using_episode_is_one_sequence(name, streamed):
     try:
         session = gateway.open("e", key=(0, 0, 0), sampling=Sampling(500, temperature=0.7), trainable=None)
         answer = asyncio.run(play(session("a", "a", None), streamed))
-        calls = session.close().calls
+        capture = session.close()
     finally:
         gateway.close()
+    calls = capture.calls
     assert answer == "A small boat."
     assert [each.fork for each in calls] == [None, None]
     assert [each.response_ids.tolist() for each in calls] == [ids.tolist() for ids in sampled]
@@ -79,3 +80,5 @@ def test_a_tool_using_episode_is_one_sequence(name, streamed):
     (timeline,), untrained = timelines(calls)
     assert timeline.ids[timeline.mask].tolist() == np.concatenate(sampled).tolist()
     assert not untrained
+    proof = prove(calls, capture.messages, capture.tools, renderer, lines=[timeline], untrained=untrained, episode="e")
+    assert proof.ok and proof.counts["sampled"].equal == sum(map(len, sampled)), proof.wrong
