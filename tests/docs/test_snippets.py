@@ -18,11 +18,11 @@ from ajet.config import load_experiment
 from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
 
 ALL = [block for page in PAGES for block in blocks(page)]
-LANGUAGES = {"yaml", "python", "bash", "json", "text"}
+LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript"}
 MOST_NOT_RUN = 3
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
-PARSED_ONLY = {"stop", "chat", "prove", "completion"}
-"""Commands that need a run or change the shell's own files."""
+PARSED_ONLY = {"stop", "chat", "prove", "completion", "serve"}
+"""Commands that need a run, go on until they are stopped, or change the shell's own files."""
 
 
 def name(page: Path) -> str:

@@ -7,6 +7,7 @@ command says about the key is blotted out of the record; a command that fails is
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +119,7 @@ class CommandWorkflow(Workflow):
             "task": _question(workflow_task),
             "task_id": task.task_id,
             "episode": workflow_task.episode_uuid,
-            **{f"metadata.{name}": str(value) for name, value in task.metadata.items()},
+            **{f"metadata.{name}": _spelled(value) for name, value in task.metadata.items()},
         }
 
     def _order(
@@ -216,6 +217,11 @@ def _task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, A
         "init_messages": task.init_messages,
         "metadata": {name: task.metadata[name] for name in settings.metadata if name in task.metadata},
     }
+
+
+def _spelled(value: Any) -> str:
+    """Text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _hide(ended: Ended, secret: str) -> None:
