@@ -102,6 +102,7 @@ class _Exchange:
         watch.add_done_callback(self._leave)
         asking = self._asking
         asking.join(session.make)
+        session.waiting.clients += 1
         for task in asking.tasks:
             task.add_done_callback(self._wake)
         try:
@@ -112,6 +113,7 @@ class _Exchange:
         except OSError:
             logger.debug("a client left before its reply was sent")
         finally:
+            session.waiting.clients -= 1
             watch.cancel()
             for task in asking.tasks:
                 task.remove_done_callback(self._wake)

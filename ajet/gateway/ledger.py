@@ -20,11 +20,21 @@ Inspect = Callable[[Call, dict[str, Any]], list[str]]
 CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
 
 
+_BUSY = 16
+
+
 class Waiting:
     """How many calls a gateway has under way, and how many it takes."""
 
     def __init__(self, most: int) -> None:
         self.now, self._most = 0, most
+        self.clients = 0
+        """Requests whose replies are awaited."""
+
+    @property
+    def busy(self) -> bool:
+        """So many clients wait that tokens which came together are read and sent together."""
+        return self.clients > _BUSY
 
     def refuse_more(self) -> None:
         """Raises Refused where there are too many."""

@@ -28,8 +28,6 @@ from ajet.tokens import Renderer
 
 TRIES = 4
 """Replies drawn for one that keeps to a schema, where the engine cannot be held to it."""
-_BUSY = 16
-"""So many calls under way, and tokens that came together are read and sent together."""
 
 
 class TokenTurns:
@@ -121,7 +119,7 @@ class TokenTurns:
                     sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version)
                     sampled.top += chunk.top
                     draft.finish = chunk.finish
-                    if watched or (reply.streamed and reply.shown and self._ledger.waiting.now <= _BUSY):
+                    if watched or (reply.streamed and reply.shown and not self._ledger.waiting.busy):
                         draft.catch_up()
                         reply.mark()
                         if stream.cut:
