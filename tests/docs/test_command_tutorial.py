@@ -46,7 +46,7 @@ def test_it_trains_on_local(tmp_path):
 
 
 def test_the_page_names_every_key_and_its_default():
-    rows = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", PAGE.read_text(), re.M))
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \|([^|]*)\|", PAGE.read_text(), re.M))
     spelled = {"None": "null", "True": "true", "False": "false"}
     for model in (CommandSettings, Limits):
         for name, field in model.model_fields.items():
