@@ -28,11 +28,6 @@ class Said:
     rest: str
     end: str
 
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return self.thought + self.rest + self.end
-
 
 @dataclass(frozen=True, slots=True)
 class Extension:
@@ -56,19 +51,19 @@ def own_text(text: str, respelled: Sequence[Respelled]) -> str:
     return "".join(parts) + text[at:]
 
 
-def extension(
-    text: str, before: str, said: Said, *, called: bool, ends: Sequence[str], reads: Reads
-) -> Extension | None:
+def extension(text: str, before: str, reply: str) -> Extension | None:
     """How `text`, the template's of the whole history, goes on after `before` (its own of the earlier prompt) and the
-    reply. `called`: the reply has tool calls; `ends`: the spellings of all end tokens."""
-    if not text.startswith(before):
+    reply as sampled."""
+    if not text.startswith(before) or not text.startswith(reply, len(before)):
         return None
-    start = len(before)
-    if text.startswith(said.text, start):
-        return Extension(text[start + len(said.text) :])
-    if not called or not text.startswith(said.thought, start):
+    return Extension(text[len(before) + len(reply) :])
+
+
+def extension_respelled(text: str, before: str, said: Said, *, ends: Sequence[str], reads: Reads) -> Extension | None:
+    """The same where the reply's tool calls may be spelled otherwise. `ends`: the spellings of all end tokens."""
+    start = len(before) + len(said.thought)
+    if not text.startswith(before) or not text.startswith(said.thought, len(before)):
         return None
-    start += len(said.thought)
     found = [at for end in ([said.end] if said.end else ends) if (at := text.find(end, start)) >= 0]
     if not found:
         return None

@@ -19,7 +19,15 @@ from ajet.schema.call import Ids
 from ajet.tokens.calls import Tools
 from ajet.tokens.decoding import IncrementalDecoder
 from ajet.tokens.endings import MARK, end_ids_of
-from ajet.tokens.extension import Extension, Respelled, Said, extension, extension_beyond_thoughts, own_text
+from ajet.tokens.extension import (
+    Extension,
+    Respelled,
+    Said,
+    extension,
+    extension_beyond_thoughts,
+    extension_respelled,
+    own_text,
+)
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
 from ajet.tokens.spelling import FORCED
@@ -133,37 +141,28 @@ class Renderer:
             return None
         at, raw = before.count, before.raw
         called = verbatim and bool(messages[at].get("tool_calls"))
-        said = self._said(before, reply_ids)
+        reply = before.forced + self.decode(reply_ids, after=before.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
         except TemplateRefused:  # several calls in one reply, say, which the model made all the same
             if not called:
                 raise
-            raw = (*raw, (at, said.rest))
+            raw = (*raw, (at, self._said(before, reply, int(reply_ids[-1])).rest))
             text = self.template.text(messages, tools, raw=dict(raw))
         start = len(before.text) - len(before.forced)
         own = own_text(before.text[:start], before.respelled)
-
-        def reads(reply: str) -> dict[str, Any]:
-            parser = self._parser(tools or (), before)
-            return assemble(parser.feed(reply) + parser.close())
-
-        found: Extension | None
-        ends = [self._decode([token]) for token in self.end_ids]
-        found = extension(text, own, said, called=called, ends=ends, reads=reads)
-        if found is None and self._keep_thinking and verbatim:
-            after = self._after_reply(at, messages, tools, dict(raw))
-            if after is not None:
-                found = extension_beyond_thoughts(text, own, said, after, called=called, reads=reads)
+        found = extension(text, own, reply)
+        respelled = before.respelled
+        if found is None and (called or (self._keep_thinking and verbatim)):
+            said = self._said(before, reply, int(reply_ids[-1]))
+            found = self._extension(text, own, said, called, before, messages, tools, dict(raw))
+            if found is not None and found.spelled is not None:
+                begin = start + len(said.thought)
+                respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
         if found is None:
             return None
-        respelled = before.respelled
-        if found.spelled is not None:
-            begin = start + len(said.thought)
-            respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
         ids = np.concatenate([before.ids, reply_ids, self.encode(found.suffix)]).astype(np.int32, copy=False)
-        whole = before.text[:start] + said.text + found.suffix
-        return Rendered(whole, ids, len(messages), raw, respelled=respelled)
+        return Rendered(before.text[:start] + reply + found.suffix, ids, len(messages), raw, respelled=respelled)
 
     def parse(
         self,
@@ -254,16 +253,44 @@ class Renderer:
         opened = prompt.rstrip("\n").endswith("<think>")
         return ReplyParser(self.template.style, tools=tools, thinking=opened or False if self.thinks else None)
 
-    def _said(self, before: Rendered, reply_ids: Ids) -> Said:
-        text = before.forced + self.decode(reply_ids, after=before.ids)
-        last = int(reply_ids[-1])
+    def _said(self, before: Rendered, reply: str, last: int) -> Said:
+        """The parts of a reply's text; `last` is its last token."""
         end = self._decode([last]) if last in self.end_ids else ""
-        body = text.removesuffix(end)
+        body = reply.removesuffix(end)
         parser = self._parser((), before)
         parser.feed(body)
         parser.close()
         thought = len(body) - len(parser.raw)
         return Said(body[:thought], body[thought:], end)
+
+    def _extension(
+        self,
+        text: str,
+        own: str,
+        said: Said,
+        called: bool,
+        before: Rendered,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        raw: dict[int, str],
+    ) -> Extension | None:
+        """The two differences that are no reason to fork."""
+
+        def reads(reply: str) -> dict[str, Any]:
+            parser = self._parser(tools or (), before)
+            return assemble(parser.feed(reply) + parser.close())
+
+        if called:
+            ends = [self._decode([token]) for token in self.end_ids]
+            found = extension_respelled(text, own, said, ends=ends, reads=reads)
+            if found is not None:
+                return found
+        if not self._keep_thinking:
+            return None
+        after = self._after_reply(before.count, messages, tools, raw)
+        if after is None:
+            return None
+        return extension_beyond_thoughts(text, own, said, after, called=called, reads=reads)
 
     def _after_reply(
         self,
