@@ -24,6 +24,7 @@ from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
+from ajet.run.summary import finish
 from ajet.run.train import Training, learn
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -83,6 +84,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
             _open_doors(served, run, key, given=given)
             if trains:
                 train_served(training, served.desk, interrupts)
+                finish(run)
             else:
                 record_served(served.desk, run)
     return 0

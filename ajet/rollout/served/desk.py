@@ -214,7 +214,7 @@ class Desk:
     def _group_for(self, task: Task | None) -> OpenGroup:
         """A group of that task (None: of any of the reader's) with a place left, or a new one. Raises Refused."""
         for group in self._groups:
-            if group.has_place and (group.source is not None if task is None else group.task == task):
+            if group.has_place and group.suits(task):
                 return group
         source: int | None = None
         if task is None:

@@ -26,6 +26,12 @@ class OpenGroup:
         """Whether another attempt belongs to it."""
         return self._taken < self.places
 
+    def suits(self, task: Task | None) -> bool:
+        """Whether an attempt at this task belongs here; None is any task of the reader's."""
+        if task is None:
+            return self.source is not None
+        return self.task.task_id == task.task_id and self.task == task
+
     @property
     def complete(self) -> bool:
         """Whether all attempts are in."""

@@ -195,9 +195,10 @@ def _become(order: dict, report: int) -> None:
         os.dup2(_standard_input(order), 0)
         limits = order["limits"]
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for what, name, factor in ((resource.RLIMIT_FSIZE, "file", 1), (resource.RLIMIT_DATA, "memory", 2)):
-            if limits.get(name):
-                _bound(what, int(limits[name]) * factor)
+        if limits.get("file"):
+            _bound(resource.RLIMIT_FSIZE, int(limits["file"]))
+        if limits.get("memory") and LINUX:
+            _bound(resource.RLIMIT_DATA, 2 * int(limits["memory"]))
         os.execvp(order["command"][0], order["command"])
     except BaseException as error:  # noqa: BLE001 - this process is a copy of the keeper and must not go on
         os.write(report, f"{type(error).__name__}: {error}".encode(errors="replace")[:2000])
