@@ -2,8 +2,8 @@
 
 Invariant: a request extends call k exactly when its messages are k's messages, then k's reply, then anything; equal
 means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, text
-given as blocks and left-out reasoning make no difference. Cost: linear in the request's messages, whatever the
-number of calls (a trie over interned messages).
+given as blocks, and reasoning left out or cut to its end make no difference. Cost: linear in the request's messages,
+whatever the number of calls (a trie over interned messages).
 """
 
 from __future__ import annotations
@@ -132,9 +132,11 @@ class Conversations:
 
     def _choose(self, node: int, agent: str, message: Mapping[str, Any]) -> _Told | None:
         thought = _thought(message)
-        fitting = [told for told in self._ends[node] if not thought or told.thought == thought]
-        own = [told for told in fitting if told.agent == agent]
-        chosen = own or fitting
+        # Node's openai client keeps of streamed reasoning only the last piece: as good as leaving it out
+        fitting = [told for told in self._ends[node] if told.thought.endswith(thought)]
+        exact = [told for told in fitting if thought and told.thought == thought]
+        own = [told for told in exact or fitting if told.agent == agent]
+        chosen = own or exact or fitting
         return chosen[-1] if chosen else None
 
     def _reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:

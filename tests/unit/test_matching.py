@@ -82,6 +82,7 @@ def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_c
     assert talk.ask([user("1"), says(blocks), user("2")]).extends == 0
     assert talk.ask([user("1"), says("one", reasoning_content=" hm\n"), user("2")]).extends == 0
     assert talk.ask([user("1"), says("one", reasoning_content="no"), user("2")]).extends is None
+    assert talk.ask([user("1"), says("one", reasoning_content="m"), user("2")]).extends == 0, "all that Node keeps"
 
 
 def test_ties_go_to_the_agents_latest_call():
