@@ -32,9 +32,11 @@ from ajet.gateway import Capture, Gateway, Session
 from ajet.schema.call import prompt_ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
+from tests.chat_templates import tokenizer
 
 SYSTEM = "You are a calculator."
 QUESTION = "What is 40 ⊕ 2?"
+MUSING = "The answer is no mystery: ⊕ is the add tool."
 THOUGHT = "Let me add 40 ⊕ 2."
 CALL = '<tool_call>\n{"arguments": {"b":2,  "a": 40}, "name":"add"}\n</tool_call>'
 FINAL = "The answer is 42 ✓."
@@ -110,6 +112,15 @@ class Plays(dict[Cell, Play]):
         return enter
 
 
+def cases(plays: Plays) -> list[tuple[Cell, bool]]:
+    """The cells, and again for a model that thinks: but over Completions, where a reply is a text, thoughts and all."""
+    return [(cell, thinking) for thinking in (False, True) for cell in plays if not thinking or _parsed(cell)]
+
+
+def _parsed(cell: Cell) -> bool:
+    return cell.dialect != "completions"
+
+
 def all_plays() -> Plays:
     """The whole table: the plays of every tests/contract/test_clients_*.py that has any."""
     found = Plays()
@@ -118,7 +129,7 @@ def all_plays() -> Plays:
         if not hasattr(module, "PLAYS"):
             continue
         (mark,) = [mark for mark in module.test_its_episode_is_proven.pytestmark if mark.name == "parametrize"]
-        assert list(mark.args[1]) == list(module.PLAYS), f"{path.name} plays what it lists"
+        assert list(mark.args[1]) in (list(module.PLAYS), cases(module.PLAYS)), f"{path.name} plays what it lists"
         assert found.keys().isdisjoint(module.PLAYS), f"{path.name} repeats a cell"
         found.update(module.PLAYS)
     return found
@@ -189,11 +200,15 @@ class _Wire:
 def stage(
     texts: tuple[str, ...] = (f"{THOUGHT}\n{CALL}", FINAL),
     *,
+    thinking: bool = False,
     engine: Callable[..., ScriptedEngine] = ScriptedEngine,
     version: int = VERSION,
 ) -> Iterator[Stage]:
-    """A gateway whose model says `texts`, a byte a token and three tokens a chunk, over a real tokenizer."""
-    renderer = Renderer(tiny_tools())
+    """A gateway whose model says `texts`, a byte a token and three tokens a chunk, over a real tokenizer; with
+    `thinking`, over Qwen3's chat template, each reply after some reasoning."""
+    renderer = Renderer(tokenizer("qwen3") if thinking else tiny_tools())
+    if thinking:
+        texts = tuple(f"<think>\n{MUSING}\n</think>\n\n{text}" for text in texts)
     replies = [bytewise(renderer, text) for text in texts]
     script = [ScriptedReply(ids=ids, ended=False, chunk=3) for ids in replies]
     gateway = Gateway(engine(script, version=version), renderer, max_model_len=1 << 20, max_response_tokens=4000)
@@ -210,12 +225,12 @@ def stage(
 
 def bytewise(renderer: Renderer, text: str) -> list[int]:
     """The text a byte a token (special tokens apart), then the end token."""
-    alphabet = _byte_ids()
+    alphabet = _byte_ids(renderer.tokenizer)
     ids: list[int] = []
     rest = text
     while rest:
-        special = next((name for name in ("<tool_call>", "</tool_call>") if rest.startswith(name)), None)
-        if special is not None and special in renderer.tokenizer.get_added_vocab():
+        special = next((name for name in renderer.tokenizer.get_added_vocab() if rest.startswith(name)), None)
+        if special is not None:
             ids.append(renderer.tokenizer.convert_tokens_to_ids(special))
             rest = rest[len(special) :]
             continue
@@ -227,9 +242,8 @@ def bytewise(renderer: Renderer, text: str) -> list[int]:
 
 
 @cache
-def _byte_ids() -> dict[int, int]:
+def _byte_ids(tokenizer: Any) -> dict[int, int]:
     """Byte -> the token that stands for it alone."""
-    tokenizer = tiny_tools()
     found: dict[int, int] = {}
     for byte in range(256):
         shown = byte if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255 else None
@@ -253,7 +267,7 @@ def play_and_prove(cell: Cell, play: Play, *, expect: str = FINAL, **options: An
 def prove_again(on: Stage, capture: Capture, *, raw: bool) -> None:
     """ajet's own proof finds every token right, and nothing it could not check: but raw prompts, which no record
     holds as text."""
-    again = prove_record(capture.calls, capture.messages, capture.tools, Renderer(tiny_tools()))
+    again = prove_record(capture.calls, capture.messages, capture.tools, Renderer(on.renderer.tokenizer))
     assert again.ok, str(again)
     sampled, scaffolds = again.counts["sampled"], again.counts["scaffold"]
     assert sampled.tokens == sampled.checked == sampled.equal == sum(map(len, on.replies))

@@ -5,7 +5,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.client_fixtures import PARAMETERS, QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, play_and_prove
+from tests.client_fixtures import PARAMETERS, QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
 
 PLAYS = Plays()
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": PARAMETERS}
@@ -92,6 +92,6 @@ def _runner() -> dict[str, Any]:
     return {**ASKED, "messages": opening(), "tools": [anthropic.beta_async_tool(ran, name="add")]}
 
 
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, play_and_prove
+from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
 
 PLAYS = Plays()
 DIALECTS = ["chat", "responses", "anthropic"]
@@ -99,6 +99,6 @@ for each in DIALECTS:
     enter("langgraph", graph_of_langgraph, each)
 
 
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)

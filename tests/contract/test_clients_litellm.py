@@ -16,6 +16,7 @@ from tests.client_fixtures import (
     Stage,
     Told,
     add,
+    cases,
     play_and_prove,
 )
 
@@ -88,7 +89,7 @@ def responses(on: Stage, streaming: bool) -> Told:
         usage.append((answer.usage.input_tokens, answer.usage.output_tokens))
         calls = [item for item in answer.output if item.type == "function_call"]
         if not calls:
-            text = "".join(block.text for item in answer.output for block in item.content)
+            text = "".join(block.text for item in answer.output if item.type == "message" for block in item.content)
             return Told(text, usage, pieces)
         history += [item.model_dump(exclude_none=True) for item in answer.output]
         for call in calls:
@@ -114,6 +115,6 @@ def completions(on: Stage, streaming: bool) -> Told:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, play_and_prove
+from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.npm_packages import npm_package
 
 PLAYS = Plays()
@@ -47,6 +47,6 @@ def completions(on: Stage, streaming: bool) -> Told:
     return play(on, streaming, "completions")
 
 
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)

@@ -18,6 +18,7 @@ from tests.client_fixtures import (
     Stage,
     Told,
     add,
+    cases,
     play_and_prove,
 )
 
@@ -237,9 +238,9 @@ async def async_completions(on: Stage, streaming: bool) -> Told:
                 return ended
 
 
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)
 
 
 @pytest.mark.parametrize("dialect", ["chat", "responses"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, play_and_prove
+from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.client_fixtures import add as add_numbers
 
 PLAYS = Plays()
@@ -53,6 +53,6 @@ async def chat(on: Stage, streaming: bool) -> Told:
     return await play(on, streaming, use_responses=False)
 
 
-@pytest.mark.parametrize("cell", PLAYS, ids=str)
-def test_its_episode_is_proven(cell: Cell) -> None:
-    play_and_prove(cell, PLAYS[cell])
+@pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)
+def test_its_episode_is_proven(cell: Cell, thinking: bool) -> None:
+    play_and_prove(cell, PLAYS[cell], thinking=thinking)
