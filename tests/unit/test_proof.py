@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ajet.context_tracker import pack, timelines
 from ajet.context_tracker.matching import Conversations, Match
 from ajet.context_tracker.proof import Proof, compare, everything, prove, samples_of
 from ajet.context_tracker.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
+from ajet.engine.scripted import ScriptedReply
 from ajet.gateway import Capture
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
@@ -127,6 +129,28 @@ def test_choices_that_change_a_prompt_or_its_reading():
     assert ["tool_calls" in capture.messages[call.reply] for call in capture.calls] == [True, True, False, True, False]
     proof = proven(capture)
     assert proof.ok and not proof.unchecked, str(proof)
+
+
+def test_parallel_calls_that_said_the_same_in_other_tokens():
+    async def play(b: Bench) -> Capture:
+        session = b.open()
+        endpoint = session("solver", "", None)
+        for _ in range(4):
+            replies = await asyncio.gather(*[ask(endpoint, ASK) for _ in range(4)])
+            more = [*ASK, replies[0], {"role": "user", "content": "Sure?"}]
+            await asyncio.gather(ask(endpoint, ASK), *[ask(endpoint, more) for _ in range(3)])
+        return session.close()
+
+    with bench(lambda _: next(replies), latency=0.002) as b:
+        said = [ScriptedReply(ids=b.ids("It is 3."), ended=False), spelled_out(b, "It is 3.")]
+        replies = itertools.cycle([said[0], said[1], said[1]])
+        capture = asyncio.run(play(b))
+    proof = proven(capture)
+    assert proof.ok and not proof.unchecked and not proof.forks, str(proof)
+    spellings = {call.response_ids.size for call in capture.calls}
+    assert len(capture.calls) == 32 and len(spellings) == 2
+    kept = [call for call in capture.calls if len(call.messages) > len(ASK)]
+    assert all(call.prefix == size_of(capture, call.parent)[1] for call in kept)
 
 
 def test_what_cannot_be_checked_is_counted(capture):
