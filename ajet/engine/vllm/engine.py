@@ -16,6 +16,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,7 +41,7 @@ from ajet.schema.errors import EngineFailure, UserError
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 T = TypeVar("T")
-PATIENCE = 3.0
+PATIENCE = 20.0
 """Seconds that vLLM's core gets to end its worker; when it takes longer both are killed."""
 
 
@@ -87,6 +88,7 @@ class VllmEngine:
         self._closing = False
         self._failure = ""
         self._shared = SharedBucket() if self._launch.device.type == "cpu" else None
+        resource_tracker.ensure_running()  # starting it later would lift the mask of `_run` again
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="ajet-vllm", daemon=True)
         self._thread.start()
@@ -173,7 +175,7 @@ class VllmEngine:
     # ---- in the engine's thread ----
 
     def _run(self) -> None:
-        # its children inherit this thread's mask: Ctrl-C is for ajet to answer, after the step
+        # the children inherit this thread's mask: Ctrl-C is for ajet to answer, after the step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()

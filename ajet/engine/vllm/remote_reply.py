@@ -24,7 +24,7 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "stop_token_ids": list(sampling.stop_ids),
-        "ignore_eos": True,
+        "ignore_eos": sampling.json_schema is None,
         "logprobs": sampling.top_logprobs,
         "detokenize": False,
     }

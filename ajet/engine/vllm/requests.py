@@ -43,7 +43,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
         max_tokens=limit,
         extra_args={OURS: [stream_of(request.draws), sampling.temperature, sampling.top_p, sampling.top_k]},
         stop_token_ids=list(sampling.stop_ids),
-        ignore_eos=True,  # what ends a reply is said by stop_ids
+        ignore_eos=grammar is None,  # what ends a reply is said by stop_ids; a grammar knows the tokenizer's end only
         logprobs=1 + sampling.top_logprobs,
         flat_logprobs=True,
         detokenize=False,

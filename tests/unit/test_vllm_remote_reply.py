@@ -1,0 +1,84 @@
+"""The wire format of vLLM's token route: what fits together is a reply, what does not is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+from ajet.engine.vllm.remote_reply import Reply, body_of, scored
+from ajet.schema.errors import EngineFailure
+
+
+def request_of(**sampling: Any) -> TokenRequest:
+    return TokenRequest(np.array([1, 2], np.int32), Sampling(9, **sampling), DrawKey(0, 0, 0, 0))
+
+
+def event(ids: list[int], finish: str | None = None) -> dict[str, Any]:
+    content = [{"token": f"token_id:{token}", "logprob": -token / 8, "top_logprobs": []} for token in ids]
+    return {"choices": [{"token_ids": ids, "logprobs": {"content": content}, "finish_reason": finish}], "usage": None}
+
+
+def usage(tokens: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"completion_tokens": tokens}}
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> None:
+    reply = Reply(request_of(), 4)
+    chunks = [reply.read(event(ids, "stop" if k == len(pieces) - 1 else None)) for k, ids in enumerate(pieces)]
+    assert reply.read(usage(sum(map(len, pieces)))) is None
+    found = [chunk for chunk in [*chunks, reply.end()] if chunk is not None]
+    assert [token for chunk in found for token in chunk.ids] == sum(pieces, [])
+    assert [p for chunk in found for p in chunk.logprobs_unit] == [-token / 8 for token in sum(pieces, [])]
+    assert {chunk.version for chunk in found} == {4}
+    assert [chunk.finish for chunk in found] == [None] * len(pieces) + ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([event([3], "stop"), usage(2)], "streamed 1 tokens and counts 2"),
+        ([event([3], "stop")], "broke off after 1 tokens"),
+        ([event([3]), usage(1)], "broke off after 1 tokens"),
+        ([event([3], "abort")], "ended the reply"),
+        ([{"choices": [{"token_ids": [3]}]}], "not of this route"),
+        ([{"id": "chatcmpl-1"}], "not of this route"),
+        ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3]}]}], "its logprob is of token_id:4"),
+        ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3, 4]}]}], "2 tokens with 1 logprobs"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
+    reply = Reply(request_of(), 0)
+    with pytest.raises(EngineFailure, match=words):
+        for each in events:
+            reply.read(each)
+        reply.end()
+
+
+def test_a_greedy_reply_is_certain() -> None:
+    chunk = Reply(request_of(temperature=0.0), 0).read(event([8]))
+    assert chunk is not None and chunk.logprobs == [0.0] and chunk.logprobs_unit == [-1.0]
+
+
+def test_the_body_says_all_that_bears_on_the_reply() -> None:
+    body = body_of(request_of(top_p=0.5, top_k=7, stop_ids=(5,), top_logprobs=2, seed=11), 9, "salt-3")
+    assert body["token_ids"] == [1, 2] and body["cache_salt"] == "salt-3"
+    assert body["stream_options"] == {"include_usage": True}
+    expected = {"max_tokens": 9, "temperature": 1.0, "top_p": 0.5, "top_k": 7, "stop_token_ids": [5], "logprobs": 2}
+    assert expected.items() <= body["sampling_params"].items()
+    assert body["sampling_params"]["seed"] == 11 and body["sampling_params"]["ignore_eos"]
+    held = body_of(request_of(json_schema='{"type": "object"}'), 9, "s")["sampling_params"]
+    assert held["structured_outputs"] == {"json": {"type": "object"}} and not held["ignore_eos"] and "seed" not in held
+
+
+def test_scores_are_of_the_tokens_that_were_drawn() -> None:
+    rows = [None, {"2": {"logprob": -0.1}}, {"7": {"logprob": -0.5}}, {"8": {"logprob": -0.25}}]
+    assert scored({"prompt_logprobs": rows}, [7, 8]) == [-0.5, -0.25]
+    for answer in ({}, {"prompt_logprobs": rows[:1]}, {"prompt_logprobs": rows[:-1]}):
+        with pytest.raises(EngineFailure):
+            scored(answer, [7, 8])
