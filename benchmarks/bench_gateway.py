@@ -49,8 +49,6 @@ class Load:
 
     seconds: list[float] = field(default_factory=list)
     """Of each stream, from its request to its end."""
-    first: list[float] = field(default_factory=list)
-    """Of each stream, to its first token."""
     open: int = 0
     failed: int = 0
     events: int = 0
@@ -66,21 +64,18 @@ class Client(asyncio.Protocol):
 
     def __init__(self, load: Load, place: dict[str, Any], numbers: Any, ended: asyncio.Event) -> None:
         self._load, self._place, self._numbers, self._ended = load, place, numbers, ended
-        self._begun, self._first, self._tail, self._waits = 0.0, 0.0, b"", False
+        self._begun, self._tail, self._waits = 0.0, b"", False
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._ask()
 
     def data_received(self, data: bytes) -> None:
-        if not self._first and b'"content":"' in data.replace(b'": "', b'":"').replace(b'"content":""', b""):
-            self._first = time.perf_counter()
         self._load.events += data.count(b"data: ")
         self._tail = (self._tail + data)[-512:]
         if self._tail.endswith(b"0\r\n\r\n"):
             if b"[DONE]" in self._tail:
                 self._load.seconds.append(time.perf_counter() - self._begun)
-                self._load.first.append((self._first or time.perf_counter()) - self._begun)
             else:
                 self._load.failed += 1
             self._ask()
@@ -94,7 +89,7 @@ class Client(asyncio.Protocol):
         self._end()
 
     def _ask(self) -> None:
-        self._tail, self._first, self._waits = b"", 0.0, False
+        self._tail, self._waits = b"", False
         number = next(self._numbers, None)
         if number is None:
             self._transport.close()
@@ -163,6 +158,7 @@ def scripted(pace: float) -> tuple[Any, Any]:
 def serve_gateway(pace: float) -> None:
     from ajet.engine.contract import Sampling
     from ajet.gateway import Gateway
+    from ajet.rollout.collector import rare_collections
 
     engine, renderer = scripted(pace)
     gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=500).start()
@@ -172,7 +168,8 @@ def serve_gateway(pace: float) -> None:
     ]
     keys = [session("a", "a", None).api_key for session in sessions]
     say({"port": port, "places": [{"path": "/v1/chat/completions", "key": key} for key in keys]})
-    sys.stdin.read()
+    with rare_collections():  # as in a run
+        sys.stdin.read()
     captured = [call for session in sessions for call in session.close().calls]
     assert all(len(call.response_ids) == TOKENS for call in captured), "every token is captured"
     gateway.close()

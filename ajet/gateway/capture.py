@@ -121,6 +121,7 @@ class Recorder:
                 parent = None
             else:
                 shared = _common_text(prompt.text, self._text(parent) + self.entries[parent].reply_text)
+                parent, shared = self._owner(parent, prefix, shared)
         if prompt is not None:
             suffix, text = prompt.ids[prefix:].copy(), prompt.text[shared:]
         call = Call(
@@ -190,6 +191,15 @@ class Recorder:
     def tool_index(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
         """The index of these tools if an earlier call had them; -1 if none had."""
         return None if not tools else self._tools.get(json.dumps(tools, sort_keys=True), -1)
+
+    def _owner(self, parent: int, prefix: int, shared: int) -> tuple[int, int]:
+        """The oldest call whose `prefix` first tokens these are, and the characters shared with it: so that chains
+        are as long as conversations are, not as sessions."""
+        while prefix <= self.capture.calls[parent].prefix:
+            older = self.capture.calls[parent].parent
+            assert older is not None, f"call {parent} shares tokens with nobody"
+            parent, shared = older, min(shared, self.entries[parent].text_prefix)
+        return parent, shared
 
     def _text(self, index: int | None) -> str:
         parts: list[str] = []
