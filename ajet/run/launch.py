@@ -101,7 +101,8 @@ def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> None:
     from ajet.run.assembly import assemble
     from ajet.run.interrupt import Interrupts
 
-    run.status.set(phase="loading", step=0, pid=os.getpid())
+    steps = None if debug else experiment.ajet.trainer_common.total_training_steps
+    run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
     interrupts = Interrupts()
     with interrupts.installed():
         if debug:

@@ -74,6 +74,7 @@ def _serve(views: Views, host: str, port: int, browser: bool) -> int:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         raise UserError(
             f"The viewer cannot listen on {host} port {port}: {error.strerror}.",

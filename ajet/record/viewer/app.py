@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mimetypes
 import secrets
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Views:
         self._spell_for = spell_for
         self._tables: dict[Path, EpisodeTable] = {}
         self._spells: dict[Path, Spell | None] = {}
+        self._spelling = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
         """The index."""
@@ -110,9 +112,10 @@ class Views:
 
     def _spell(self, name: str) -> Spell | None:
         folder = self.library.path(name)
-        if folder not in self._spells:
-            self._spells[folder] = self._spell_for(folder)
-        return self._spells[folder]
+        with self._spelling:  # several requests at once ask for the first tokens of a run
+            if folder not in self._spells:
+                self._spells[folder] = self._spell_for(folder)
+            return self._spells[folder]
 
 
 def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:

@@ -47,7 +47,7 @@ function filtered(rows, query) {
     (!query.split || row.split === query.split) && (!query.task || row.task === query.task) &&
     (!query.agent || row.agents.includes(query.agent)) &&
     (!query.status || row.status === query.status || (query.status === "no score" && row.reward === null)) &&
-    (!text || [row.query, row.task, row.uuid, row.failure, JSON.stringify(frozen.pages[row.uuid]?.messages)]
+    (!text || [row.query, row.task, row.uuid, row.failure, JSON.stringify(frozen.pages[row.uuid])]
       .some((field) => (field ?? "").toLowerCase().includes(text))));
   const sort = query.sort || "-step";
   const key = sort.replace("-", "");

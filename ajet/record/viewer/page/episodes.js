@@ -8,6 +8,7 @@ const COLUMNS = [
   ["step", "step"], ["split", "split"], ["task", "task"], ["repeat", "try"], ["status", "outcome"], ["reward", "reward"],
   ["advantage", "advantage"], ["calls", "calls"], ["tokens", "tokens"], ["forks", "forks"], ["seconds", "time"],
 ];
+const TEXTS = new Set(["split", "task", "status"]);
 const FIELDS = [
   ["step", "step: 3 or 1..9"], ["split", "split"], ["task", "task id"], ["status", "status"], ["reward", "reward: ..0.5"], ["agent", "agent"],
 ];
@@ -38,7 +39,7 @@ export async function episodesPage(run, context) {
     : el("input", { placeholder: hint, "aria-label": hint, value: query[name] ?? "", size: 12, oninput: later(name) }));
   const search = el("input", { type: "search", placeholder: "free text  ( / )", "aria-label": "free text", "data-search": true, value: query.text ?? "", oninput: later("text") });
 
-  const heads = COLUMNS.map(([name, label]) => el("th", {}, el("button", { class: "sort", onclick: () => change("sort", query.sort === `-${name}` ? name : `-${name}`) }, label)));
+  const heads = COLUMNS.map(([name, label]) => el("th", { class: TEXTS.has(name) ? "" : "number" }, el("button", { class: "sort", onclick: () => change("sort", query.sort === `-${name}` ? name : `-${name}`) }, label)));
   const table = el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), body);
 
   async function load(further) {

@@ -47,8 +47,8 @@ export async function runPage(name, context) {
   function lines(wanted, curves) {
     const found = [];
     runs.forEach((run, index) => {
-      for (const metric of Object.keys(curves[index])) {
-        if (!wanted.some((each) => metric === each || (each.endsWith("/") && metric.startsWith(each)))) continue;
+      const belongs = (each) => Object.keys(curves[index]).filter((metric) => metric === each || (each.endsWith("/") && metric.startsWith(each)));
+      for (const metric of wanted.flatMap(belongs)) {
         const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
         found.push({ label, points: curves[index][metric], sparse: metric.startsWith("validation/") });
       }
@@ -92,7 +92,7 @@ export async function runPage(name, context) {
       run.next = found.next;
       news ||= found.rows.length > 0 || found.reset;
     }
-    if (news) draw();
+    if (news && page.isConnected) draw();
   }
 
   page.addEventListener("shown", draw);

@@ -11,9 +11,9 @@ export async function runsPage(context) {
   const chosen = new Set();
   const compare = el("a", { class: "button", hidden: true }, "");
   const table = el("table", { class: "list" },
-    el("thead", {}, el("tr", {}, ["", "run", "state", "step", "reward", "held out", "changed"].map((name) => el("th", {}, name)))), body);
+    el("thead", {}, el("tr", {}, ["", "run", "state", "step", "reward", "held out", "changed"].map((name) => el("th", { class: ["step", "reward", "held out"].includes(name) ? "number" : "" }, name)))), body);
   const hint = el("p", { class: "hint" });
-  const page = el("section", {}, el("h1", {}, "Runs"), el("p", { class: "actions" }, compare), table, hint);
+  const page = el("section", {}, el("h1", {}, "Runs"), el("p", { class: "actions" }, compare), el("div", { class: "scroll" }, table), hint);
 
   function pick(name, on) {
     if (on) chosen.add(name); else chosen.delete(name);

@@ -29,11 +29,19 @@ export function tokenView(run, page, start = 0) {
   async function fill(block) {
     const first = Number(block.dataset.first);
     const at = line;
-    const found = await piece(Math.floor(first / PIECE));
+    if (first % PIECE === 0 && !block.childNodes.length) block.append(el("span", { class: "hint" }, "reading tokens …"));
+    let found;
+    try {
+      found = await piece(Math.floor(first / PIECE));
+    } catch (error) {
+      block.replaceChildren(el("span", { class: "hint" }, error.message));
+      return;
+    }
     if (at !== line || block.dataset.wanted !== "1") return;
     if (found.text === null) box.querySelector("#spelling").textContent = "ids only: the tokenizer cannot be had here";
     block.replaceChildren(...spans(found, first - found.start, Math.min(first + BLOCK, page.lines[line].length) - found.start, select.selectedIndex, page));
     block.classList.add("full");
+    if (!field.style.getPropertyValue("--height") && page.lines[line].length > 2 * BLOCK) field.style.setProperty("--height", `${block.offsetHeight}px`);
   }
 
   function open(index) {

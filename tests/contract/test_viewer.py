@@ -1,0 +1,222 @@
+"""The viewer's answers: what runs say, whatever state they are in, and nothing else of the disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.viewer.app import Views, build_app
+from ajet.record.viewer.episode_page import episode_page, token_lines, tokens
+from ajet.record.viewer.episode_table import EpisodeTable
+from ajet.record.viewer.export import bundle, frozen_page
+from ajet.record.viewer.library import Library
+from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
+from ajet.schema.call import full_ids
+from tests.viewer_fixtures import HOSTILE, add_step, long_episode, played, write_run
+
+
+def spell(ids):
+    return [f"t{number} " for number in ids]
+
+
+def client_of(root: Path, *, key: str | None = None, hosts: frozenset[str] = frozenset()) -> TestClient:
+    return TestClient(build_app(Views(Library.of(root), lambda folder: spell), hosts=hosts, key=key))
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "one" / "debug" / "20260101", steps=1)
+    write_run(tmp_path / "two", steps=1, outcome=None)
+    (tmp_path / "not a run").mkdir()
+    return tmp_path
+
+
+def test_the_index_lists_runs_and_those_inside_them(root):
+    rows = {row["name"]: row for row in client_of(root).get("/api/runs").json()["runs"]}
+    assert set(rows) == {"one", "two", "one/debug/20260101"}
+    assert (rows["one"]["state"], rows["one"]["step"], rows["one"]["steps"], rows["one"]["train/reward"]) == (
+        "finished", 3, 9, 0.3,
+    )  # fmt: skip
+    assert rows["two"]["state"] == "unknown"
+
+
+def test_one_run_alone_is_all_there_is(root):
+    client = client_of(root / "one")
+    assert {row["name"] for row in client.get("/api/runs").json()["runs"]} == {"one", "one/debug/20260101"}
+    assert client.get("/api/run/two").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "..", "one/../two/..", "/etc", "linked", "not a run", "one/episodes", "%2e%2e"]
+)
+def test_no_path_outside_of_the_folder_is_read(root, tmp_path_factory, name):
+    outside = write_run(tmp_path_factory.mktemp("elsewhere") / "outside")
+    (root / "linked").symlink_to(outside)
+    client = client_of(root)
+    for kind in ("run", "metrics", "config", "episodes", "episode/e00100/of", "raw/e00100/of"):
+        assert client.get(f"/api/{kind}/{name}").status_code == 404
+    assert client.get("/page/../app.py").status_code == 404
+    assert client.get("/page/%2e%2e/app.py").status_code == 404
+
+
+def test_metrics_go_on_from_where_they_were(root):
+    client = client_of(root)
+    first = client.get("/api/metrics/one?start=0").json()
+    assert [row["step"] for row in first["rows"]] == [1, 2, 3]
+    with (root / "one" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "train/re')  # being written
+    again = client.get(f"/api/metrics/one?start={first['next']}").json()
+    assert again == {"rows": [], "next": first["next"], "reset": False, "damaged": 0}
+    with (root / "one" / "metrics.jsonl").open("a") as file:
+        file.write('ward": 0.5}\n')
+    assert client.get(f"/api/metrics/one?start={first['next']}").json()["rows"] == [{"step": 4, "train/reward": 0.5}]
+    (root / "one" / "metrics.jsonl").write_text('{"step": 1}\n')  # a resumed run cuts it
+    cut = client.get(f"/api/metrics/one?start={first['next']}").json()
+    assert cut["reset"] and cut["rows"] == [{"step": 1}]
+
+
+def test_episodes_are_filtered_sorted_and_told_apart(root):
+    client = client_of(root)
+
+    def rows(query):
+        return client.get(f"/api/episodes/one?{query}").json()["rows"]
+
+    assert [row["step"] for row in rows("limit=100")] == [3] * 5 + [2] * 5 + [1] * 5
+    assert [row["reward"] for row in rows("step=2&sort=-reward")] == [1.0, 0.5, 0.5, 0.0, None]
+    assert [row["reward"] for row in rows("step=2&sort=reward")] == [0.0, 0.5, 0.5, 1.0, None]
+    assert {row["uuid"] for row in rows("reward=0.9..")} == {"e00111", "e00211", "e00311"}
+    assert {row["status"] for row in rows("status=failed")} == {"failed"}
+    assert len(rows("task=t1&step=1..2")) == 4 and len(rows("agent=solver")) == 12 and rows("agent=nobody") == []
+    assert len(rows("text=1 %2B 2")) == 6, "text of the question"
+    assert len(rows("text=COUNTED")) == 12, "text of the record"
+    assert rows("limit=2&offset=13")[0]["step"] == 1
+
+
+@pytest.mark.parametrize("query", ["sort=colour", "reward=high", "limit=x", "nosuch=1", "step=a..b"])
+def test_a_condition_that_makes_no_sense_is_named(root, query):
+    answer = client_of(root).get(f"/api/episodes/one?{query}")
+    assert answer.status_code == 400 and query.split("=")[0] in answer.json()["error"]
+
+
+def test_an_episode_and_its_tokens(root):
+    client = client_of(root)
+    page = client.get("/api/episode/e00111/of/one").json()
+    assert page["verdict"] == {"reward": 1.0, "success": True, "reason": "counted"} and len(page["calls"]) == 4
+    assert page["calls"][2]["fork"] == "template" and page["calls"][3]["error"] == "cancelled"
+    episode = played(1, 1, 1, "4 = 2 + 2")
+    found = client.get("/api/tokens/e00111/of/one?line=0&start=2&stop=20").json()
+    ids = full_ids(episode.calls, 1)[2:20].tolist()
+    assert found["ids"] == ids and found["text"] == spell(ids) and found["start"] == 2
+    assert found["mask"] == [int(12 <= at < 17) for at in range(2, 20)]
+    assert found["borders"] == [{"at": 12, "call": 0, "what": "reply"}, {"at": 17, "call": 1, "what": "prompt"}]
+    assert client.get("/api/tokens/e00111/of/one?line=7").status_code == 404
+    assert client.get("/api/episode/nosuch/of/one").status_code == 404
+    raw = client.get("/api/raw/e00111/of/one")
+    assert json.loads(raw.content)["uuid"] == "e00111" and "attachment" in raw.headers["content-disposition"]
+
+
+@given(st.integers(0, 30), st.integers(0, 5000))
+def test_pieces_of_tokens_make_up_the_line(start, length):
+    episode = long_episode(9000)
+    whole = token_lines(episode)[0].ids.tolist()
+    part = tokens(episode, 0, start * 300, start * 300 + length, None)
+    assert part["ids"] == whole[start * 300 : start * 300 + min(length, 4096)]
+
+
+def test_half_written_damaged_and_newer_lines_are_left_out_and_counted(root):
+    file = root / "one" / "episodes" / "step-3.jsonl"
+    lines = file.read_text().splitlines()
+    newer = json.dumps({**json.loads(lines[1]), "schema": 99})
+    file.write_text("\n".join([lines[0], "{broken", newer, lines[2]]) + '\n{"uuid": "half')
+    client = client_of(root)
+    found = client.get("/api/episodes/one?step=3").json()
+    assert len(found["rows"]) == 3 and found["damaged"] == 1
+    assert client.get("/api/episode/e00301/of/one").status_code == 422, "a newer schema is told, not guessed at"
+    file.with_suffix(".bin").write_bytes(b"")
+    assert "damaged" in client.get("/api/episode/e00300/of/one").json()["error"]
+
+
+def test_a_run_that_grows_is_cut_and_goes_away_while_it_is_looked_at(root):
+    table = EpisodeTable(root / "two")
+    table.look(wait=None)
+    assert len(list(table.rows())) == 5
+    add_step(root / "two", 2)
+    table.look(wait=None)
+    assert [row["step"] for row, _ in table.rows()] == [2] * 5 + [1] * 5
+    EpisodeFiles(root / "two" / "episodes").truncate(1)
+    table.look(wait=None)
+    assert select(table, TableFilter())["total"] == 5
+    client = client_of(root)
+    assert client.get("/api/episodes/two").json()["total"] == 5
+    for path in sorted((root / "two").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert client.get("/api/episodes/two").status_code == 404
+    assert {row["name"] for row in client.get("/api/runs").json()["runs"]} == {"one", "one/debug/20260101"}
+
+
+def test_a_folder_without_runs(tmp_path):
+    assert client_of(tmp_path).get("/api/runs").json() == {"runs": [], "only": None}
+
+
+def test_every_answer_has_the_policy_and_other_names_are_refused(root):
+    client = client_of(root, hosts=frozenset({"127.0.0.1:8000"}))
+    assert client.get("/api/runs", headers={"host": "evil.example"}).status_code == 403
+    for path in ("/", "/page/app.js", "/api/runs", "/api/run/nosuch"):
+        answer = client.get(path, headers={"host": "127.0.0.1:8000"})
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+    assert client.post("/api/runs").status_code == 405
+
+
+def test_an_address_for_others_needs_the_key(root):
+    client = client_of(root, key="secret")
+    assert client.get("/api/runs").status_code == 401 and client.get("/page/app.js").status_code == 401
+    assert client.get("/?key=secret").status_code == 200  # and leaves a cookie
+    assert client.get("/api/runs").status_code == 200
+
+
+def test_the_configuration_says_where_each_value_comes_from(root):
+    keys = {
+        entry["key"]: (entry["value"], entry["origin"])
+        for entry in client_of(root).get("/api/config/one").json()["keys"]
+    }
+    assert keys == {
+        "ajet.seed": (3, "command line"),
+        "ajet.rollout.num_repeat": (8, "given.yaml"),
+        "ajet.rollout.temperature": (1.0, "default"),
+    }
+
+
+def test_a_file_holds_the_run_and_can_run_nothing_else(tmp_path):
+    write_run(tmp_path / "bad", said=HOSTILE)
+    page = frozen_page(Views(Library.of(tmp_path / "bad"), lambda folder: spell), "bad", spell)
+    assert "http://" not in page.split('id="frozen"')[0].replace("http://www.w3.org/2000/svg", "")
+    assert "script-src 'sha256-" in page and "connect-src" not in page and "default-src 'none'" in page
+    data = page.split('id="frozen">')[1].split("</script>")[0]
+    assert (
+        "<" not in data
+        and HOSTILE in json.dumps(json.loads(data)["pages"], ensure_ascii=False).replace("\\\\", "\\")
+        or (json.loads(data)["pages"]["e00100"]["messages"][2]["content"] == HOSTILE)
+    )
+    assert len(json.loads(data)["episodes"]) == 15
+
+
+def test_the_bundle_holds_every_module_once():
+    text = bundle()
+    assert "import {" not in text and "\nexport " not in text
+    names = [line.split("(")[0] for line in text.splitlines() if line.startswith(("function ", "async function "))]
+    assert len(names) == len(set(names)), "two modules share a top-level name"
+
+
+def test_what_the_page_shows_of_an_episode_is_plain_json():
+    assert json.loads(json.dumps(episode_page(played(1, 0, 0, HOSTILE))))["messages"][2]["content"] == HOSTILE
+
+
+def test_filters_read_no_nonsense():
+    with pytest.raises(BadFilter):
+        TableFilter.from_query({"offset": "-1"})

@@ -1,0 +1,220 @@
+"""The viewer in a real browser: Debian's Chromium, driven by Playwright, against `ajet view` in its own process."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ajet.record.episodes import EpisodeFiles
+from tests.ajet_command import ajet, command, environment
+from tests.viewer_fixtures import HOSTILE, add_step, long_episode, write_run
+
+pytestmark = pytest.mark.slow
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("no Chromium on this machine: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+def _wrong(message) -> bool:
+    """An error, but for a request that was answered with one."""
+    return message.type == "error" and "status of 4" not in message.text
+
+
+@pytest.fixture
+def tab(browser):
+    """A page that fails the test for any error of its scripts or any violation of its policy."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    page = context.new_page()
+    said: list[str] = []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text) if _wrong(message) else None)
+    page.set_default_timeout(15_000)
+    yield page
+    context.close()
+    assert not said, said
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[tuple[Path, str]]:
+    """A folder of runs, and the address of a viewer of it."""
+    write_run(tmp_path / "first")
+    write_run(tmp_path / "second", steps=2)
+    with subprocess.Popen(
+        command("view", "--exp-dir", str(tmp_path), "--no-browser"),
+        stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        yield tmp_path, process.stdout.readline().split()[-1]
+        process.terminate()
+
+
+def test_from_the_index_to_a_token(tab, served):
+    _, address = served
+    tab.goto(address)
+    tab.get_by_role("link", name="first", exact=True).click()
+    tab.get_by_text("Reward", exact=True).wait_for()
+    assert tab.locator("figure.chart canvas").count() >= 3
+    tab.locator("#trail").get_by_role("link", name="episodes").click()
+    tab.locator("tbody tr").nth(14).wait_for()
+    tab.locator("tr", has_text="What is 1 + 2?").first.get_by_role("link").first.click()
+    tab.get_by_text("forked: template").first.wait_for()
+    assert tab.locator(".turn .toolcall").first.inner_text().startswith("add")
+    token = tab.locator(".t.trained").first
+    token.hover()
+    tip = tab.locator("#tip")
+    tip.wait_for()
+    assert "id " in tip.inner_text() and "logprob -" in tip.inner_text() and "policy version 3" in tip.inner_text()
+    assert tab.locator(".t.trained").count() == 5 + 6, "the first timeline's sampled tokens"
+    tab.get_by_label("colour by").select_option("policy version")
+    tab.locator(".t.v3").first.wait_for()
+
+
+def test_conditions_keys_and_the_way_back(tab, served):
+    _, address = served
+    tab.goto(f"{address}#/run/first/episodes")
+    tab.locator("tbody tr").nth(14).wait_for()
+    tab.keyboard.press("/")
+    tab.keyboard.type("counted")
+    tab.get_by_text("12 episodes").wait_for()
+    tab.keyboard.press("Escape")
+    tab.keyboard.press("j")
+    tab.keyboard.press("j")
+    tab.keyboard.press("k")
+    assert tab.locator("tr.at").count() == 1
+    tab.keyboard.press("Enter")
+    tab.get_by_role("heading", name="Conversation").wait_for()
+    tab.keyboard.press("Escape")
+    tab.locator("tbody tr").first.wait_for()
+    tab.get_by_label("reward: ..0.5").fill("nonsense")
+    tab.get_by_text("a number or a range").wait_for()
+
+
+def test_a_group_and_two_of_it_side_by_side(tab, served):
+    _, address = served
+    tab.goto(f"{address}#/run/first/group?step=2&split=train&task=t1")
+    tab.get_by_text("2 episodes").wait_for()
+    tab.get_by_text("advantage 0.5").wait_for()
+    tab.get_by_label("choose try 0").check()
+    tab.get_by_label("choose try 1").check()
+    tab.get_by_role("link", name="compare the two").click()
+    tab.locator("article.episode").nth(1).wait_for()
+
+
+def test_runs_overlaid_and_their_configurations_compared(tab, served):
+    root, address = served
+    (root / "second" / "resolved.yaml").write_text("ajet:\n  seed: 4\n  rollout: {num_repeat: 8, temperature: 1.0}\n")
+    tab.goto(address)
+    tab.get_by_label("overlay first").check()
+    tab.get_by_label("overlay second").check()
+    tab.get_by_role("link", name="overlay 2 runs").click()
+    tab.get_by_text("second train/reward").wait_for()
+    tab.get_by_role("link", name="compare configs").click()
+    tab.get_by_text("ajet.seed").wait_for()
+    assert tab.locator("tbody tr").count() == 1
+
+
+def test_it_is_live_without_a_jump(tab, served):
+    root, address = served
+    tab.goto(f"{address}#/run/second/episodes")
+    tab.get_by_text("10 episodes").wait_for()
+    top = tab.locator("table").bounding_box()
+    add_step(root / "second", 3)
+    tab.get_by_text("15 episodes").wait_for()
+    assert tab.locator("table").bounding_box()["y"] == top["y"]
+    tab.goto(f"{address}#/run/second")
+    tab.get_by_text("reward 0.3").wait_for()
+    add_step(root / "second", 4)
+    tab.get_by_text("reward 0.4").wait_for()
+
+
+def test_an_empty_folder_and_an_empty_run_explain_themselves(tab, tmp_path, served):
+    root, address = served
+    (root / "third").mkdir()
+    (root / "third" / "status.json").write_text("{}")
+    tab.goto(f"{address}#/run/third")
+    tab.get_by_text("Nothing measured yet").wait_for()
+    tab.goto(f"{address}#/run/third/episodes")
+    tab.get_by_text("none was recorded yet").wait_for()
+
+
+def test_what_a_model_wrote_is_text(tab, served):
+    root, address = served
+    write_run(root / "bad", said=HOSTILE)
+    tab.goto(f"{address}#/run/bad/episode/e00100")
+    shown = tab.locator(".turn.assistant .prose").nth(0)
+    shown.wait_for()
+    text = tab.locator(".turn.assistant").inner_text()
+    assert "<script>window.pwned = 1</script>" in text and "javascript:" in text
+    assert "U+202E" in text and "U+001B" in text and "U+200B" in text, "what would turn or hide text is spelled out"
+    assert tab.evaluate("window.pwned") is None
+    assert tab.locator("main a[href^=javascript]").count() == 0 and tab.locator(".turn img").count() == 0
+
+
+def test_a_line_of_ten_megabytes_opens_by_pieces(tab, served):
+    root, address = served
+    write_run(root / "huge", steps=1, said="x" * 10_000_000)
+    tab.goto(f"{address}#/run/huge/episode/e00100")
+    more = tab.get_by_role("button", name="show more").first
+    more.wait_for()
+    more.click()
+    assert len(tab.locator(".turn.assistant .prose", has=more).inner_text()) > 200_000
+
+
+def test_a_hundred_thousand_tokens_scroll(tab, served):
+    root, address = served
+    EpisodeFiles(root / "first" / "episodes").write(9, "train", [long_episode(100_000)])
+    tab.goto(f"{address}#/run/first/episode/long")
+    tab.locator(".t").nth(200).wait_for()
+    tab.locator(".block").last.scroll_into_view_if_needed()
+    tab.locator(".block").last.locator(".t").first.wait_for()
+    assert tab.locator(".t").count() < 20_000, "what is far from the window is not in the page"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_its_window(browser, served, width, scheme):
+    _, address = served
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    for place in ("", "#/run/first", "#/run/first/episodes", "#/run/first/config", "#/run/first/episode/e00100"):
+        page.goto(f"{address}{place}")
+        page.locator("main h1, main .filters").first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (place, width)
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert dark == (scheme == "dark")
+    context.close()
+
+
+def test_a_file_opens_from_disk_without_a_network(tab, tmp_path):
+    write_run(tmp_path / "alone", said=HOSTILE)
+    made = ajet("view", "alone", "--exp-dir", str(tmp_path), "--html", "alone.html", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    tab.context.set_offline(True)
+    tab.goto((tmp_path / "alone.html").as_uri())
+    tab.get_by_role("link", name="alone", exact=True).click()
+    tab.get_by_text("Reward", exact=True).wait_for()
+    tab.locator("#trail").get_by_role("link", name="episodes").click()
+    tab.get_by_label("free text").fill("counted")
+    tab.get_by_text("12 episodes").wait_for()
+    tab.locator("tbody tr").first.get_by_role("link").first.click()
+    tab.locator(".t.trained").first.wait_for()
+    assert tab.evaluate("window.pwned") is None

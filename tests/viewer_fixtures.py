@@ -1,0 +1,115 @@
+"""Runs as a viewer finds them: written by the record's own writers, with what a hostile model might say in them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.files import append_lines
+from ajet.schema.call import Call, VersionRun
+from ajet.schema.episode import Episode, Verdict
+from ajet.schema.task import Task
+from ajet.schema.timeline import SampledSpan, Timeline
+from tests.record_fixtures import episode, failed
+
+HOSTILE = (
+    "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>"
+    '<a href="javascript:window.pwned=3">x</a></script><!-- \u202egnp.exe\u202c \x1b[31mred\x1b[0m \u200b'
+)
+
+
+def write_run(folder: Path, *, steps: int = 3, outcome: str | None = "finished", said: str = "4 = 2 + 2") -> Path:
+    """A run of `steps` steps with two groups of two episodes each, and a failed one."""
+    folder.mkdir(parents=True)
+    status = {"run_id": "r", "name": folder.name, "kind": "train", "phase": "rollout", "step": steps, "steps": 9}
+    status |= {"host": "h", "started": time.time() - 60, "updated": time.time(), "processes": []}
+    (folder / "status.json").write_text(json.dumps(status | ({"outcome": outcome} if outcome else {})))
+    (folder / "resolved.yaml").write_text("ajet:\n  seed: 3\n  rollout: {num_repeat: 8, temperature: 1.0}\n")
+    (folder / "given.yaml").write_text("ajet:\n  rollout: {num_repeat: 8}\n")
+    (folder / "command").write_text("ajet --conf x.yaml seed=3\n")
+    for step in range(1, steps + 1):
+        add_step(folder, step, said=said)
+    return folder
+
+
+def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
+    """One more step: metrics and episodes."""
+    row = {"step": step, "time": time.time(), "train/reward": step / 10, "kl": 0.01 * step, "seconds/rollout": 1.5}
+    append_lines(folder / "metrics.jsonl", [json.dumps(row)])
+    EpisodeFiles(folder / "episodes").write(
+        step, "train", [*(played(step, task, repeat, said) for task in range(2) for repeat in range(2)), lost(step)]
+    )
+
+
+def played(step: int, task: int, repeat: int, said: str) -> Episode:
+    """An episode with a reward of its own."""
+    reward = (task + repeat) / 2
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"What is {task} + 2?"},
+        {"role": "system", "content": "Think."},
+        {
+            "role": "assistant",
+            "content": said,
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+    ]
+    return episode(
+        f"e{step:03}{task}{repeat}",
+        seed=100 * step + 10 * task + repeat,
+        step=step,
+        repeat=repeat,
+        task=Task(main_query=f"What is {task} + 2?", task_id=f"t{task}"),
+        verdict=Verdict(reward, reward >= 0.5, "counted"),
+        advantage=reward - 0.5,
+        messages=messages,
+        started=1000.0 + step,
+        ended=1002.0 + step,
+    )
+
+
+def lost(step: int) -> Episode:
+    """An episode that failed."""
+    gone = failed(f"f{step:03}")
+    gone.step, gone.task = step, Task(main_query="raises", task_id="t9")
+    return gone
+
+
+def long_episode(length: int) -> Episode:
+    """One call whose reply has `length` tokens."""
+    draw = np.random.default_rng(0)
+    ids, logprobs = draw.integers(0, 49_000, length).astype(np.int32), -draw.random(length, dtype=np.float32)
+    prompt = draw.integers(0, 49_000, 16).astype(np.int32)
+    call = Call(
+        0,
+        "default",
+        "default",
+        True,
+        None,
+        0,
+        prompt,
+        ids,
+        logprobs,
+        logprobs,
+        (VersionRun(0, 0, 0),),
+        "stop",
+        (0,),
+        None,
+        1,
+    )
+    zeros = np.zeros(16, np.float32)
+    line = Timeline(
+        0, "default", "default", np.concatenate([prompt, ids]), np.arange(length + 16) >= 16,
+        np.concatenate([zeros, logprobs]), np.concatenate([zeros, logprobs]),
+        np.where(np.arange(length + 16) >= 16, 0, -1).astype(np.int32), (SampledSpan(0, 16, length + 16),),
+    )  # fmt: skip
+    return Episode(
+        "long", Task(main_query="long", task_id="long"), 0, 1, "train", verdict=Verdict(1.0), calls=[call],
+        messages=[{"role": "user", "content": "go"}, {"role": "assistant", "content": "gone"}], timelines=[line],
+    )  # fmt: skip
