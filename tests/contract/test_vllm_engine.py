@@ -305,17 +305,19 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
 
     from ajet.engine.vllm.requests import LIKELIEST, VERSIONS, Reading
 
-    def output(tokens: list[int], version: int, finish: str | None = None, counted: int = 0) -> RequestOutput:
+    counts = RequestStateStats(5)
+
+    def output(tokens: list[int], version: int, finish: str | None = None) -> RequestOutput:
         columns = FlatLogprobs()
         for token in tokens:  # the version and the likeliest token have the same number as the token
             ids = [token, VERSIONS - version, LIKELIEST - token, LIKELIEST - 3]
             columns.append_fast(ids, [-0.5, -1.0, -1.0, -2.0], iter((0, 1, 2, 3)), iter([None] * 4))
         piece = CompletionOutput(0, "", tokens, 0.0, columns, finish_reason=finish)
-        return RequestOutput("r", None, [1], None, [piece], finish is not None, RequestStateStats(counted))
+        return RequestOutput("r", None, [1], None, [piece], finish is not None, counts)
 
     first = output([21, 5], 21)
     first.add(output([21], 21), aggregate=True)
-    first.add(output([22, 7], 22, "stop", 5), aggregate=True)
+    first.add(output([22, 7], 22, "stop"), aggregate=True)
     chunks = Reading(2).chunks(first, 0)
     assert [(chunk.version, chunk.ids, chunk.finish) for chunk in chunks] == [
         (21, [21, 5, 21], None),
@@ -324,8 +326,8 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     assert [chunk.logprobs for chunk in chunks] == [[-0.5] * 3, [-0.5] * 2]
     assert [chunk.logprobs_unit for chunk in chunks] == [[-1.0] * 3, [-1.0] * 2]
     assert chunks[0].top[0] == [(21, -1.0), (3, -2.0)]
-    with pytest.raises(EngineFailure, match="streamed 1 tokens and counts 2"):
-        Reading(0).chunks(output([4], 0, "length", 2), 0)
+    with pytest.raises(EngineFailure, match="streamed 1 tokens and counts 5"):
+        Reading(0).chunks(output([4], 0, "length"), 0)
     with pytest.raises(EngineFailure, match="of version 3, the one before of 4"):
         reading = Reading(0)
         reading.chunks(output([4], 4), 0)
