@@ -8,15 +8,13 @@ import threading
 import httpx
 import openai
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
 from ajet.gateway import exchange
 from ajet.gateway.server import Gateway
 from ajet.tokens import Renderer
 from tests.chat_templates import variant
-from tests.gateway_fixtures import ADD, ASK, bench, client_of, post
+from tests.gateway_fixtures import ASK, bench, client_of, post
 
 
 @pytest.fixture(scope="module")
@@ -372,53 +370,3 @@ def test_a_read_timeout_of_the_client_aborts_the_call():
 
         on.gateway.call(asyncio.wait_for(idle(), 20)).result()
         assert session.close().calls[0].finish == "aborted"
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "function", "name"]), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool", "system", "x"]), "content": st.text(max_size=8) | JSON},
-    optional={"tool_calls": JSON, "name": JSON, "tool_call_id": JSON, "reasoning_content": JSON},
-)
-BODY = st.fixed_dictionaries(
-    {"messages": st.lists(MESSAGE, max_size=4) | JSON},
-    optional={
-        "tools": st.just([ADD]) | JSON, "tool_choice": st.sampled_from(["auto", "none", "required"]) | JSON,
-        "max_tokens": st.integers(1, 9) | JSON, "n": st.integers(1, 2) | JSON, "stop": st.just("is") | JSON,
-        "stream": st.booleans(), "stream_options": JSON, "temperature": st.floats(0, 2) | JSON,
-        "logprobs": st.booleans(), "top_logprobs": st.integers(0, 3),
-        "parallel_tool_calls": st.booleans(), "response_format": JSON, "seed": JSON,
-    },
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None)
-@given(BODY)
-def test_no_request_makes_the_gateway_fail(on, body):
-    session = on.open()
-    endpoint = session("a", "a", None)
-
-    async def ask():
-        async with httpx.AsyncClient(transport=endpoint.transport()) as client:
-            return await client.post(
-                f"{endpoint.base_url}/chat/completions",
-                content=json.dumps(body),
-                headers={"authorization": f"Bearer {endpoint.api_key}"},
-                timeout=20,
-            )
-
-    answer = asyncio.run(ask())
-    calls = session.close().calls
-    rejected = [call for call in calls if "rejected" in call.extra]
-    assert all(call.finish in ("stop", "length", "tool_calls") for call in calls if call not in rejected)
-    if answer.status_code == 200:
-        assert len(calls) - len(rejected) == (body.get("n") or 1)
-        assert answer.text.endswith("[DONE]\n\n") if body.get("stream") else answer.json()["choices"]
-    else:
-        assert answer.status_code == (422 if rejected else 400) and answer.json()["error"]["message"]
