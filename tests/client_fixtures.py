@@ -39,6 +39,7 @@ QUESTION = "What is 40 ⊕ 2?"
 MUSING = "The answer is no mystery: ⊕ is the add tool."
 THOUGHT = "Let me add 40 ⊕ 2."
 CALL = '<tool_call>\n{"arguments": {"b":2,  "a": 40}, "name":"add"}\n</tool_call>'
+SECOND_CALL = '<tool_call>\n{"name": "add",  "arguments": {"a": 1, "b":  2}}\n</tool_call>'
 FINAL = "The answer is 42 ✓."
 PATHS = {
     "chat": "/v1/chat/completions",
@@ -113,7 +114,10 @@ class Plays(dict[Cell, Play]):
 
 
 def cases(plays: Plays) -> list[tuple[Cell, bool]]:
-    """The cells, and again for a model that thinks: but over Completions, where a reply is a text, thoughts and all."""
+    """The cells, and again for a model that thinks and calls tools in parallel.
+
+    Not over Completions: there a reply is a text, thoughts and all.
+    """
     return [(cell, thinking) for thinking in (False, True) for cell in plays if not thinking or _parsed(cell)]
 
 
@@ -205,10 +209,12 @@ def stage(
     version: int = VERSION,
 ) -> Iterator[Stage]:
     """A gateway whose model says `texts`, a byte a token and three tokens a chunk, over a real tokenizer; with
-    `thinking`, over Qwen3's chat template, each reply after some reasoning."""
+    `thinking`, over Qwen3's chat template, each reply after some reasoning, and the tool called twice at once."""
     renderer = Renderer(tokenizer("qwen3") if thinking else tiny_tools())
     if thinking:
-        texts = tuple(f"<think>\n{MUSING}\n</think>\n\n{text}" for text in texts)
+        texts = tuple(
+            f"<think>\n{MUSING}\n</think>\n\n{text}".replace(CALL, f"{CALL}\n{SECOND_CALL}") for text in texts
+        )
     replies = [bytewise(renderer, text) for text in texts]
     script = [ScriptedReply(ids=ids, ended=False, chunk=3) for ids in replies]
     gateway = Gateway(engine(script, version=version), renderer, max_model_len=1 << 20, max_response_tokens=4000)
@@ -363,7 +369,8 @@ def prove_told(on: Stage, capture: Capture, cell: Cell, told: Told, expect: str)
     assert asked == [(path, cell.streaming)] * len(calls), on.wire
     if told.around is None:
         results = [capture.messages[index] for index in calls[-1].messages if capture.messages[index]["role"] == "tool"]
-        assert len(results) == len(calls) - 1 and "42" in results[0]["content"], "the tool ran and its result was told"
+        wanted = sum(on.renderer.decode(reply).count("<tool_call>") for reply in on.replies[:-1])
+        assert len(results) == wanted and "42" in results[0]["content"], "the tool ran and its result was told"
     if told.usage is not None:
         prompts = [len(full) for full in _prompts(capture)]
         assert told.usage == [(prompt, len(call.response_ids)) for prompt, call in zip(prompts, calls, strict=True)]

@@ -20,27 +20,31 @@ async def play(on: Stage, streaming: bool, *, use_responses: bool) -> Told:
     from agents.models.openai_provider import OpenAIProvider
     from openai import AsyncOpenAI
 
-    client = AsyncOpenAI(base_url=on.endpoint.base_url, api_key=on.endpoint.api_key)
-    provider = OpenAIProvider(openai_client=client, use_responses=use_responses)
-    agent = Agent(name="calculator", instructions=SYSTEM, tools=[function_tool(add)], model="gpt-4o")
-    told_usage = ModelSettings(include_usage=True)  # streams of Chat Completions leave it out otherwise
-    config = RunConfig(model_provider=provider, tracing_disabled=True, model_settings=told_usage)
     pieces: list[str] | None = None
-    result: Any
-    if streaming:
-        result = Runner.run_streamed(agent, QUESTION, run_config=config)
-        pieces = []
-        async for event in result.stream_events():
-            if event.type != "raw_response_event":
-                continue
-            if event.data.type == "response.created":
-                pieces.clear()
-            elif event.data.type == "response.output_text.delta":
-                pieces.append(event.data.delta)
-    else:
-        result = await Runner.run(agent, QUESTION, run_config=config)
+    told_usage = ModelSettings(include_usage=True)  # streams of Chat Completions leave it out otherwise
+    agent = Agent(name="calculator", instructions=SYSTEM, tools=[function_tool(add)], model="gpt-4o")
+    async with AsyncOpenAI(base_url=on.endpoint.base_url, api_key=on.endpoint.api_key) as client:
+        provider = OpenAIProvider(openai_client=client, use_responses=use_responses)
+        config = RunConfig(model_provider=provider, tracing_disabled=True, model_settings=told_usage)
+        if streaming:
+            stream = Runner.run_streamed(agent, QUESTION, run_config=config)
+            pieces = await last_text(stream)
+            result: Any = stream
+        else:
+            result = await Runner.run(agent, QUESTION, run_config=config)
     usage = [(answer.usage.input_tokens, answer.usage.output_tokens) for answer in result.raw_responses]
     return Told(result.final_output, usage, pieces)
+
+
+async def last_text(stream: Any) -> list[str]:
+    """Pieces of the last reply's text."""
+    pieces: list[str] = []
+    async for event in stream.stream_events():
+        if event.type == "raw_response_event" and event.data.type == "response.created":
+            pieces.clear()
+        elif event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+            pieces.append(event.data.delta)
+    return pieces
 
 
 @PLAYS.cells("openai-agents", "responses")
