@@ -131,4 +131,6 @@ def test_clients_over_http_teach_the_model_to_look_prices_up(tmp_path):
     finished = sum(episode.status == "completed" for episode in episodes)
     assert finished == played, "what clients finished is what is recorded"
     assert any(row["train/staleness_max"] > 0 for row in rows), "clients went on during updates"
+    proof = ajet("prove", "tool", cwd=tmp_path)
+    assert proof.returncode == 0, proof.stdout
     assert KEY not in log.read_text() and KEY not in (run / "logs" / "ajet.log").read_text()
