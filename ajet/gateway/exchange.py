@@ -93,7 +93,7 @@ class _Exchange:
     def __init__(self, dialect: Dialect, asking: Asking, send: Send) -> None:
         self._dialect, self._asking, self._send = dialect, asking, send
         self._news = asyncio.Event()
-        self._left = False
+        self._left = self._changed = False
         self.delivered = False
         """The client got all of its reply, as far as one can know."""
 
@@ -124,6 +124,7 @@ class _Exchange:
         self._news.set()
 
     def _wake(self, task: asyncio.Task[Any]) -> None:
+        self._changed = True
         self._news.set()
 
     def _settled(self) -> bool:
@@ -167,26 +168,24 @@ class _Exchange:
         writer = self._dialect.writer(asking.asked)
         readers = [Reader(reply, self._news.set) for reply in asking.replies]
         begun, ended = [False] * len(readers), [False] * len(readers)
-        started = False
+        started, self._changed = False, True
         try:
             while not self._left:
                 self._news.clear()
-                settled = self._settled()
+                changed, self._changed = self._changed, False
+                settled = changed and self._settled()
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
-                    while (piece := reader.next()) is not None:
-                        if not begun[choice]:
-                            begun[choice] = True
-                            events.append(writer.start(choice))
-                        events.append(writer.piece(choice, piece))
-                    task = reader.reply.task
-                    assert task is not None
-                    if task.done() and not ended[choice] and not task.cancelled() and task.exception() is None:
-                        ended[choice] = True
-                        if not begun[choice]:
-                            begun[choice] = True
-                            events.append(writer.start(choice))
-                        events.append(writer.end(choice, task.result()))
+                    pieces, turn = reader.read(), None
+                    if changed and not ended[choice]:
+                        turn = reader.reply.turn
+                        ended[choice] = turn is not None
+                    if not begun[choice] and (pieces or turn is not None):
+                        begun[choice] = True
+                        events.append(writer.start(choice))
+                    events += [writer.piece(choice, piece) for piece in pieces]
+                    if turn is not None:
+                        events.append(writer.end(choice, turn))
                 if settled:
                     refused = self._error()
                     if refused is not None and not started:

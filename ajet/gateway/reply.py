@@ -60,6 +60,13 @@ class Reply:
         """(deltas, ids) at the ends of chunks."""
         self.listeners: list[Callable[[], None]] = []
 
+    @property
+    def turn(self) -> Turn | None:
+        """What it came to; None while it is made, and where it failed."""
+        task = self.task
+        made = task is not None and task.done() and not task.cancelled() and task.exception() is None
+        return task.result() if task is not None and made else None
+
     def show(self, draft: Draft) -> None:
         """This is the reply; readers may hear it."""
         self.shown = draft
@@ -94,34 +101,30 @@ class Reader:
         """Read no more."""
         self.reply.listeners.remove(self._listen)
 
-    def next(self) -> Piece | None:
-        """The next piece; None: nothing new for now."""
+    def read(self) -> list[Piece]:
+        """What is new."""
         reply, draft = self.reply, self.reply.shown
-        if self._mark < len(reply.marks):
-            upto = reply.marks[self._mark]
+        pieces: list[Piece] = []
+        while self._mark < len(reply.marks):
+            self._piece(pieces, *reply.marks[self._mark])
             self._mark += 1
-            return self._piece(*upto) or self.next()
-        if draft is None:
-            return None
-        if draft.stream.kept < len(draft.sampled.ids):
-            draft.catch_up()
-        return self._piece(len(draft.stream.deltas), draft.stream.kept)
+        if draft is not None:
+            if draft.stream.kept < len(draft.sampled.ids):
+                draft.catch_up()
+            self._piece(pieces, len(draft.stream.deltas), draft.stream.kept)
+        return pieces
 
-    def _piece(self, deltas: int, ids: int) -> Piece | None:
-        if deltas <= self._deltas and ids <= self._ids:
-            return None
+    def _piece(self, pieces: list[Piece], deltas: int, ids: int) -> None:
         first, known = self._deltas, self._ids
-        self._deltas, self._ids = max(deltas, first), max(ids, known)
+        if deltas <= first and ids <= known:
+            return
+        self._deltas, self._ids = deltas, ids
         draft = self.reply.shown
         if draft is None:
-            return Piece(self.reply.told[first:deltas])
+            pieces.append(Piece(self.reply.told[first:deltas]))
+            return
         if self._give_ids is None:
             self._give_ids = call_ids(draft.entry.call.index)
         told, sampled = draft.stream.deltas[first:deltas], draft.sampled
-        return Piece(
-            self._give_ids(told),
-            sampled.ids[known:ids],
-            sampled.logprobs_unit[known:ids],
-            sampled.top[known:ids],
-            prompt_tokens=len(draft.prompt.ids),
-        )
+        new = sampled.ids[known:ids], sampled.logprobs_unit[known:ids], sampled.top[known:ids]
+        pieces.append(Piece(self._give_ids(told), *new, prompt_tokens=len(draft.prompt.ids)))

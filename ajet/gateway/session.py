@@ -130,7 +130,7 @@ class Session:
         try:
             while True:
                 news.clear()
-                while (piece := reader.next()) is not None:
+                for piece in reader.read():
                     yield piece
                 if task.done():
                     break

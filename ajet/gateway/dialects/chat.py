@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from ajet.gateway.dialects import fields
@@ -45,6 +46,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 `response_format` itself where it can."""
 
 
+_TEXT = {"content"}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -173,7 +175,11 @@ class _ChunkWriter:
     def _chunk(
         self, choice: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: dict[str, Any] | None = None
     ) -> bytes:
-        told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+        if logprobs is None and finish is None and delta.keys() == _TEXT:  # almost all there are
+            content = encode_basestring_ascii(delta["content"])
+            told = f'{{"index":{choice},"delta":{{"content":{content}}},"logprobs":null,"finish_reason":null}}'
+        else:
+            told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
         return f"{self._before}{told}]}}\n\n".encode()
 
 
