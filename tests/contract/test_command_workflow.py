@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ajet.config import Experiment
 from ajet.run.assembly import workflow_of
@@ -19,6 +20,7 @@ from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
 from tests.command_agents import TASK, agent, answer, program, shell
+from tests.docs.snippets import ROOT, blocks
 from tests.rollout_fixtures import stage
 from tests.workflow_fixtures import scene
 
@@ -216,6 +218,25 @@ def test_a_rollout_plays_commands(isolation, tmp_path):
         episodes = [episode for group in groups for episode in group.episodes]
         assert [episode.reward for episode in episodes] == [1.0] * 6, [episode.failure for episode in episodes]
         assert all(len(episode.timelines) == 1 and "command" in episode.metadata for episode in episodes)
+
+
+LOOK = '<tool_call>\n{"name": "bash", "arguments": {"command": "expr 40 + 2"}}\n</tool_call>'
+DONE = (
+    '<tool_call>\n{"name": "bash", "arguments": {"command": '
+    '"echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && expr 40 + 2"}}\n</tool_call>'
+)
+
+
+@pytest.mark.slow
+def test_a_coding_agent_runs_as_the_page_says(tmp_path, monkeypatch):
+    (block,) = (block for block in blocks(ROOT / "docs" / "command_agents.md") if '"mini"' in block.text)
+    section = yaml.safe_load(block.text)["command_agent"]
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    with agent(tmp_path, LOOK, DONE, **section) as (played, run):
+        info = json.loads(answer(run()))["info"]
+        assert info["exit_status"] == "Submitted" and info["submission"].strip() == "42"
+        calls = played.session.close().calls
+        assert len(calls) == 2 and calls[1].parent == 0 and calls[1].fork is None
 
 
 def test_the_keeper_needs_nothing_but_the_standard_library():
