@@ -1,0 +1,31 @@
+"""The tool agent learns with vLLM as its engine: sampled in vLLM's process, trained in ours, every step's weights
+handed over. In float32 engine and trainer must agree on every token of every step."""
+
+import pytest
+
+from ajet.run.summary import Tally
+from tests.ajet_command import ajet, metric_rows
+from tests.vllm_fixtures import skip_without_vllm
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_tool_agent_learns_with_vllm(tmp_path):
+    skip_without_vllm()
+    made = ajet("init", "tool", "--template", "tool", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    (yaml,) = (tmp_path / "tool").glob("*.yaml")
+    changes = ["rollout.engine=vllm", "model.dtype=float32", "rollout.episode_timeout=120"]
+    changes += ["trainer_common.total_training_steps=12", "trainer_common.test_freq=12", "trainer_common.save_freq=12"]
+    done = ajet("--conf", str(yaml), "--backbone", "local", *changes, cwd=tmp_path, timeout=600)
+    assert done.returncode == 0, done.stdout
+    assert "vLLM holds a copy of the weights" in done.stdout
+
+    (run,) = (path for path in (tmp_path / "launcher_record").iterdir() if path.is_dir())
+    rows = metric_rows(run)
+    held_out = [row["validation/reward"] for row in rows if "validation/reward" in row]
+    assert held_out[0] < 0.3 and held_out[-1] > 0.9, (held_out, done.stdout)
+    gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
+    assert len(gaps) == 12 and max(gaps) < 1e-3, "engine and trainer are the same policy at every step"
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
