@@ -1,10 +1,11 @@
-"""docs/dialects.md names every field that a dialect of OpenAI's takes, each once, and no other."""
+"""docs/dialects.md names every field that a dialect takes, each once, and no other."""
 
 import re
 
 import pytest
 
 from ajet.gateway.dialects import chat, completions
+from ajet.gateway.dialects.anthropic import dialect as anthropic
 from ajet.gateway.dialects.responses import dialect as responses
 from tests.docs.snippets import ROOT
 
@@ -17,6 +18,7 @@ PAGE = (ROOT / "docs" / "dialects.md").read_text()
         ("Chat Completions", chat.TAKEN),
         ("Completions", completions.TAKEN),
         ("Responses", responses.TAKEN),
+        ("Messages", anthropic.TAKEN),
     ],
 )
 def test_the_fields_of_a_dialect_are_on_its_table(title, taken):

@@ -22,12 +22,13 @@ from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.dialects.response_format import read_schema
 from ajet.gateway.turn import Refused, Turn, TurnRequest
 
-_KNOWN = {
+TAKEN = {
     "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
     "stop_sequences", "stream", "thinking", "output_config", "output_format",
     # These ask nothing of the reply:
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
 }  # fmt: skip
+"""The fields of a request; docs/dialects.md names the same."""
 _MOST_STOPS = 16
 
 
@@ -106,7 +107,7 @@ def _request(body: Mapping[str, Any], caller: Caller) -> tuple[TurnRequest, Show
     if body.get("thread") is not None:  # with this code, clients go on without
         message = "thread: conversations are not held here; send all of their messages."
         raise Refused(message, param="thread", code="thread_unsupported_request")
-    fields.refuse_unknown(body, _KNOWN)
+    fields.refuse_unknown(body, TAKEN)
     model = fields.model(body)
     tools = read_tools(body.get("tools"))
     choice, named, several = read_tool_choice(body, tools)
