@@ -43,7 +43,7 @@ def prove(
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.run.proof_report import as_json as spelled
-    from ajet.run.proof_report import show
+    from ajet.run.proof_report import keep, show
     from ajet.run.prove import prove_recorded
 
     show_logs("ERROR" if as_json else "WARNING")
@@ -54,4 +54,5 @@ def prove(
         typer.echo(spelled(report))
     else:
         show(report, console)
+    keep(report)
     return 0 if report.proof.ok else 1

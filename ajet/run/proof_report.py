@@ -1,11 +1,12 @@
 """What `ajet prove` shows: a table by class of tokens, which steps were recomputed, each wrong token.
 
-Invariant: it shows a `Report` and decides nothing; the JSON has every number of the table.
+Invariant: it shows and keeps a `Report` and decides nothing; the JSON has every number of the table.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.context_tracker.proof import CLASSES
+from ajet.record.files import write_atomically
 from ajet.run.prove import Play, Report
+from ajet.schema.errors import UserError
 
 SHOWN = 20
 """Wrong tokens on the screen; the JSON has all."""
@@ -50,6 +53,18 @@ def as_json(report: Report) -> str:
         "wrong": [asdict(token) for token in proof.wrong],
     }
     return json.dumps(content, indent=1)
+
+
+def keep(report: Report) -> None:
+    """Leave it in the run's folder, as proof.json, for the viewer. Raises UserError where that cannot be written."""
+    content = {"time": time.time(), "episode": report.target.episode, **json.loads(as_json(report))}
+    path = report.target.run / "proof.json"
+    try:
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"The proof cannot be kept: {error.strerror}.", where=str(path), do="copy the run to a folder of your own"
+        ) from error
 
 
 def show(report: Report, console: Console) -> None:

@@ -1,6 +1,6 @@
 """What `ajet prove` is asked about: a run, one step's file of it, or an episode in any run.
 
-Invariant: nothing is written, no run is locked; a live run may be proven while it writes.
+Invariant: looking changes nothing and locks no run; a live run may be proven while it writes.
 """
 
 from __future__ import annotations

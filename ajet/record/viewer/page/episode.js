@@ -26,17 +26,19 @@ function head(run, page, pair) {
 }
 
 function one(run, page, proof) {
-  const proven = proof?.episodes?.[page.uuid];
+  const proven = proof !== null && page.uuid.startsWith(proof.episode) && proof.plays.some((play) => play.step === page.step && play.split === page.split);
+  const wrong = proof?.wrong.filter((token) => token.episode === page.uuid) ?? [];
   const untrained = Object.entries(page.untrained);
   return el("article", { class: "episode" },
     el("p", { class: "facts" }, rewardBadge(page.verdict?.reward, page.verdict?.success), " ",
       badge(`advantage ${number(page.advantage)}`, page.advantage > 0 ? "good" : page.advantage < 0 ? "bad" : "mute"),
       page.status === "completed" ? null : badge(page.status, "bad"), page.checks.map((check) => badge(check, "warn")),
-      proven === undefined ? null : badge(proven ? "proven" : "proof failed", proven ? "good" : "bad"),
+      wrong.length ? badge("proof failed", "bad") : proven ? badge("proven", "good") : null,
       ` step ${page.step} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls · ${seconds(page.ended - page.started)}`),
     page.verdict?.reason ? el("div", { class: "note" }, el("b", {}, "judge: "), prose(page.verdict.reason)) : null,
     page.failure ? el("div", { class: "note failed" }, el("b", {}, spelled(`${page.failure.boundary}: ${page.failure.kind}`)), prose(page.failure.message),
       page.failure.traceback ? el("details", {}, el("summary", {}, "traceback"), prose(page.failure.traceback, { class: "code" })) : null) : null,
+    wrong.map((token) => el("p", { class: "note failed" }, `call ${token.call}, position ${token.position}: `, spelled(token.what))),
     untrained.length ? el("p", { class: "hint" }, `sampled and not trained: ${untrained.map(([why, count]) => `${number(count)} tokens (${why.replaceAll("_", " ")})`).join(", ")}`) : null,
     el("h2", {}, "Conversation"), transcript(page),
     el("h2", {}, "Tokens"), tokenView(run, page),

@@ -3,7 +3,7 @@
 import { el, number } from "./dom.js";
 import { get, path } from "./data.js";
 
-const BLOCK = 256;
+const BLOCK = 128;
 const PIECE = 4096;
 const MODES = ["trained / context", "logprob", "advantage", "policy version"];
 
@@ -39,6 +39,7 @@ export function tokenView(run, page, start = 0) {
     }
     if (at !== line || block.dataset.wanted !== "1") return;
     if (found.text === null) box.querySelector("#spelling").textContent = "ids only: the tokenizer cannot be had here";
+    block.piece = found;
     block.replaceChildren(...spans(found, first - found.start, Math.min(first + BLOCK, page.lines[line].length) - found.start, select.selectedIndex, page));
     block.classList.add("full");
     if (!field.style.getPropertyValue("--height") && page.lines[line].length > 2 * BLOCK) field.style.setProperty("--height", `${block.offsetHeight}px`);
@@ -70,7 +71,7 @@ export function tokenView(run, page, start = 0) {
     for (const block of field.querySelectorAll(".block.full")) fill(block);
   }
 
-  field.addEventListener("mouseover", tell);
+  field.addEventListener("mouseover", (event) => tell(event, page));
   field.addEventListener("mouseleave", () => { document.getElementById("tip").hidden = true; });
   open(start);
   return box;
@@ -90,7 +91,7 @@ function spans(found, from, to, mode, page) {
     if (border) nodes.push(el("span", { class: `border ${border.what}`, title: `${border.what} of call ${border.call}` }, `${border.what === "reply" ? "▸" : "◂"}${border.call}`));
     const text = found.text ? found.text[at] : `⟨${found.ids[at]}⟩`;
     const span = el("span", { class: `t ${shade(found, at, mode, page)}` }, visible(text));
-    span.dataset.tip = tip(found, at, text, page);
+    span.at = at;
     nodes.push(span);
     if (text.includes("\n")) nodes.push(el("br"));
   }
@@ -110,7 +111,8 @@ export function visible(text) {
     (letter === "\n" ? "⏎" : letter === "\t" ? "⇥" : letter === "\r" ? "␍" : `‹${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`)).replace(/ /g, "·");
 }
 
-function tip(found, at, text, page) {
+function about(found, at, page) {
+  const text = found.text ? found.text[at] : "";
   const head = `${JSON.stringify(text)}  id ${found.ids[at]}  position ${found.start + at}`;
   if (!found.mask[at]) return `${head}\ncontext: not trained`;
   const gap = found.unit[at] - found.logprobs[at];
@@ -119,12 +121,12 @@ function tip(found, at, text, page) {
     + `\nadvantage ${number(page.advantage)}, policy version ${found.versions[at]}`;
 }
 
-function tell(event) {
-  const span = event.target.closest("[data-tip]");
+function tell(event, page) {
+  const span = event.target.closest(".t");
   const tip = document.getElementById("tip");
   tip.hidden = !span;
   if (!span) return;
-  tip.textContent = span.dataset.tip;
+  tip.textContent = about(span.closest(".block").piece, span.at, page);
   const box = span.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${box.bottom + tip.offsetHeight + 8 > innerHeight ? box.top - tip.offsetHeight - 4 : box.bottom + 4}px`;
