@@ -15,25 +15,25 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
 from ajet.engine.contract import Sampling
 from ajet.gateway import Refused
-from ajet.rollout.assembly import Identity, Played, build_episode
+from ajet.rollout.assembly import Played, build_episode
 from ajet.rollout.checks import open_checks
+from ajet.rollout.served.episode import Served, ServedIdentity, outcome_of
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.order import ServedOrder
 from ajet.rollout.verdicts import Verdicts, by_the_calls
-from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.task import Task, WorkflowOutput
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.gateway import Capture, Gateway, Session
+    from ajet.gateway import Capture, Gateway
     from ajet.task_judge import Judge
 
 T = TypeVar("T")
@@ -57,38 +57,6 @@ class Opening:
     """Targets that train; None: all."""
     trains: bool = True
     """False: recorded only, sampled as the client wishes, and part of no group."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedIdentity(Identity):
-    """An episode with a name of its own: a client of an earlier server never hits it by accident."""
-
-    name: str = ""
-
-    @property
-    def uuid(self) -> str:
-        """Its name."""
-        return self.name
-
-
-@dataclass(slots=True, eq=False)
-class Served:
-    """An episode that is under way."""
-
-    identity: ServedIdentity
-    session: Session
-    endpoint: Endpoint
-    group: OpenGroup | None
-    stopped: asyncio.Future[str]
-    """Done, with the reason, when ajet ends it."""
-    began: float = field(default_factory=time.time)
-    ending: asyncio.Future[Episode] | None = None
-    """None while it is open."""
-
-    @property
-    def quiet(self) -> float:
-        """Seconds without a model call."""
-        return time.time() - max(self.began, self.session.last_call)
 
 
 class Desk:
@@ -302,7 +270,7 @@ class Desk:
         verdict = await self._verdicts.of(served.identity, played, served.stopped)
         episode = build_episode(served.identity, played, verdict, self._settings)
         self.counts[episode.status] += 1
-        self._ended[episode.uuid] = {**_outcome(episode), "ended_by": by}
+        self._ended[episode.uuid] = {**outcome_of(episode), "ended_by": by}
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
         self._hand_over(served.group, episode)
@@ -377,22 +345,3 @@ def _report(watching: Future[None]) -> None:
     problem = None if watching.cancelled() else watching.exception()
     if problem is not None:
         logger.opt(exception=problem).error("episodes are no longer ended when their time is over")
-
-
-def _outcome(episode: Episode) -> dict[str, Any]:
-    """What a client sees of one that has ended."""
-    verdict, failure = episode.verdict, episode.failure
-    reason = failure.message if failure else episode.metadata.get("aborted") or (verdict.reason if verdict else "")
-    return {
-        "episode": episode.uuid,
-        "status": episode.status,
-        "task_id": episode.task.task_id,
-        "repeat": episode.repeat,
-        "reward": episode.reward,
-        "success": verdict.success if verdict else None,
-        "reason": reason,
-        "boundary": failure.boundary if failure else None,
-        "calls": len(episode.calls),
-        "sampled_tokens": episode.sampled_tokens,
-        "seconds": round(episode.ended - episode.started, 3),
-    }
