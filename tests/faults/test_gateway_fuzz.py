@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.dialect_fixtures import LANGUAGES, REPLYING, named
+from tests.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
 from tests.dialect_replies import ADD_UP, SUM
 from tests.gateway_fixtures import bench
 
@@ -225,6 +225,57 @@ def test_whatever_a_model_says_its_stream_says_what_the_whole_says(on, language,
     assert one.response_ids.tolist() == two.response_ids.tolist()
     reply, events = language.check_reply(whole.json()), language.check_events(streamed.text)
     assert ADD_UP[language.path](events) == SUM[language.path](reply)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["go on", "refer", "get", "items", "delete", "cancel", "odd"]), st.integers(0, 3), st.booleans()
+    ),
+    max_size=8,
+)
+
+
+@settings(FUZZ, max_examples=60)
+@given(STEPS)
+def test_kept_responses_survive_any_order_of_requests(on, steps):
+    session = on.open()
+    endpoint = session("a", "a", None)
+    kept: dict[str, bool] = {}
+    client = httpx.Client(headers=RESPONSES.headers(endpoint.api_key), timeout=30, verify=False)
+    with client:
+        for what, which, store in [("go on", 0, True), *steps]:
+            names = [*kept, "resp_unknown"]
+            name = names[which % len(names)]
+            url = f"{RESPONSES.url(endpoint)}/{name}"
+            alive = kept.get(name, False)
+            if what in ("go on", "refer", "odd"):
+                body = {**RESPONSES.plain, "store": store}
+                if what == "odd":
+                    body["previous_response_id"] = ["x", 3, "", name + "x"][which]
+                elif kept:
+                    body["previous_response_id"] = name
+                if what == "refer":
+                    body["input"] = [{"type": "item_reference", "id": name.replace("resp_", "msg_")}]
+                answer = client.post(RESPONSES.url(endpoint), json=body)
+                if answer.status_code == 200:
+                    assert what != "odd" and (alive or not kept)
+                    kept[RESPONSES.check_reply(answer.json()).id] = store
+                elif what == "go on":
+                    assert not alive
+            elif what == "delete":
+                answer = client.delete(url)
+                kept.update({name: False} if alive else {})
+            elif what == "cancel":
+                answer = client.post(url + "/cancel")
+                assert answer.status_code != 200
+            else:
+                answer = client.get(url + ("/input_items" if what == "items" else ""))
+            if what in ("get", "items", "delete"):
+                assert answer.status_code == (200 if alive else 404), answer.text
+            if answer.status_code != 200:
+                assert 400 <= answer.status_code < 500
+                RESPONSES.check_error(answer.json())
+    settled(session)
 
 
 @pytest.mark.parametrize(
