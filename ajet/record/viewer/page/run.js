@@ -120,6 +120,6 @@ function header(status, name, names) {
       ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}`,
       ` · held out ${number(status["validation/reward"])}`,
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
-      proof ? [" · ", badge(proof.ok ? "proven" : "proof failed", proof.ok ? "good" : "bad")] : null),
+      proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),
   ];
 }
