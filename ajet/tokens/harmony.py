@@ -66,7 +66,7 @@ class HarmonyParser:
             return None
         if not headed or not closed:
             self._open("content", "")
-            return []
+            return self._go_on(self._take(len(START))) if self._held.startswith(START) else []
         on = _ON.search(header)
         to = _TO.search(header)
         kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
@@ -126,4 +126,5 @@ def _may_head(text: str) -> bool:
     if _AGAIN.startswith(text):
         return True
     rest = text.removeprefix(_AGAIN).lstrip(" ")
-    return any(head.startswith(rest) or rest.startswith(head) for head in _HEADS)
+    begins = any(head.startswith(rest) or rest.startswith(head) for head in _HEADS)
+    return begins and END not in rest and START not in rest
