@@ -229,3 +229,22 @@ def test_shapes_are_read_from_the_files_heads(tmp_path: Path):
     assert embedding_shapes(tmp_path) == {"embedding": [7, 2]}
     (tmp_path / "model-1.safetensors").write_bytes(b"\xff" * 20)
     assert embedding_shapes(tmp_path) == {}
+
+
+def test_a_hub_model_is_looked_at_without_its_weights(tmp_path: Path, monkeypatch):
+    from huggingface_hub import constants
+
+    from ajet.engine.model_source import locate
+    from ajet.schema.errors import UserError
+
+    kept = tmp_path / "models--some--model"
+    snapshot = kept / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("0123")
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate("some/model", weights=False).folder == snapshot
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        locate("some/model")
