@@ -24,10 +24,11 @@ def view(
         str, typer.Option("--host", help="Other than loopback: needs the key that is printed.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
+    beside_run: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
     from ajet.run.view import view as look
 
     chosen = exp_dir if place is None else Path(place) if Path(place).is_dir() else exp_dir / place
-    return look(chosen.absolute(), host=host, port=port, browser=browser, file=html)
+    return look(chosen.absolute(), host=host, port=port, browser=browser, file=html, beside_run=beside_run)

@@ -44,7 +44,7 @@ def debug_run(parts: Parts, run: RunDirectory) -> list[Episode]:
         for episode in group.episodes:
             episodes.append(episode)
             show_episode(episode)
-    run.episodes.write(0, "debug", episodes)
+        run.episodes.write(0, "debug", group.episodes)
     log_formats(episodes, parts.experiment.ajet.context_tracker)
     metrics = episode_metrics(episodes, "debug")
     run.metrics.log(0, metrics)

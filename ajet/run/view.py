@@ -11,6 +11,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from ajet.record.console import console
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from ajet.record import RunDirectory
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.episode_page import Spell
@@ -26,8 +29,17 @@ if TYPE_CHECKING:
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def view(place: Path, *, host: str = "127.0.0.1", port: int = 0, browser: bool = True, file: Path | None = None) -> int:
-    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. Raises UserError."""
+def view(
+    place: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    browser: bool = True,
+    file: Path | None = None,
+    beside_run: bool = False,
+) -> int:
+    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. With `beside_run`
+    it ends when its standard input does: with the process that started it, however that ends. Raises UserError."""
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.library import Library
 
@@ -40,7 +52,7 @@ def view(place: Path, *, host: str = "127.0.0.1", port: int = 0, browser: bool =
         )
     views = Views(Library.of(place), spell_for)
     if file is None:
-        return _serve(views, host, port, browser)
+        return _serve(views, host, port, browser, beside_run)
     return _freeze(views, place, file)
 
 
@@ -63,7 +75,7 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
     return 0
 
 
-def _serve(views: Views, host: str, port: int, browser: bool) -> int:
+def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) -> int:
     import uvicorn
 
     from ajet.record.viewer.app import build_app
@@ -86,20 +98,28 @@ def _serve(views: Views, host: str, port: int, browser: bool) -> int:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/" + (f"?key={key}" if key else "")
     print(f"Viewer: {address}", flush=True)
-    if browser and _on_a_desktop():
+    if browser and not beside_run and _on_a_desktop():
         webbrowser.open(address)
     app = build_app(views, hosts=hosts, key=key)
-    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off")).run(sockets=[listener])
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    if beside_run:
+        threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
+    server.run(sockets=[listener])
     return 0
+
+
+def _end_with_input(server: uvicorn.Server) -> None:
+    sys.stdin.buffer.read()
+    server.should_exit = True
 
 
 def beside(run: RunDirectory) -> subprocess.Popen[bytes] | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
-    command = [sys.executable, "-m", "ajet.cli.launcher", "view", str(run.path), "--no-browser"]
+    command = [sys.executable, "-m", "ajet.cli.launcher", "view", str(run.path), "--beside-run"]
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
