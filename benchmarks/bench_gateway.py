@@ -20,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -281,7 +282,9 @@ def litellm_proxy(venv: Path, upstream: int) -> Any:
     config = {"model_list": [{"model_name": "scripted", "litellm_params": model}]}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.yaml").write_text(json.dumps(config))
+        key = f"sk-{secrets.token_hex(16)}"
         env = {**os.environ, "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
+        env["LITELLM_MASTER_KEY"] = key
         command = [str(venv / "bin/litellm"), "--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--num_workers", "1", "--telemetry", "False"]
         log = open(Path(folder) / "log", "w")  # noqa: SIM115
@@ -295,7 +298,7 @@ def litellm_proxy(venv: Path, upstream: int) -> Any:
                         if process.poll() is not None:
                             raise SystemExit((Path(folder) / "log").read_text()[-2000:]) from None
                         time.sleep(0.5)
-                yield process, {"port": port, "places": [{"path": "/v1/chat/completions", "key": "k"}] * 1000}
+                yield process, {"port": port, "places": [{"path": "/v1/chat/completions", "key": key}] * 1000}
             finally:
                 process.terminate()
                 process.wait(60)

@@ -47,8 +47,8 @@ class _Told:
     index: int
     agent: str
     thought: str
-    history: tuple[int, ...]
-    """Trie nodes of its messages, then of its reply."""
+    node: int
+    """Of its reply: the trie's way there is what was said."""
     root: int
     """Messages of the request that opened its conversation."""
 
@@ -74,12 +74,14 @@ class Conversations:
     """(parent node, message) -> node; node 0 is the empty conversation."""
     _keys: list[Key] = field(default_factory=lambda: [None])
     """Node -> its message."""
+    _before: list[int] = field(default_factory=lambda: [0])
+    """Node -> the node of the message before it."""
     _through: list[int] = field(default_factory=lambda: [-1])
     """Node -> the latest call whose prompt or reply reaches it."""
     _ends: dict[int, list[_Told]] = field(default_factory=dict)
     """Node of a reply -> the calls that gave it there, oldest first."""
-    _prompts: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
-    """Call -> the nodes of its messages, and how many messages opened its conversation."""
+    _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Call -> the node of its last message, and how many messages opened its conversation."""
     _latest: dict[str, _Told] = field(default_factory=dict)
     _replies: dict[str, set[Key]] = field(default_factory=dict)
 
@@ -103,20 +105,18 @@ class Conversations:
 
     def asked(self, index: int, match: Match) -> None:
         """Call `index` was made with the messages of `match`."""
-        path: list[int] = []
         node = 0
         for key in match.keys:
             node = self._reach(node, key, index)
-            path.append(node)
-        root = len(path) if match.extends is None else self._prompts[match.extends][1]
-        self._prompts[index] = (tuple(path), root)
+        root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
+        self._prompts[index] = (node, root)
 
     def told(self, index: int, agent: str, reply: Mapping[str, Any]) -> None:
         """Call `index` was answered with this message."""
         prompt, root = self._prompts[index]
         key = message_key(reply)
-        node = self._reach(prompt[-1] if prompt else 0, key, index)
-        told = _Told(index, agent, _thought(reply), (*prompt, node), root)
+        node = self._reach(prompt, key, index)
+        told = _Told(index, agent, _thought(reply), node, root)
         self._ends.setdefault(node, []).append(told)
         self._latest[agent] = told
         self._replies.setdefault(agent, set()).add(key)
@@ -126,9 +126,18 @@ class Conversations:
         if step is None:
             step = self._nodes[(node, key)] = len(self._keys)
             self._keys.append(key)
+            self._before.append(node)
             self._through.append(index)
         self._through[step] = index
         return step
+
+    def _way(self, node: int) -> list[int]:
+        """The nodes from the first message to this one."""
+        way: list[int] = []
+        while node:
+            way.append(node)
+            node = self._before[node]
+        return way[::-1]
 
     def _choose(self, node: int, agent: str, message: Mapping[str, Any]) -> _Told | None:
         thought = _thought(message)
@@ -143,18 +152,19 @@ class Conversations:
         latest = self._latest.get(agent)
         if latest is None:
             return None
+        history = self._way(latest.node)
         common = 0
-        for ours, theirs in zip(path, latest.history, strict=False):
+        for ours, theirs in zip(path, history, strict=False):
             if ours != theirs:
                 break
             common += 1
         quotes = not self._replies[agent].isdisjoint(keys)
         if not quotes and (common < latest.root or common == len(keys)):
             return None
-        said = {self._keys[node] for node in latest.history}
+        said = {self._keys[node] for node in history}
         put = keys[common] if common < len(keys) else None
         summary = isinstance(put, tuple) and put[0] != "assistant" and put not in said
-        return "compaction" if summary and len(keys) < len(latest.history) else "client_edit"
+        return "compaction" if summary and len(keys) < len(history) else "client_edit"
 
 
 def _thought(message: Mapping[str, Any]) -> str:

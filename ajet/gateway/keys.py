@@ -18,7 +18,7 @@ from ajet.gateway.turn import Refused
 if TYPE_CHECKING:
     from ajet.gateway.session import Grant
 
-_REMEMBERED = 20_000
+_REMEMBERED = 4096
 
 
 class Keys:
