@@ -90,13 +90,15 @@ def validation_sampling(experiment: Experiment) -> Sampling:
     )
 
 
-def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer | None:
-    """The run's renderer; None without a tokenizer (a chat engine renders for itself)."""
+def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer:
+    """The run's renderer."""
     from ajet.tokens import Renderer
 
-    if tokenizer is None:
-        return None
-    return Renderer(tokenizer, keep_thinking=settings.context_tracker.keep_thinking)
+    return Renderer(
+        tokenizer,
+        keep_thinking=settings.context_tracker.keep_thinking,
+        template_kwargs=settings.model.chat_template_kwargs,
+    )
 
 
 def open_gateway(experiment: Experiment, backbone: Backbone) -> Gateway:
@@ -111,7 +113,7 @@ def open_gateway(experiment: Experiment, backbone: Backbone) -> Gateway:
         engine = RoundEngine(engine)
     return Gateway(
         engine,
-        renderer_of(settings, backbone.tokenizer),
+        renderer_of(settings, backbone.tokenizer) if backbone.tokenizer is not None else None,
         host=settings.gateway.host,
         port=settings.gateway.port,
         advertise=settings.gateway.advertise,

@@ -65,12 +65,13 @@ def chat(
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:
     from ajet.engine.sampler import open_sampler
+    from ajet.run.assembly import renderer_of
 
     settings = experiment.ajet
     engine, tokenizer = open_sampler(settings)
     try:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        renderer = Renderer(tokenizer)
+        renderer = renderer_of(settings, tokenizer)
         for line in _lines(prompt):
             asyncio.run(_answer(engine, renderer, messages, line, settings))
     finally:

@@ -19,10 +19,9 @@ def dry_run(experiment: Experiment) -> None:
     """Resolve references, read one task, render one prompt, print the plan. Raises UserError for what is wrong."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.assembly import workflow_of
+    from ajet.run.assembly import renderer_of, workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
-    from ajet.tokens import Renderer
 
     experiment.require_ready()
     settings = experiment.ajet
@@ -47,7 +46,8 @@ def dry_run(experiment: Experiment) -> None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
         assert settings.model.path is not None, "require_ready asks for it"
-        rendered = Renderer(load_tokenizer(locate(settings.model.path, base=experiment.base))).render(messages)
+        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base))
+        rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("model", settings.model.path)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text}")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common

@@ -32,7 +32,7 @@ class StepProof:
 
     def __init__(self, settings: AjetConfig, backbone: Backbone) -> None:
         self._settings, self._backbone = settings, backbone
-        self._words = renderer_of(settings, backbone.tokenizer)
+        self._words = renderer_of(settings, backbone.tokenizer) if backbone.tokenizer is not None else None
 
     def metrics(self, episodes: Sequence[Episode], batch: TrainingBatch) -> dict[str, float]:
         """`proof/…` of the step, and `mismatch_kl` and `logprob_gap_max` where the update will not compare them: with

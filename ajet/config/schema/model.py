@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from ajet.config.schema.base import Section, key
 
@@ -17,4 +17,7 @@ class Model(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto", "Number format of the weights; auto is bfloat16 where the machine computes it well, float32 elsewhere."
+    )
+    chat_template_kwargs: dict[str, Any] = key(
+        {}, "Options of the model's chat template, such as `{enable_thinking: false}` (Qwen3)."
     )

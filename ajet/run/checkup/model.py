@@ -11,6 +11,7 @@ from ajet.schema.finding import Finding
 
 if TYPE_CHECKING:
     from ajet.config.schema import AjetConfig
+    from ajet.run.assembly import renderer_of
     from ajet.tokens import Renderer
 
 
@@ -26,7 +27,7 @@ def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Findi
         source = locate(path, base=base, weights=False)
         folder = folder_of(source)
         tokenizer = load_tokenizer(source)
-        renderer = Renderer(tokenizer, keep_thinking=bool(config and config.context_tracker.keep_thinking))
+        renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
     except UserError as error:
         return [Finding("model", "problem", error.what, error.do or error.expected)]
     told = _read(folder / "config.json")
