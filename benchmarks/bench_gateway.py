@@ -194,6 +194,10 @@ def serve_relay(pace: float) -> None:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        if scope["method"] != "POST":  # litellm asks for models when it starts
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
         asked = json.loads(body)
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
