@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker.packing import PackedRow, Tree
-from ajet.context_tracker.proof import WrongToken, at_position, first_difference, prompt_size
+from ajet.context_tracker.proof_findings import WrongToken, at_position, first_difference, prompt_size
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Ids, full_ids
 from ajet.schema.timeline import Timeline

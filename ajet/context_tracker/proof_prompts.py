@@ -13,7 +13,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet.context_tracker.matching import Conversations, Match
-from ajet.context_tracker.proof import Proof, TokenClass, WrongToken, at_position, first_difference, prompt_size
+from ajet.context_tracker.proof_findings import (
+    Proof,
+    TokenClass,
+    WrongToken,
+    at_position,
+    first_difference,
+    prompt_size,
+)
 from ajet.schema.call import Call, Ids, full_ids, prompt_ids
 from ajet.schema.errors import AjetError
 

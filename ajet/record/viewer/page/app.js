@@ -1,6 +1,7 @@
 // The router: an address after the # is a page; keys move and open.
 
 import { el } from "./dom.js";
+import { address } from "./address.js";
 import { frozenNote, isFrozen } from "./data.js";
 import { runsPage } from "./runs.js";
 import { runPage } from "./run.js";
@@ -13,12 +14,6 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 let leave = () => {};
 let drawn = 0;
-
-export function address(parts, query = {}) {
-  const search = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== undefined));
-  const tail = search.toString();
-  return `#/${parts.map(encodeURIComponent).join("/")}${tail ? `?${tail}` : ""}`;
-}
 
 function here() {
   const [path, tail] = location.hash.replace(/^#\/?/, "").split("?");

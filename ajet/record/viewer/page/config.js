@@ -2,7 +2,7 @@
 
 import { badge, el, spelled } from "./dom.js";
 import { get, isFrozen, path } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 
 export async function configPage(run, context) {
   const other = context.query.with?.split(",")[0] ?? "";

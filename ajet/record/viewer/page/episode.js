@@ -2,7 +2,7 @@
 
 import { badge, el, number, prose, rewardBadge, seconds, spelled } from "./dom.js";
 import { get, isFrozen, path, rawLink } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 import { transcript } from "./transcript.js";
 import { tree, waterfall } from "./tree.js";
 import { tokenView } from "./tokens.js";

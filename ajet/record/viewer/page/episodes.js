@@ -2,7 +2,7 @@
 
 import { badge, el, number, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 
 const COLUMNS = [
   ["step", "step"], ["split", "split"], ["task", "task"], ["repeat", "try"], ["status", "outcome"], ["reward", "reward"],

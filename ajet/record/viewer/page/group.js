@@ -2,7 +2,7 @@
 
 import { badge, el, number, prose, rewardBadge, spelled } from "./dom.js";
 import { get, path } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 
 export async function groupPage(run, context) {
   const { step, split, task } = context.query;

@@ -2,7 +2,7 @@
 
 import { ago, badge, el, number, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 import { Chart, curvesOf } from "./charts.js";
 import { stateKind } from "./runs.js";
 

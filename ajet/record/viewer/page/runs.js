@@ -2,7 +2,7 @@
 
 import { ago, badge, el, number, spelled } from "./dom.js";
 import { get } from "./data.js";
-import { address } from "./app.js";
+import { address } from "./address.js";
 
 export const stateKind = (state) => ({ running: "live", finished: "good", failed: "bad", stopped: "bad" })[state] ?? "mute";
 
