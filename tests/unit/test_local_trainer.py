@@ -331,3 +331,18 @@ def test_a_disk_that_fills_is_an_error_that_says_so(tmp_path, limit):
         signal.signal(signal.SIGXFSZ, handler)
     assert is_full(raised.value, tmp_path)
     assert trainer.update(TrainingBatch(1, random_samples()))["steps_skipped"] == 0, "training can go on"
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_what_an_engine_with_its_own_weights_gets_is_the_policy(rank):
+    trainer = Trainer(tiny_llama(), config_of(lora__rank=rank, optim__lr=0.05))
+    trainer.update(TrainingBatch(1, random_samples()))
+    plain = tiny_llama()
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    handed = dict(trainer.policy.changed())
+    assert set(handed) <= set(before) and any(not torch.equal(handed[name], before[name]) for name in handed)
+    plain.load_state_dict({**before, **handed})
+    sample = random_samples()[0]
+    (found,) = trainer.logprobs([sample])
+    expected = plain_logprobs(plain, sample)
+    assert np.abs(found[sample.timeline.mask] - expected.detach().numpy()).max() < 1e-4
