@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ajet.cli.options import BackboneChoice, Conf, Overrides
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 
 
 @app.command("show")
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Print the whole config, resolved; without --conf the defaults."""
+    """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
     from ajet.cli.opened import opened
 
-    text = opened(conf, backbone, overrides).resolved_yaml()
+    experiment = opened(conf, backbone, overrides)
+    text = experiment.resolved_yaml()
+    if experiment.ajet.backbone == "verl":
+        text += _for_verl(experiment)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -52,7 +58,22 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     if conf is None:
         raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
     experiment = opened(conf, backbone, overrides)
-    experiment.require_ready()
+    experiment.require_ready(launching=False)
     for key, reason in experiment.ignored:
         typer.echo(f"ignored: {key} ({reason})")
+    on_verl = experiment.ajet.backbone == "verl"
+    if on_verl:
+        from ajet.backbone.verl import verl_settings
+
+        verl_settings(experiment)
     typer.echo(f"{conf} is valid.")
+    if on_verl:
+        typer.echo("So is what verl gets from it, but this version does not train on verl yet; local does.")
+
+
+def _for_verl(experiment: Experiment) -> str:
+    from ajet.backbone.verl import verl_settings
+    from ajet.config.document import dump_yaml
+    from ajet.config.verl import VERL_VERSION, shown
+
+    return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(shown(experiment, verl_settings(experiment)))

@@ -69,7 +69,9 @@ class Layers:
 
 
 def backbone_layer(backbone: str) -> str | None:
-    """The config name of a backbone's layer; debug has none."""
+    """The config name of a backbone's layer of `ajet` keys; debug has none, verl's only reads them."""
+    if backbone == "verl":
+        return None
     name = f"{backbone}/{backbone}_default"
     return name if (default_config() / f"{name}.yaml").is_file() else None
 

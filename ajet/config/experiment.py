@@ -66,10 +66,10 @@ class Experiment:
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
-    def require_ready(self, *, serving: bool = False) -> None:
+    def require_ready(self, *, serving: bool = False, launching: bool = True) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
-        `serving`: agents and tasks may come from outside."""
-        require_ready(self.ajet, self.layers, str(self.yaml_path), serving=serving)
+        `serving`: agents and tasks may come from outside. Not `launching`: verl's layer is looked at, no more."""
+        require_ready(self.ajet, self.layers, str(self.yaml_path), serving=serving, launching=launching)
 
     @property
     def names_tasks(self) -> bool:
@@ -90,7 +90,7 @@ class Experiment:
     def training_relevant(self) -> dict[str, Any]:
         """The flat settings in which two runs must agree for one to continue the other: without names, logging,
         debugging, the gateway, places of runs, and how often things are saved or validated."""
-        settled = self._settled()
+        settled = self.settled()
         flat: dict[str, Any] = {}
         for path, _, notes in walk(AjetConfig):
             if notes.get("training", True) and self._bears(path):
@@ -109,7 +109,7 @@ class Experiment:
 
     def _effective(self) -> dict[str, Any]:
         """The settled config without keys that are accepted and ignored."""
-        tree = self._settled()
+        tree = self.settled()
         for path, _, notes in walk(AjetConfig):
             if "ignored" in notes:
                 del _at(tree, path[:-1])[path[-1]]
@@ -122,11 +122,13 @@ class Experiment:
             return path[1] == reader
         if path[:2] == ("rollout", "endpoint"):
             return self.ajet.rollout.engine == "endpoint"
+        if path == ("trainer_common", "strategy"):
+            return self.ajet.backbone == "verl"
         if path[:2] == ("task_judge", "rubrics_auto_grader"):
             return self.ajet.task_judge.judge_type == "rubrics_auto_grader"
         return True
 
-    def _settled(self) -> dict[str, Any]:
+    def settled(self) -> dict[str, Any]:
         """The typed config as plain values in which nothing depends on the YAML's name or place."""
         tree = _plain(self.ajet.model_dump())
         tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))

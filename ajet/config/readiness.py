@@ -50,9 +50,18 @@ def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
     return [(f"task_reader.{reader.type}.{name}", value, meaning)]
 
 
-def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
-    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing."""
+_OF_VERL = (("backbone",), ("trainer_common", "mode"))
+"""What verl's layer takes although no run can have it yet."""
+
+
+def require_ready(
+    config: AjetConfig, layers: Layers, where: str, *, serving: bool = False, launching: bool = True
+) -> None:
+    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing. Not
+    `launching`: what only the verl backbone lacks is no reason."""
     for path, _, notes in walk(AjetConfig):
+        if not launching and config.backbone == "verl" and path in _OF_VERL:
+            continue
         chosen = value_at(config, path)
         for value, sentence in notes.get("later", ()):
             if chosen == value:

@@ -34,7 +34,7 @@ def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
         known = {problem.where for problem in problems}
         problems += [problem for problem in _explained(error, layers) if problem.where not in known]
     if problems:
-        raise _together(problems)
+        raise together(problems)
     return config
 
 
@@ -114,7 +114,7 @@ def _shown(path: Sequence[Any]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def _together(problems: list[ConfigError]) -> ConfigError:
+def together(problems: list[ConfigError]) -> ConfigError:
     """One error for all: the first as it is when it is alone, a list otherwise."""
     if len(problems) == 1:
         return problems[0]

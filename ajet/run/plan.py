@@ -23,8 +23,12 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
-    experiment.require_ready()
+    experiment.require_ready(launching=False)
     settings = experiment.ajet
+    if settings.backbone == "verl":
+        from ajet.backbone.verl import verl_settings
+
+        verl_settings(experiment)
     workflow_of(experiment)
     reader = open_reader(experiment)
     open_judge(experiment, reader_judge=reader.judge)
@@ -56,3 +60,5 @@ def dry_run(experiment: Experiment) -> None:
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)
     console.print("Nothing was started (--dry-run).")
+    if settings.backbone == "verl":
+        console.print("This version checks a config for verl; it does not train on verl yet.")

@@ -109,6 +109,9 @@ class Rollout(Section):
     tensor_model_parallel_size: int = key(
         1, "GPUs that one engine is split over (verl and trinity).", training=False, ge=1
     )
+    gpu_memory_utilization: float = key(
+        0.5, "Part of each GPU's memory that the engine takes for weights and cache (verl).", training=False, gt=0, le=1
+    )
     n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
     name: Literal["vllm", "sglang"] = key("vllm", "Engine of the verl and trinity backbones.", training=False)
     mode: Any = key(None, "Accepted, ignored.", ignored="requests are always asynchronous")

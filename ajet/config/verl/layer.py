@@ -1,0 +1,211 @@
+"""Composition of verl's config: verl's own defaults, our layers, the user's sections.
+
+Invariant: later layers win; the answer is fully resolved and holds nothing but verl's root names; neither verl nor ray
+is imported: `pkg://verl.trainer.config` is read at the place where the package lies, since importing the package to
+find its YAML files takes a quarter of a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from difflib import get_close_matches
+from importlib import metadata, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.locations import default_config
+from ajet.config.resolution import HIDDEN, is_secret
+from ajet.config.shapes import BACKBONE_ROOTS
+from ajet.config.verl.limits import ModelLimits
+from ajet.config.verl.refusals import refuse
+from ajet.config.verl.resolvers import register
+from ajet.schema.errors import ConfigError, MissingExtra, UserError
+
+if TYPE_CHECKING:
+    from ajet.config.experiment import Experiment
+
+VERL_VERSION = "0.9.1"
+"""The version whose config files the layers fit."""
+ROOTS = (
+    "model_engine", "actor_rollout_ref", "data", "critic", "custom_reward_function", "reward_model", "sandbox_fusion",
+    "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler", "skip", "ray_kwargs",
+)  # fmt: skip
+"""The root names of verl's config."""
+TOP_LEVEL = tuple(name for name in BACKBONE_ROOTS if name in ROOTS)
+"""Those that may also stand at the top level of a YAML."""
+
+
+def verl_config(
+    experiment: Experiment,
+    *,
+    model: ModelLimits | None = None,
+    model_folder: Path | None = None,
+    run_folder: Path | None = None,
+) -> dict[str, Any]:
+    """The config that verl's trainer gets.
+
+    model: what is known of the model. model_folder: where it lies, if `model.path` is no path or name that verl could
+    load. run_folder: the run directory; without it, the one that a first run would have. Raises ConfigError for
+    settings that verl would refuse, MissingExtra without verl, UserError for another version of it.
+    """
+    from omegaconf import OmegaConf
+
+    register()
+    ajet = _ajet_node(experiment, model_folder, run_folder)
+    folder = _config_folder()
+    layers = [*_own_layers(experiment, ajet), _users(experiment)]
+    if folder is not None:
+        layers.insert(0, _verls_defaults(folder, experiment.ajet.trainer_common.strategy))
+    with _explaining(experiment):
+        tree: Any = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
+        refuse(experiment, tree, model or ModelLimits())
+        if folder is None:
+            raise MissingExtra("verl", "verl", needed_for="The verl backbone")
+        resolved: Any = OmegaConf.to_container(tree, resolve=True)
+    return {name: resolved[name] for name in ROOTS}
+
+
+def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `verl_config`'s answer that may be printed: without values of secret names or of the environment."""
+    tree = deepcopy(tree)
+    users = _merged_sections(experiment)
+
+    def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
+        if isinstance(node, dict):
+            at = written if isinstance(written, dict) else {}
+            return {name: cleaned(value, at.get(name), (*path, name)) for name, value in node.items()}
+        if isinstance(written, str) and "oc.env" in written:
+            return written
+        return HIDDEN if is_secret(path) and isinstance(node, str) and node else node
+
+    return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}
+
+
+def _ajet_node(experiment: Experiment, model_folder: Path | None, run_folder: Path | None) -> dict[str, Any]:
+    """The typed node with nothing left that depends on the YAML's name or place."""
+    node = experiment.settled()
+    if model_folder is not None:
+        node["model"]["path"] = str(model_folder)
+    if run_folder is not None:
+        node.update(experiment_dir=str(run_folder.parent), experiment_name=run_folder.name)
+    folder = node["trainer_common"]["checkpoint_base_dir"]
+    if folder:
+        node["trainer_common"]["checkpoint_base_dir"] = str(Path(folder).expanduser().absolute())
+    return node
+
+
+def _own_layers(experiment: Experiment, ajet: dict[str, Any]) -> list[Any]:
+    from omegaconf import OmegaConf
+
+    trainer = experiment.ajet.trainer_common
+    names = ["verl_default", "verl_megatron" if trainer.strategy == "megatron" else "verl_fsdp"]
+    if trainer.device == "cpu":
+        names.append("verl_cpu")
+    return [{"ajet": ajet}, *(OmegaConf.load(default_config() / "verl" / f"{name}.yaml") for name in names)]
+
+
+def _users(experiment: Experiment) -> dict[str, Any]:
+    """The user's own sections (for interpolations alone, and where verl has no such root) below verl's own."""
+    sections = {name: value for name, value in experiment.sections.items() if name not in ROOTS}
+    return {**sections, **_merged_sections(experiment)}
+
+
+def _merged_sections(experiment: Experiment) -> dict[str, Any]:
+    """`verl:` and the top-level names as one tree. Raises ConfigError for a key that both set, to different values."""
+    over = experiment.backbone_overrides
+    verl = over.get("verl", {})
+    for name in ("verl", *TOP_LEVEL):
+        if not isinstance(over.get(name, {}), dict):
+            raise ConfigError(
+                f"`{name}` is {over[name]!r}.",
+                where=experiment.layers.where((name,), value=True),
+                expected="a mapping of verl's own keys",
+            )
+    for name in verl:
+        if name not in ROOTS:
+            near = get_close_matches(str(name), ROOTS, 1)
+            raise ConfigError(
+                f"verl has no root name {name!r}.",
+                where=experiment.layers.where(("verl", name)),
+                expected=", ".join(ROOTS),
+                do=f"did you mean verl.{near[0]}?" if near else "",
+            )
+    merged = deepcopy(verl)
+    for name in TOP_LEVEL:
+        if name in over:
+            merged[name] = _joined(merged.get(name, {}), over[name], (name,), experiment)
+    return merged
+
+
+def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = {name: _joined(one[name], other[name], (*path, name), experiment) for name in one if name in other}
+        return {**one, **other, **both}
+    if one == other:
+        return one
+    key = ".".join(path)
+    raise ConfigError(
+        f"{key} is {other!r} and verl.{key} is {one!r}.",
+        where=f"{experiment.layers.where(path, value=True)} and {experiment.layers.where(('verl', *path), value=True)}",
+        expected="one of the two",
+    )
+
+
+def _verls_defaults(folder: Path, strategy: str) -> Any:
+    """verl's `ppo_trainer`, as Hydra composes it for the chosen engine, with its interpolations."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    engine = "megatron" if strategy == "megatron" else "dp"
+    with _own_hydra(), hydra.initialize_config_dir(str(folder), job_name="ajet", version_base="1.3"):
+        composed = hydra.compose("ppo_trainer", overrides=[f"model_engine={engine}"])
+    return OmegaConf.to_container(composed, resolve=False)
+
+
+def _config_folder() -> Path | None:
+    """`verl/trainer/config`; None where verl is not installed. Raises UserError for another version."""
+    spec = util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    place, installed = Path(next(iter(spec.submodule_search_locations))), metadata.version("verl")
+    if installed != VERL_VERSION:
+        raise UserError(
+            f"verl {installed} is installed.",
+            where=str(place),
+            expected=f"verl {VERL_VERSION}: its config differs from version to version",
+            do='pip install "ajet[verl]"',
+        )
+    return place / "trainer" / "config"
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    from hydra.core.global_hydra import GlobalHydra
+
+    earlier = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = earlier
+
+
+@contextmanager
+def _explaining(experiment: Experiment) -> Iterator[None]:
+    """What OmegaConf refuses within, as a ConfigError that names the place where the key is one of the user's."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "").replace("[", ".").replace("]", "")
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        layers = experiment.layers
+        said = [place for place in (path, ("verl", *path)) if key and layers.winner(place) is not None]
+        raise ConfigError(
+            f"The config of verl does not compose: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
+            where=layers.where(said[-1], value=True) if said else str(experiment.yaml_path),
+            expected="values and interpolations of keys that exist",
+        ) from error

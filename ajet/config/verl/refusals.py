@@ -1,0 +1,384 @@
+"""What verl would refuse after minutes of starting, refused at once, in the user's names.
+
+Invariant: a rule reads effective values (the user's `verl:` section included) and answers every problem it sees, each
+with the keys that the user knows and the place where they were set; all are reported together. Nothing of verl is
+needed: each rule says where verl has its own check, and a test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ajet.config.validate import together
+from ajet.config.verl.effective import ACTOR, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet.config.verl.limits import ModelLimits
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ajet.config.experiment import Experiment
+
+VLLM_LARGEST_LORA_RANK = 512
+
+
+def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits) -> None:
+    """Raises ConfigError that names every setting that verl would not take. `tree`: our layers and the user's, over
+    verl's own where that is installed."""
+    settings = Settings(experiment, tree, model)
+    problems = [problem for rule in RULES for problem in rule(settings)]
+    if problems:
+        raise together(problems)
+
+
+_TP = "rollout.tensor_model_parallel_size"
+
+
+def _machines(s: Settings) -> Iterator[ConfigError]:
+    device, ours = s.value("trainer.device"), f"{TRAINER}.device"
+    if device not in ("cuda", "npu", "cpu"):
+        yield s.problem(
+            f"verl does not train on {device!r}.", "trainer.device", ours, expected="auto, cuda, npu or cpu"
+        )
+    if s.gpus < 1:
+        key = f"{TRAINER}.n_gpus_per_node"
+        yield s.problem("There is no GPU to train on.", "trainer.n_gpus_per_node", key, expected="at least 1")
+    if device != "cpu":
+        return
+    if s.megatron or s.ajet.trainer_common.strategy == "megatron":
+        yield s.problem("Megatron needs GPUs.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2 with device: cpu")
+    if s.value(f"{ROLLOUT}.name") == "sglang":
+        yield s.problem(
+            "sglang needs GPUs.", f"{ROLLOUT}.name", "rollout.name", expected="vllm, which has a version for CPUs"
+        )
+
+
+def _strategy(s: Settings) -> Iterator[ConfigError]:
+    """verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig."""
+    chosen, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
+    if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (chosen == "megatron"):
+        yield s.problem(
+            f"verl's strategy is {effective!r} where ajet.trainer_common.strategy is {chosen}: their sections differ.",
+            f"{ACTOR}.strategy",
+            f"{TRAINER}.strategy",
+            expected="ajet.trainer_common.strategy: fsdp, fsdp2 or megatron, and no other under verl",
+        )
+    if chosen == "megatron":
+        if s.ajet.trainer_common.ulysses_sequence_parallel_size > 1:
+            yield s.problem(
+                "Megatron does not split sequences the way of Ulysses.",
+                "",
+                ULYSSES[1],
+                expected="1 with strategy: megatron",
+                do="use ajet.trainer_common.megatron.context_parallel_size",
+            )
+        if s.ajet.model.dtype == "float32":
+            yield s.problem(
+                "verl trains in bfloat16 with Megatron.", "", "model.dtype", expected="auto or bfloat16, or an FSDP"
+            )
+        return
+    for verl, ours in MEGATRON_SIZES:
+        name = ours.rpartition(".")[2]
+        if getattr(s.ajet.trainer_common.megatron, name) > 1:
+            fsdp = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
+            yield s.problem(
+                f"{s.name(verl, ours)} splits the model over GPUs, which {chosen} does not do.",
+                verl,
+                ours,
+                expected=f"1, or strategy: megatron{fsdp}",
+            )
+
+
+def _batch(s: Settings) -> Iterator[ConfigError]:
+    """verl: ActorConfig.validate, TrainingWorker.train_mini_batch, PPOTrainer._balance_batch (which pads)."""
+    batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
+    key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
+    ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
+    own = s.name(key) != ""
+    if not own and batch % trainer.mini_batch_num:
+        yield s.problem(
+            f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
+            "(ajet.trainer_common.mini_batch_num).",
+            "data.train_batch_size",
+            *ours,
+            expected="a multiple",
+        )
+        return
+    mini = s.count(key)
+    if mini < 1 or batch % mini:
+        yield s.problem(
+            f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
+            key,
+            *ours,
+            expected="a multiple",
+        )
+        return
+    episodes, ranks = mini * s.count(f"{ROLLOUT}.n"), s.gpus // s.model_parallel
+    if ranks and s.gpus % s.model_parallel == 0 and episodes % ranks:
+        split = f", {s.model_parallel} to a copy" if s.model_parallel > 1 else ""
+        yield s.problem(
+            f"A mini-batch has {episodes} episodes ({mini} tasks × {s.name(f'{ROLLOUT}.n', 'rollout.num_repeat')}), "
+            f"which can't be dealt out to {ranks} copies of the model ({s.gpus} GPUs{split}).",
+            key,
+            *ours,
+            expected=f"a multiple of {ranks}",
+            do="change ajet.data.train_batch_size, ajet.trainer_common.mini_batch_num or the number of GPUs",
+        )
+
+
+def _fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
+    """verl: ActorConfig.__post_init__ and .validate, validate_config. Only without micro-batches by tokens."""
+    if s.value(f"{ACTOR}.use_dynamic_bsz", True):
+        return
+    needed = [
+        (f"{ACTOR}.ppo_micro_batch_size", True),
+        (f"{ROLLOUT}.log_prob_micro_batch_size", True),
+        ("actor_rollout_ref.ref.log_prob_micro_batch_size", _has_reference(s)),
+    ]
+    for key, wanted in needed:
+        total, each = s.value(key), s.value(f"{key}_per_gpu")
+        if wanted and (total is None) == (each is None):
+            yield s.problem(
+                f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
+                f"{ACTOR}.use_dynamic_bsz",
+                f"{TRAINER}.micro_batch_tokens",
+                expected="one of the two, or use_dynamic_bsz: true, which counts tokens",
+            )
+    total, mini = s.value(f"{ACTOR}.ppo_micro_batch_size"), s.count(f"{ACTOR}.ppo_mini_batch_size")
+    if total is not None and mini % int(total):
+        yield s.problem(
+            f"A mini-batch of {mini} is no multiple of ppo_micro_batch_size, {total}.", f"{ACTOR}.ppo_micro_batch_size"
+        )
+    elif total is not None and int(total) * s.count(ULYSSES[0]) < s.gpus:
+        yield s.problem(
+            f"ppo_micro_batch_size, {total}, leaves some of {s.gpus} GPUs without work.",
+            f"{ACTOR}.ppo_micro_batch_size",
+        )
+    rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
+    if s.megatron:
+        parts = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    if parts and rows % parts:
+        yield s.problem(
+            f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {parts}.",
+            "data.train_batch_size",
+            "data.train_batch_size",
+        )
+
+
+def _has_reference(s: Settings) -> bool:
+    return bool(s.value(f"{ACTOR}.use_kl_loss") or s.value("algorithm.use_kl_in_reward"))
+
+
+def _parallel(s: Settings) -> Iterator[ConfigError]:
+    """verl: FSDPEngine._init_device_mesh, validate_config (Megatron), Megatron's own initialize_model_parallel."""
+    sizes = MEGATRON_SIZES[:3] if s.megatron else (ULYSSES,)
+    names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
+    if s.gpus % s.model_parallel:
+        verl, ours = sizes[0]
+        yield s.problem(
+            f"{s.gpus} GPUs can't be dealt out to groups of {s.model_parallel} ({names}).",
+            verl,
+            ours,
+            expected=f"a divisor of {s.gpus}",
+        )
+    verl, ours = MEGATRON_SIZES[3]
+    pipeline, experts = s.count(MEGATRON_SIZES[1][0]), s.count(verl)
+    if s.megatron and experts > 1:
+        tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
+        if s.gpus % (experts * tensor * pipeline):
+            yield s.problem(
+                f"{s.gpus} GPUs can't be dealt out to groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
+                "tensor × pipeline parallel).",
+                verl,
+                ours,
+                expected=f"a divisor of {s.gpus}",
+            )
+        if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
+            yield s.problem(
+                f"The model has {s.model.experts or 'no'} experts, which can't be dealt out to {experts} GPUs.",
+                verl,
+                ours,
+            )
+    heads = s.model.heads
+    for verl, ours in (ULYSSES, MEGATRON_SIZES[0], (f"{ROLLOUT}.tensor_model_parallel_size", _TP)):
+        if heads is not None and heads % s.count(verl):
+            yield s.problem(
+                f"The model's {heads} attention heads can't be split over {s.count(verl)} GPUs ({s.name(verl, ours)}).",
+                verl,
+                ours,
+                expected=f"a divisor of {heads}",
+            )
+
+
+def _engine(s: Settings) -> Iterator[ConfigError]:
+    """verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's SchedulerConfig."""
+    tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
+    key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
+    if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
+        yield s.problem("verl's engines have no pipeline parallel.", f"{ROLLOUT}.pipeline_model_parallel_size")
+    experts = s.count(f"{ROLLOUT}.expert_parallel_size")
+    if experts > 1 and experts != one:
+        yield s.problem(
+            f"The engine's expert_parallel_size is {experts}.", f"{ROLLOUT}.expert_parallel_size", expected=f"{one}"
+        )
+    per_node = s.count("trainer.n_gpus_per_node")
+    if s.value("trainer.v1.trainer_mode") != "separate_async" and s.gpus % one:
+        yield s.problem(
+            f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
+            key,
+            _TP,
+            expected=f"a divisor of {s.gpus}",
+        )
+    elif per_node and one % min(per_node, one):
+        yield s.problem(
+            f"An engine of {one} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
+            key,
+            _TP,
+            expected=f"a divisor or a multiple of {per_node}",
+        )
+    sequences, tokens = s.count(f"{ROLLOUT}.max_num_seqs"), s.count(f"{ROLLOUT}.max_num_batched_tokens", 8192)
+    if s.value(f"{ROLLOUT}.name") == "vllm" and sequences > tokens:
+        yield s.problem(
+            f"{sequences} sequences at a time get no token each of a pass of {tokens}.",
+            f"{ROLLOUT}.max_num_seqs",
+            "rollout.max_num_seqs",
+            expected=f"at most {tokens}, or a larger verl.{ROLLOUT}.max_num_batched_tokens",
+        )
+    memory = float(s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5))
+    if not 0 < memory <= 1:
+        yield s.problem(
+            f"The engine's part of the GPU's memory is {memory}.",
+            f"{ROLLOUT}.gpu_memory_utilization",
+            "rollout.gpu_memory_utilization",
+            expected="above 0, at most 1",
+        )
+
+
+def _lengths(s: Settings) -> Iterator[ConfigError]:
+    """verl: vLLMHttpServer._validate_configs and .generate, rearrange_micro_batches."""
+    prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
+    key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
+    if s.model.positions is not None and longest > s.model.positions:
+        yield s.problem(
+            f"{s.name(key, ours)} is {longest}, and the model takes {s.model.positions} tokens.",
+            key,
+            ours,
+            expected=f"at most {s.model.positions}",
+        )
+    if prompt >= longest:
+        yield s.problem(
+            f"A prompt of {prompt} tokens ({s.name('data.max_prompt_length', 'data.max_prompt_length')}) leaves no "
+            f"room for a reply in {longest} ({s.name(key, ours)}).",
+            "data.max_prompt_length",
+            "data.max_prompt_length",
+            expected=f"less than {longest}",
+        )
+    split = s.count(MEGATRON_SIZES[2][0] if s.megatron else ULYSSES[0])
+    budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if s.value(f"{ACTOR}.use_dynamic_bsz", True) and s.count(budget, longest) * split < longest:
+        yield s.problem(
+            f"A pass of {s.value(budget)} tokens on each of {split} GPU(s) holds no sequence of {longest} tokens.",
+            budget,
+            f"{TRAINER}.micro_batch_tokens",
+            expected=f"at least {-(-longest // split)}",
+        )
+
+
+def _sampling(s: Settings) -> Iterator[ConfigError]:
+    """verl divides the logits by the temperature (and validate_config refuses 0 with val_kwargs.do_sample)."""
+    if float(s.value(f"{ROLLOUT}.temperature", 1.0)) <= 0:
+        yield s.problem(
+            "Replies that are drawn at temperature 0 have no probabilities to train on.",
+            f"{ROLLOUT}.temperature",
+            "rollout.temperature",
+            expected="above 0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
+        )
+    if s.ajet.rollout.enable_oversample:
+        yield s.problem(
+            "verl plays the groups that a batch needs, not more.", "", "rollout.enable_oversample", expected="false"
+        )
+    if s.ajet.rollout.deterministic:
+        yield s.problem(
+            "verl's engines do not admit requests in rounds.",
+            "",
+            "rollout.deterministic",
+            expected="false, or --backbone local",
+        )
+
+
+def _learning(s: Settings) -> Iterator[ConfigError]:
+    """verl: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler, get_vllm_max_lora_rank."""
+    schedule = s.value(f"{ACTOR}.optim.lr_scheduler_type")
+    if not s.megatron and schedule not in (None, "constant", "cosine"):
+        yield s.problem(
+            f"verl's FSDP has no {schedule} schedule of the learning rate.",
+            f"{ACTOR}.optim.lr_scheduler_type",
+            f"{TRAINER}.optim.lr_schedule",
+            expected="constant or cosine (megatron has linear, too)",
+        )
+    key = "actor_rollout_ref.model." + ("lora.rank" if s.megatron else "lora_rank")
+    rank = s.count(key, 0)
+    if rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
+        yield s.problem(
+            f"vLLM takes no adapters of rank {rank}.",
+            key,
+            f"{TRAINER}.lora.rank",
+            expected=f"at most {VLLM_LARGEST_LORA_RANK}",
+        )
+    if s.ajet.trainer_common.lora.alpha % 1:
+        yield s.problem(
+            f"verl's LoRA takes no alpha of {s.ajet.trainer_common.lora.alpha}.",
+            "",
+            f"{TRAINER}.lora.alpha",
+            expected="a whole number",
+        )
+    if (s.ajet.model.path or "").endswith(".gguf"):
+        yield s.problem(
+            "verl loads no .gguf file.",
+            "",
+            "model.path",
+            expected="a folder in Hugging Face layout, or a name on the hub",
+        )
+
+
+def _modes(s: Settings) -> Iterator[ConfigError]:
+    """verl: PPOTrainerSeparateAsync.__init__, PPOTrainer._load_checkpoint."""
+    path = s.value("trainer.resume_from_path")
+    if s.value("trainer.resume_mode") == "resume_path" and "global_step_" not in str(path):
+        yield s.problem(
+            f"{path} is no checkpoint of verl.",
+            "trainer.resume_from_path",
+            f"{TRAINER}.resume",
+            expected="auto, never, or the path of a folder global_step_N",
+        )
+    if s.value("trainer.v1.trainer_mode") != "separate_async":
+        return
+    if s.value(f"{ROLLOUT}.nnodes", 0) < 1:
+        yield s.problem(
+            "separate_async needs machines of its own for the engines.",
+            f"{ROLLOUT}.nnodes",
+            f"{TRAINER}.mode",
+            expected=f"their number in verl.{ROLLOUT}.nnodes",
+        )
+    if s.value(f"{ROLLOUT}.checkpoint_engine.backend", "naive") == "naive":
+        yield s.problem(
+            "separate_async needs a way to send weights to other machines.",
+            f"{ROLLOUT}.checkpoint_engine.backend",
+            f"{TRAINER}.mode",
+            expected=f"nccl, nixl or the like in verl.{ROLLOUT}.checkpoint_engine.backend",
+        )
+    steps, batch = s.count("trainer.v1.separate_async.parameter_sync_step"), s.count("data.train_batch_size")
+    own = s.name("trainer.v1.separate_async.parameter_sync_step") or s.name(f"{ACTOR}.ppo_mini_batch_size")
+    if own and batch != steps * s.count(f"{ACTOR}.ppo_mini_batch_size"):
+        yield s.problem(
+            f"In separate_async {batch} tasks must be {steps} mini-batches, one to each sending of weights.",
+            own.removeprefix("verl."),
+            f"{TRAINER}.mini_batch_num",
+            do="set ajet.trainer_common.mini_batch_num alone",
+        )
+
+
+RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
+    _machines, _strategy, _batch, _fixed_micro_batches, _parallel, _engine, _lengths, _sampling, _learning, _modes,
+)  # fmt: skip
