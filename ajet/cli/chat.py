@@ -19,9 +19,7 @@ def chat(
         Optional[str],  # noqa: UP045
         typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
     ] = None,
-    agent: Annotated[
-        bool, typer.Option("--agent", help="Through the run's own workflow and its tools.")
-    ] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="Through the run's own workflow and its tools.")] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Talk to the model that a run has tuned."""
