@@ -16,7 +16,7 @@ HEAVY = ("torch", "transformers", "ray", "datasets", "hydra")
 """What `import ajet.ROOM` must not load."""
 LAZY = ("transformers", "datasets", "hydra", "peft", "accelerate", "gguf", "matplotlib", "tensorboard")
 """Imported inside functions only: they are slow, or optional."""
-NAMED = ("ray", "verl", "trinity", "pymongo", "mcp", "aworld", "agentscope")
+NAMED = ("ray", "verl", "vllm", "trinity", "pymongo", "mcp", "aworld", "agentscope")
 """Imported only in a file or folder that bears the name."""
 
 
