@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def episode_page(episode: Episode) -> dict[str, Any]:
         "ended": episode.ended,
         "advantage": episode.advantage,
         "task": plain(episode.task),
-        "verdict": plain(vars_of(episode.verdict)),
-        "failure": plain(vars_of(episode.failure)),
+        "verdict": asdict(episode.verdict) if episode.verdict else None,
+        "failure": asdict(episode.failure) if episode.failure else None,
         "checks": episode.checks,
         "untrained": dict(episode.untrained),
         "metadata": plain(episode.metadata),
@@ -66,11 +67,6 @@ def episode_page(episode: Episode) -> dict[str, Any]:
             {"leaf": line.leaf, "agent": line.agent, "length": len(line.ids), "trained": line.sampled} for line in lines
         ],
     }
-
-
-def vars_of(value: Any) -> dict[str, Any] | None:
-    """A dataclass's fields; None for None."""
-    return None if value is None else {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _call(call: Call) -> dict[str, Any]:
