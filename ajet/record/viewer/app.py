@@ -137,13 +137,13 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return refused
             try:
                 found = await run_in_threadpool(work, request)
+                return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
             except (Missing, OSError) as error:
                 return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
             except BadFilter as error:
                 return _told(400, str(error))
             except (UserError, KeyError, TypeError, ValueError) as error:
                 return _told(422, f"This record cannot be read: {error}")
-            return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
 
         return answer
 
