@@ -44,9 +44,9 @@ class Bench:
 
 @contextmanager
 def bench(script: Any = (), *, style: str = "qwen25", engine: Any = None, **options: Any) -> Iterator[Bench]:
-    """`script` and the engine's options latency and chunk; the rest goes to the Gateway."""
+    """`script` and the engine's options latency, chunk and pace; the rest goes to the Gateway."""
     renderer = Renderer(tokenizer(style))
-    scripted = {name: options.pop(name) for name in ("latency", "chunk", "version") if name in options}
+    scripted = {name: options.pop(name) for name in ("latency", "chunk", "pace", "version") if name in options}
     engine = engine or ScriptedEngine(
         script, encode=lambda text: renderer.encode(text).tolist(), end_id=renderer.end_ids[0], **scripted
     )

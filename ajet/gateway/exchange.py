@@ -17,6 +17,7 @@ from loguru import logger
 from ajet.gateway.callers import caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.keys import Keys
+from ajet.gateway.ledger import Waiting
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.session import Session
@@ -72,7 +73,7 @@ class Endpoint:
             await self._refuse(send, Refused("The request is nested too deeply.", code="invalid_json"))
             return
         asking.count = max(asking.count, signal.count)
-        exchange = _Exchange(self._dialect, asking, send)
+        exchange = _Exchange(self._dialect, asking, send, session.waiting)
         try:
             await exchange.run(receive, session)
         finally:
@@ -90,9 +91,10 @@ class Endpoint:
 class _Exchange:
     """The replies of one asking on their way to one client."""
 
-    def __init__(self, dialect: Dialect, asking: Asking, send: Send) -> None:
-        self._dialect, self._asking, self._send = dialect, asking, send
+    def __init__(self, dialect: Dialect, asking: Asking, send: Send, waiting: Waiting) -> None:
+        self._dialect, self._asking, self._send, self._waiting = dialect, asking, send, waiting
         self._news = asyncio.Event()
+        self._rest: asyncio.Future[None] | None = None
         self._left = self._changed = False
         self.delivered = False
         """The client got all of its reply, as far as one can know."""
@@ -102,7 +104,7 @@ class _Exchange:
         watch.add_done_callback(self._leave)
         asking = self._asking
         asking.join(session.make)
-        session.waiting.clients += 1
+        self._waiting.clients += 1
         for task in asking.tasks:
             task.add_done_callback(self._wake)
         try:
@@ -113,7 +115,7 @@ class _Exchange:
         except OSError:
             logger.debug("a client left before its reply was sent")
         finally:
-            session.waiting.clients -= 1
+            self._waiting.clients -= 1
             watch.cancel()
             for task in asking.tasks:
                 task.remove_done_callback(self._wake)
@@ -122,10 +124,29 @@ class _Exchange:
     def _leave(self, watch: asyncio.Task[None]) -> None:
         self._left = True
         self._news.set()
+        self._rise()
 
     def _wake(self, task: asyncio.Task[Any]) -> None:
         self._changed = True
         self._news.set()
+        self._rise()
+
+    async def _gather(self, seconds: float) -> None:
+        """Let tokens gather for so long, unless the reply ends or the client leaves before."""
+        if self._changed or self._left:
+            return
+        loop = asyncio.get_running_loop()
+        self._rest = loop.create_future()
+        timer = loop.call_later(seconds, self._rise)
+        try:
+            await self._rest
+        finally:
+            timer.cancel()
+            self._rest = None
+
+    def _rise(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     def _settled(self) -> bool:
         """All replies are there, or there is an error instead."""
@@ -201,6 +222,8 @@ class _Exchange:
                     await self._send({"type": "http.response.body", "body": data, "more_body": not settled})
                 if settled:
                     break
+                if data and (breath := self._waiting.breath):
+                    await self._gather(breath)
                 await self._news.wait()
         finally:
             for reader in readers:

@@ -21,6 +21,8 @@ CLIENT_LEFT, EPISODE_ENDED = "the client left", "the episode ended"
 
 
 _BUSY = 16
+_EVENTS = 10_000
+"""A second, of all streams together; more than that is more than one loop can send."""
 
 
 class Waiting:
@@ -35,6 +37,11 @@ class Waiting:
     def busy(self) -> bool:
         """So many clients wait that tokens which came together are read and sent together."""
         return self.clients > _BUSY
+
+    @property
+    def breath(self) -> float:
+        """Seconds in which a stream gathers tokens before it sends again; 0: it sends them as they come."""
+        return self.clients / _EVENTS if self.busy else 0.0
 
     def refuse_more(self) -> None:
         """Raises Refused where there are too many."""

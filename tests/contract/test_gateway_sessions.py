@@ -13,6 +13,7 @@ import pytest
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
+from ajet.gateway import ledger
 from ajet.schema.call import full_ids, prompt_ids
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
@@ -489,6 +490,39 @@ def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
         assert error.code == "overloaded" and int(error.response.headers["retry-after"]) >= 1
         assert answer[:2] == (200, TEXT)
         assert len(session.close().calls) == 2 and len(other.close().calls) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("pace", [0, 0.002])
+def test_streams_of_many_clients_gather_tokens_and_lose_none(way, pace, monkeypatch):
+    """40 clients, and room for 100 events a second: each gathers for 0.4 s or until its reply ends."""
+    monkeypatch.setattr(ledger, "_EVENTS", 100)
+    with bench(lambda request: TEXT, chunk=1, pace=pace) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+
+        async def stream():
+            async with client_of(endpoint, in_process=way == "in-process") as client:
+                usage = {"include_usage": True}
+                answer = await client.chat.completions.create(
+                    model="m", messages=ASK, stream=True, stream_options=usage, logprobs=True
+                )
+                return [chunk async for chunk in answer]
+
+        async def many():
+            return await asyncio.gather(*(stream() for _ in range(40)))
+
+        gathered = 0
+        for chunks in asyncio.run(many()):
+            said = [chunk.choices[0] for chunk in chunks if chunk.choices]
+            assert "".join(choice.delta.content or "" for choice in said) == TEXT
+            tokens = [entry for choice in said if choice.logprobs for entry in choice.logprobs.content]
+            assert "".join(entry.token for entry in tokens) == TEXT + "<|im_end|>"
+            assert chunks[-1].usage.completion_tokens == len(tokens)
+            gathered += len(said) < len(tokens) / 2
+        assert gathered >= 20, "of those that came when many were there"
+        assert len({tuple(call.response_ids.tolist()) for call in session.close().calls}) == 1
+        assert on.gateway.waiting.clients == on.gateway.waiting.now == 0
 
 
 def test_a_conversation_goes_on_from_a_resumed_reply():
