@@ -493,11 +493,11 @@ def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("pace", [0, 0.002])
-def test_streams_of_many_clients_gather_tokens_and_lose_none(way, pace, monkeypatch):
-    """40 clients, and room for 100 events a second: each gathers for 0.4 s or until its reply ends."""
-    monkeypatch.setattr(ledger, "_EVENTS", 100)
-    with bench(lambda request: TEXT, chunk=1, pace=pace) as on:
+def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
+    """40 clients, and room for one event a second: each gathers until its reply ends."""
+    monkeypatch.setattr(ledger, "_EVENTS", 1)
+    engine = Halting(after=1, halts=40)
+    with bench(engine=engine) as on:
         session = on.open()
         endpoint = session("a", "a", None)
 
@@ -510,17 +510,18 @@ def test_streams_of_many_clients_gather_tokens_and_lose_none(way, pace, monkeypa
                 return [chunk async for chunk in answer]
 
         async def many():
-            return await asyncio.gather(*(stream() for _ in range(40)))
+            streams = [asyncio.create_task(stream()) for _ in range(40)]
+            for _ in streams:
+                await asyncio.to_thread(engine.halted.acquire)
+            engine.go.set()
+            return await asyncio.gather(*streams)
 
-        gathered = 0
         for chunks in asyncio.run(many()):
             said = [chunk.choices[0] for chunk in chunks if chunk.choices]
             assert "".join(choice.delta.content or "" for choice in said) == TEXT
             tokens = [entry for choice in said if choice.logprobs for entry in choice.logprobs.content]
             assert "".join(entry.token for entry in tokens) == TEXT + "<|im_end|>"
-            assert chunks[-1].usage.completion_tokens == len(tokens)
-            gathered += len(said) < len(tokens) / 2
-        assert gathered >= 20, "of those that came when many were there"
+            assert chunks[-1].usage.completion_tokens == len(tokens) > 10 > 5 >= len(said)
         assert len({tuple(call.response_ids.tolist()) for call in session.close().calls}) == 1
         assert on.gateway.waiting.clients == on.gateway.waiting.now == 0
 
