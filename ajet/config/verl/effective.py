@@ -19,8 +19,14 @@ if TYPE_CHECKING:
 
 ACTOR, ROLLOUT, TRAINER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "trainer_common"
 """Two sections of verl, and one of ours."""
+Pairs = tuple[tuple[str, str], ...]
+"""Each: verl's key, and ours that it is made from."""
+MACHINES: Pairs = (
+    ("trainer.nnodes", f"{TRAINER}.nnodes"),
+    ("trainer.n_gpus_per_node", f"{TRAINER}.n_gpus_per_node"),
+)
 ULYSSES = (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size")
-MEGATRON_SIZES = tuple(
+MEGATRON_SIZES: Pairs = tuple(
     (f"{ACTOR}.megatron.{name}", f"{TRAINER}.megatron.{name}")
     for name in (
         "tensor_model_parallel_size",
@@ -29,7 +35,7 @@ MEGATRON_SIZES = tuple(
         "expert_model_parallel_size",
     )
 )
-"""Each: verl's key, ours. The first three make up one copy of the model."""
+"""The first three make up one copy of the model."""
 
 
 class Settings:
@@ -57,11 +63,19 @@ class Settings:
         own = self._own(verl)
         return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
 
-    def problem(self, what: str, verl: str, *ajet: str, expected: str = "", do: str = "") -> ConfigError:
-        """A refusal, with the place of the value that was set last."""
+    def problem(
+        self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
+    ) -> ConfigError:
+        """A refusal; its place is that of the value that was set last, `also` those that it depends on besides."""
         own = self._own(verl) if verl else None
-        path = own or ("ajet", *ajet[0].split("."))
-        return ConfigError(what, where=self.layers.where(path, value=True), expected=expected, do=do)
+        paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
+        paths += [self._own(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
+        last = max(paths, key=self._layer)
+        return ConfigError(what, where=self.layers.where(last, value=True), expected=expected, do=do)
+
+    def _layer(self, path: tuple[str, ...]) -> int:
+        layer = self.layers.winner(path)
+        return self.layers.stack.index(layer) if layer is not None else -1
 
     def _own(self, verl: str) -> tuple[str, ...] | None:
         path = tuple(verl.split("."))

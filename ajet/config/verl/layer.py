@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,7 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
     )
 
 
+@lru_cache(maxsize=4)
 def _verls_defaults(folder: Path, strategy: str) -> Any:
     """verl's `ppo_trainer`, as Hydra composes it for the chosen engine, with its interpolations."""
     import hydra

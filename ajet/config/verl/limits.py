@@ -17,6 +17,8 @@ class ModelLimits:
     """Tokens of a sequence, at most."""
     heads: int | None = None
     """Attention heads of a layer."""
+    kv_heads: int | None = None
+    """Heads of its keys and values."""
     experts: int | None = None
     """Experts of a layer."""
 
@@ -39,5 +41,6 @@ def read_limits(folder: Path) -> ModelLimits:
     return ModelLimits(
         positions=number("max_position_embeddings"),
         heads=number("num_attention_heads"),
+        kv_heads=number("num_key_value_heads"),
         experts=number("num_experts", "num_local_experts", "n_routed_experts"),
     )

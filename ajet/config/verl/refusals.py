@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ajet.config.validate import together
-from ajet.config.verl.effective import ACTOR, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.verl.limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
@@ -122,6 +122,7 @@ def _batch(s: Settings) -> Iterator[ConfigError]:
             f"which can't be dealt out to {ranks} copies of the model ({s.gpus} GPUs{split}).",
             key,
             *ours,
+            also=((f"{ROLLOUT}.n", "rollout.num_repeat"), *MACHINES),
             expected=f"a multiple of {ranks}",
             do="change ajet.data.train_batch_size, ajet.trainer_common.mini_batch_num or the number of GPUs",
         )
@@ -171,15 +172,16 @@ def _has_reference(s: Settings) -> bool:
 
 
 def _parallel(s: Settings) -> Iterator[ConfigError]:
-    """verl: FSDPEngine._init_device_mesh, validate_config (Megatron), Megatron's own initialize_model_parallel."""
+    """verl: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config (Megatron); Megatron's own checks."""
     sizes = MEGATRON_SIZES[:3] if s.megatron else (ULYSSES,)
     names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
     if s.gpus % s.model_parallel:
-        verl, ours = sizes[0]
+        verl, ours = next(size for size in sizes if s.count(size[0]) > 1)
         yield s.problem(
             f"{s.gpus} GPUs can't be dealt out to groups of {s.model_parallel} ({names}).",
             verl,
             ours,
+            also=MACHINES,
             expected=f"a divisor of {s.gpus}",
         )
     verl, ours = MEGATRON_SIZES[3]
@@ -192,6 +194,7 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
                 "tensor × pipeline parallel).",
                 verl,
                 ours,
+                also=MACHINES,
                 expected=f"a divisor of {s.gpus}",
             )
         if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
@@ -200,15 +203,18 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
                 verl,
                 ours,
             )
-    heads = s.model.heads
+    heads, kv_heads = s.model.heads, s.model.kv_heads or s.model.heads
     for verl, ours in (ULYSSES, MEGATRON_SIZES[0], (f"{ROLLOUT}.tensor_model_parallel_size", _TP)):
-        if heads is not None and heads % s.count(verl):
-            yield s.problem(
-                f"The model's {heads} attention heads can't be split over {s.count(verl)} GPUs ({s.name(verl, ours)}).",
-                verl,
-                ours,
-                expected=f"a divisor of {heads}",
-            )
+        parts = s.count(verl)
+        if heads is None or kv_heads is None or not (heads % parts or (kv_heads % parts and parts % kv_heads)):
+            continue
+        of_keys = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
+        yield s.problem(
+            f"The model's {heads} attention heads{of_keys} can't be split over {parts} GPUs ({s.name(verl, ours)}).",
+            verl,
+            ours,
+            expected=f"a divisor of {heads}",
+        )
 
 
 def _engine(s: Settings) -> Iterator[ConfigError]:
@@ -228,6 +234,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
             f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
             key,
             _TP,
+            also=MACHINES,
             expected=f"a divisor of {s.gpus}",
         )
     elif per_node and one % min(per_node, one):
@@ -235,6 +242,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
             f"An engine of {one} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
             key,
             _TP,
+            also=MACHINES,
             expected=f"a divisor or a multiple of {per_node}",
         )
     sequences, tokens = s.count(f"{ROLLOUT}.max_num_seqs"), s.count(f"{ROLLOUT}.max_num_batched_tokens", 8192)
@@ -272,6 +280,7 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             f"room for a reply in {longest} ({s.name(key, ours)}).",
             "data.max_prompt_length",
             "data.max_prompt_length",
+            also=((key, ours),),
             expected=f"less than {longest}",
         )
     split = s.count(MEGATRON_SIZES[2][0] if s.megatron else ULYSSES[0])

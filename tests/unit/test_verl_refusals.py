@@ -1,0 +1,164 @@
+"""What verl would refuse after minutes is refused at once, in the user's words; verl need not be installed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ajet.config.verl import ModelLimits, layer, read_limits, verl_config
+from ajet.config.verl.resolvers import as_list, div, mul, pick, room
+from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from tests.verl_fixtures import experiment, nested
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+QWEN = ModelLimits(positions=32768, heads=16, kv_heads=8)
+MEGATRON, FSDP2 = {"trainer_common.strategy": "megatron"}, {"trainer_common.strategy": "fsdp2"}
+SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "data.train_batch_size": 48}
+
+
+@pytest.fixture(autouse=True)
+def no_verl(monkeypatch):
+    """As on a machine without verl: what passes the refusals ends in MissingExtra."""
+    monkeypatch.setattr(layer, "_config_folder", lambda: None)
+
+
+def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        verl_config(experiment(ajet, **roots), model=model)
+    return caught.value
+
+
+def passes(ajet=None, *, model=QWEN, **roots) -> None:
+    with pytest.raises(MissingExtra, match="verl"):
+        verl_config(experiment(ajet, **roots), model=model)
+
+
+def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
+    passes()
+    passes({**MEGATRON, "trainer_common.megatron.tensor_model_parallel_size": 4})
+    passes({"trainer_common.device": "cpu", "trainer_common.n_gpus_per_node": 1})
+
+
+@pytest.mark.parametrize(
+    ("ajet", "said"),
+    [
+        ({"data.train_batch_size": 6, "trainer_common.mini_batch_num": 4}, "6 tasks .* 4 mini-batches"),
+        ({"data.train_batch_size": 3, "rollout.num_repeat": 3}, "9 episodes .* 8 copies"),
+        ({"data.train_batch_size": 16, "trainer_common.mini_batch_num": 16}, r"4 episodes \(1 tasks .* 8 copies"),
+        ({"trainer_common.nnodes": 3, "data.train_batch_size": 8}, "32 episodes .* 24 copies"),
+        ({"trainer_common.ulysses_sequence_parallel_size": 3}, "8 GPUs can't be dealt out to groups of 3"),
+        ({"trainer_common.n_gpus_per_node": 0}, "no GPU to train on"),
+        ({"rollout.tensor_model_parallel_size": 3}, "engines of 3 GPUs"),
+        ({"rollout.tensor_model_parallel_size": 16, "trainer_common.nnodes": 1}, "engines of 16 GPUs"),
+        ({"rollout.max_num_seqs": 9000}, "9000 sequences"),
+        ({"data.max_prompt_length": 18000}, "leaves no room for a reply in 18000"),
+        ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
+        ({"rollout.enable_oversample": True}, "not more"),
+        ({"rollout.deterministic": True}, "in rounds"),
+        ({"trainer_common.optim.lr_schedule": "linear"}, "no linear schedule"),
+        ({"trainer_common.lora.rank": 1024}, "no adapters of rank 1024"),
+        ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
+        ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
+        ({"trainer_common.device": "cuda:1"}, "does not train on 'cuda:1'"),
+        ({"trainer_common.device": "cpu", "rollout.name": "sglang"}, "sglang needs GPUs"),
+        ({"trainer_common.device": "cpu", **MEGATRON}, "Megatron needs GPUs"),
+        ({"trainer_common.resume": "runs/x/checkpoints/7"}, "no checkpoint of verl"),
+        ({"model.path": "m.gguf"}, "no .gguf file"),
+        ({"trainer_common.mode": "separate_async"}, "machines of its own for the engines"),
+        ({"trainer_common.megatron.context_parallel_size": 2}, "which fsdp does not do"),
+        ({**FSDP2, "trainer_common.megatron.pipeline_model_parallel_size": 2}, "which fsdp2 does not do"),
+        ({**MEGATRON, "trainer_common.ulysses_sequence_parallel_size": 2}, "the way of Ulysses"),
+        ({**MEGATRON, "model.dtype": "float32"}, "bfloat16 with Megatron"),
+        ({**MEGATRON, "trainer_common.megatron.pipeline_model_parallel_size": 3}, "groups of 3"),
+        ({**MEGATRON, "trainer_common.megatron.expert_model_parallel_size": 3}, "groups of 3 .*expert"),
+    ],
+)  # fmt: skip
+def test_settings_that_verl_does_not_take_are_named_with_their_place(ajet, said):
+    error = refusal(ajet, model=ModelLimits())
+    assert re.search(said, error.what), error.what
+    assert "experiment.yaml:" in f"{error.where}{error.what}"
+
+
+@pytest.mark.parametrize(
+    ("ajet", "model", "said"),
+    [
+        ({"rollout.max_model_len": 40000}, QWEN, "is 40000, and the model takes 32768 tokens"),
+        (SIX, QWEN, "16 attention heads (8 of keys and values) can't be split over 6 GPUs"),
+        ({"trainer_common.ulysses_sequence_parallel_size": 8}, ModelLimits(4096 * 8, heads=12), "12 attention heads"),
+        ({**MEGATRON, "trainer_common.megatron.expert_model_parallel_size": 2}, QWEN, "no experts"),
+    ],
+)  # fmt: skip
+def test_settings_that_the_model_does_not_take(ajet, model, said):
+    assert said in refusal(ajet, model=model).what
+    passes({key: value for key, value in ajet.items() if key in MEGATRON}, model=model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (f"{ACTOR}.ppo_mini_batch_size", 7, "mini-batches of 7"),
+        (f"{ACTOR}.ppo_mini_batch_size", "many", "'many'"),
+        (f"{ACTOR}.ppo_max_token_len_per_gpu", 1000, "A pass of 1000 tokens"),
+        (f"{ACTOR}.strategy", "megatron", "strategy is 'megatron' where ajet.trainer_common.strategy is fsdp"),
+        (f"{ACTOR}.strategy", "veomni", "strategy is 'veomni'"),
+        (f"{ACTOR}.use_dynamic_bsz", False, "verl needs actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "no pipeline parallel"),
+        (f"{ROLLOUT}.expert_parallel_size", 2, "expert_parallel_size is 2"),
+        (f"{ROLLOUT}.gpu_memory_utilization", 1.5, "is 1.5"),
+    ],
+)
+@pytest.mark.parametrize("below", ["verl.", ""])
+def test_the_users_own_verl_sections_are_checked_by_the_names_used_there(key, value, said, below):
+    error = refusal(**nested(f"{below}{key}", value))
+    assert said in str(error)
+    assert "experiment.yaml:" in str(error)
+
+
+def test_all_problems_are_reported_together():
+    error = refusal({"rollout.temperature": 0, "rollout.max_model_len": 40000, "data.train_batch_size": 3})
+    assert error.what.startswith("3 settings") and error.what.count("experiment.yaml:") == 3
+
+
+def test_micro_batches_by_rows_need_their_sizes():
+    rows = {
+        "actor": {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2},
+        "rollout": {"log_prob_micro_batch_size_per_gpu": 2},
+        "ref": {"log_prob_micro_batch_size_per_gpu": 2},
+    }
+    passes(actor_rollout_ref=rows)
+    both = {**rows, "rollout": {**rows["rollout"], "log_prob_micro_batch_size": 4}}
+    assert "and not actor_rollout_ref.rollout.log_prob_micro_batch_size too" in refusal(actor_rollout_ref=both).what
+    del rows["ref"]
+    assert "ref.log_prob_micro_batch_size_per_gpu" in refusal(actor_rollout_ref=rows).what
+    passes({"trainer_common.use_kl_loss": False}, actor_rollout_ref=rows)
+
+
+def test_unknown_roots_and_contradictions_below_verl_are_refused():
+    error = refusal(verl={"trainers": {"nnodes": 2}})
+    assert "no root name 'trainers'" in error.what and error.do == "did you mean verl.trainer?"
+    assert "no root name 'ajet'" in refusal(verl={"ajet": {"seed": 1}}).what
+    error = refusal(verl=nested("trainer.nnodes", 2), trainer={"nnodes": 4})
+    assert (
+        "trainer.nnodes is 4 and verl.trainer.nnodes is 2" in error.what and error.where.count("experiment.yaml:") == 2
+    )
+    assert "`trainer` is 5" in refusal(trainer=5).what
+    passes(verl=nested("trainer.nnodes", 2), trainer={"nnodes": 2})
+
+
+def test_what_the_config_file_of_a_model_says(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 9, "num_experts": 4}}))
+    assert read_limits(tmp_path) == ModelLimits(positions=9, experts=4)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(UserError, match="no JSON object"):
+        read_limits(tmp_path)
+
+
+def test_the_resolvers_are_plain_functions():
+    assert (div(8, 2), mul(2, 0.5), as_list("a"), as_list(("a", "b"))) == (4, 1.0, ["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="7 is not divisible by 2"):
+        div(7, 2)
+    assert pick(None, {None: 1}) == 1 and pick("x", {None: 1}) == "x" and pick("x", {None: 1}, "else") == "else"
+    assert pick([1], {None: 1}) == [1]
+    assert (room(4096, 18000, 1), room(4096, 18000, 8), room(4096, 9, 2)) == (18000, 4096, 4096)
