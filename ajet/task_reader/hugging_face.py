@@ -7,7 +7,8 @@ Invariant: what a path means never depends on the network: a local file or folde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -144,7 +145,8 @@ def load_rows(place: Place, split: str) -> Iterable[Mapping[str, Any]]:
             do=f"set {KEY}.dataset_path to a local copy (a folder laid out like the hub's, parquet, csv or jsonl)",
         )
         try:
-            return _within(CACHE_TIME, lambda: _load(datasets, place, split), unreachable)
+            with _offline(datasets):
+                return _within(CACHE_TIME, lambda: _load(datasets, place, split), unreachable)
         except TaskError as problem:
             raise unreachable from problem
     return _load(datasets, place, split)
@@ -307,6 +309,20 @@ def _answers(repository: str) -> bool:
         return _within(ANSWER_TIME, ask, TimeoutError())
     except (TimeoutError, httpx.HTTPError):
         return False
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """The libraries look into their cache only: they would ask a hub that does not answer for half a minute, and print
+    each try."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _within(seconds: float, call: Callable[[], T], late: Exception) -> T:

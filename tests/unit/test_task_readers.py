@@ -305,6 +305,28 @@ def test_offline_is_said_at_once(tmp_path: Path) -> None:
     assert "local copy" in caught.value.do
 
 
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    import ajet.task_reader.hugging_face as reader
+
+    offline: list[tuple[bool, bool]] = []
+
+    def load(*_: Any) -> Any:
+        offline.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        raise TaskError("not in the cache")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(reader, "_answers", lambda _: False)
+    monkeypatch.setattr(reader, "_load", load)
+    with pytest.raises(TaskError, match="hub does not answer"):
+        hub(tmp_path, "gsm8k/main").tasks("train")
+    assert offline == [(True, True)]
+    assert not constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE
+
+
 @pytest.mark.slow
 def test_a_hub_that_hangs_is_given_up(tmp_path: Path) -> None:
     """A server that accepts connections and never answers; in a process, as the library reads its address once."""
