@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
@@ -46,7 +47,7 @@ def chat(
             f"There is no run named {run}.",
             where=str(folder),
             expected="a run directory with a resolved.yaml and checkpoints/",
-            do=f"look into {root} for the names of the runs",
+            do="ajet runs lists them",
         )
     checkpoints = Checkpoints(folder / "checkpoints")
     checkpoint = checkpoints.best() or checkpoints.latest()
@@ -109,13 +110,16 @@ def _read_line() -> str:
     try:
         return console.input("[bold cyan]you:[/] ").strip()
     except EOFError:
+        console.print()
         return ""
 
 
 async def _answer(
     engine: TokenEngine, renderer: Renderer, messages: list[dict[str, Any]], line: str, settings: Any
 ) -> None:
-    """Stream one reply to the terminal and append both turns to `messages`."""
+    """Print one reply and append both turns to `messages`."""
+    from ajet.run.debug import printable
+
     messages.append({"role": "user", "content": line})
     rendered = renderer.render(messages)
     room = settings.rollout.max_model_len - len(rendered.ids)
@@ -130,4 +134,4 @@ async def _answer(
         ids += chunk.ids
     reply = renderer.parse(np.asarray(ids, np.int32))
     messages.append(reply)
-    console.print(f"[bold green]model:[/] {reply.get('content') or ''}", markup=True)
+    console.print(Text.assemble(("model: ", "bold green"), printable(reply.get("content") or "")), soft_wrap=True)

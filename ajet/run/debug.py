@@ -1,7 +1,7 @@
 """The debug verb: a few tasks, played like training, shown episode by episode; nothing is trained.
 
 Invariant: a failed episode is shown with the boundary it failed at and the line to look at; the run itself succeeds
-only if some episode did.
+only if some episode did. What a model wrote reaches the terminal without the control characters that it would obey.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from ajet.record.console import console
 from ajet.run.accounting import episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.format_log import log_formats
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
-    from ajet.schema.episode import Episode
+    from ajet.schema.episode import Episode, Failure
 
 SHOWN = 2000
 """Characters of one message that are shown; the record has all of it."""
+SHOWN_FRAME_LINES = 6
+"""Lines of a failure's traceback that are shown, the last ones."""
 
 HINTS = {
     "agent": "the workflow raised: the last lines above name the place; a breakpoint there works in this backbone",
@@ -32,10 +35,22 @@ HINTS = {
     "tool": "a tool failed",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
+"""What to do about a failure at each boundary."""
+KIND_HINTS = {
+    "no_model_call": "give the client the tuner, or the address and key that it hands out",
+    "returned_nothing": "let `execute` return a WorkflowOutput",
+    "wrong_type": "let `execute` return a WorkflowOutput",
+    "timeout": "raise `rollout.episode_timeout`, or find what blocks",
+    "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
+    "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
+    "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
+}
+"""The same for failures of the agent that are no exception of the user's code."""
 
 
 def debug_run(parts: Parts, run: RunDirectory) -> list[Episode]:
-    """Play the first `debug_first_n_tasks` training tasks and show what happened."""
+    """Play the first `debug_first_n_tasks` training tasks and show what happened. Raises UserError when every episode
+    failed."""
     debug = parts.experiment.ajet.debug
     tasks = list(enumerate(parts.tasks("train")))[: debug.debug_first_n_tasks]
     episodes: list[Episode] = []
@@ -49,6 +64,10 @@ def debug_run(parts: Parts, run: RunDirectory) -> list[Episode]:
     metrics = episode_metrics(episodes, "debug")
     run.metrics.log(0, metrics)
     _show_summary(episodes, metrics, run)
+    if episodes and all(episode.failure for episode in episodes):
+        raise UserError(
+            "No episode came to its end.", expected="at least one that does", do="mend what the hint above names"
+        )
     return episodes
 
 
@@ -59,17 +78,32 @@ def show_episode(episode: Episode) -> None:
         _append_message(lines, episode.messages[index])
     if episode.failure:
         failure = episode.failure
-        lines.append(f"\n✗ {failure.boundary}: {failure.kind}: {failure.message}\n", style="bold red")
-        lines.append("\n".join(failure.traceback.strip().splitlines()[-6:]), style="red")
+        lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
+        lines.append("\n".join(_last_frames(failure)), style="red")
+    lines.rstrip()
     title = f"{episode.task.task_id} · attempt {episode.repeat} · {_outcome(episode)}"
     console.print(Panel(lines, title=Text(title), subtitle=Text(_footer(episode)), title_align="left"))
+
+
+def printable(text: str) -> str:
+    """`text` without characters that a terminal would obey."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def _last_frames(failure: Failure) -> list[str]:
+    """The traceback's last lines, without the message that it ends with: it is shown above them."""
+    frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
+    if message and frames.endswith(message):
+        frames = frames[: -len(message)].rpartition("\n")[0]
+    return frames.splitlines()[-SHOWN_FRAME_LINES:]
 
 
 def _outcome(episode: Episode) -> str:
     if episode.status != "completed":
         return episode.status
     if episode.verdict is None or episode.verdict.reward is None:
-        return "no score" + (f" ({episode.verdict.reason})" if episode.verdict and episode.verdict.reason else "")
+        reason = episode.verdict.reason.removeprefix("no score: ") if episode.verdict else ""
+        return "no score" + (f" ({reason})" if reason else "")
     why = f" ({episode.verdict.reason})" if episode.verdict.reason else ""
     return f"reward {episode.verdict.reward:g}{why}"
 
@@ -77,7 +111,12 @@ def _outcome(episode: Episode) -> str:
 def _footer(episode: Episode) -> str:
     trained = sum(timeline.sampled for timeline in episode.timelines)
     forks = Counter(call.fork for call in episode.calls if call.fork)
-    parts = [f"{len(episode.calls)} calls", f"{episode.sampled_tokens} tokens sampled", f"{trained} to train"]
+    calls = len(episode.calls)
+    parts = [
+        f"{calls} call{'s' if calls != 1 else ''}",
+        f"{episode.sampled_tokens} tokens sampled",
+        f"{trained} to train",
+    ]
     parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
     parts += [f"check: {check}" for check in episode.checks]
     return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
@@ -105,9 +144,12 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
     lines.append("\n")
 
 
+def _hint(failure: Failure) -> str:
+    return (KIND_HINTS.get(failure.kind) if failure.boundary == "agent" else None) or HINTS[failure.boundary]
+
+
 def _clipped(content: Any) -> str:
-    text = content if isinstance(content, str) else str(content)
-    text = "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
+    text = printable(content if isinstance(content, str) else str(content))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text) - SHOWN} more characters)"
 
 
@@ -116,9 +158,10 @@ def _show_summary(episodes: list[Episode], metrics: dict[str, float], run: RunDi
     reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
     console.print(
         f"{len(episodes)} episodes: {scored} scored{reward}, {int(metrics['debug/failed'])} failed, "
-        f"{int(metrics['debug/forks'])} calls forked. Record: {run.path}"
+        f"{int(metrics['debug/forks'])} calls forked"
     )
-    for boundary in sorted({episode.failure.boundary for episode in episodes if episode.failure}):
-        console.print(f"  hint ({boundary}): {HINTS[boundary]}")
+    console.print(f"Record: {run.path}", markup=False, soft_wrap=True)
+    for boundary, hint in sorted({(e.failure.boundary, _hint(e.failure)) for e in episodes if e.failure}):
+        console.print(f"hint ({boundary}): {hint}", markup=False)
     if scored and not any(timeline.sampled for episode in episodes for timeline in episode.timelines):
-        console.print("  hint: no token could be trained: does the workflow call the model through its tuner?")
+        console.print("hint: no token could be trained: does the workflow call the model through its tuner?")

@@ -151,16 +151,18 @@ def test_a_prompt_longer_than_the_model(project):
 @pytest.mark.parametrize(
     ("workflow", "expected"),
     [
-        ("Raises", "the agent is broken"),
-        ("Hangs", "timeout"),
-        ("WrongType", "WorkflowOutput"),
+        ("Raises", ["the agent is broken", "a breakpoint there"]),
+        ("Hangs", ["timeout", "rollout.episode_timeout"]),
+        ("WrongType", ["returned a int", "let `execute` return a WorkflowOutput"]),
+        ("NeverCalls", ["no_model_call", "give the client the tuner"]),
     ],
 )
 def test_a_broken_workflow_is_a_failed_episode(project, workflow, expected):
     done = launch(project, f"rollout.user_workflow=workflow.py->{workflow}", "rollout.episode_timeout=2")
-    assert "4 failed" in done.stdout, done.stdout
-    assert expected in done.stdout, done.stdout
-    assert "hint (agent)" in done.stdout
+    assert "4 failed" in done.stdout and "hint (agent)" in done.stdout, done.stdout
+    for words in expected:
+        assert words in done.stdout, done.stdout
+    assert done.returncode == 2 and "No episode came to its end" in done.stdout, done.stdout
 
 
 def test_a_workflow_that_never_calls_the_model_trains_nothing(project):
