@@ -38,8 +38,8 @@ class Progress:
                 transient=True,
             )
 
-    def bar(self, title: str, total: int, unit: str = "", *, done: int = 0) -> Bar:
-        """A new bar at `done` of `total`; it goes when it is closed."""
+    def bar(self, title: str, total: int | None, unit: str = "", *, done: int = 0) -> Bar:
+        """A new bar at `done` of `total` (None: nobody knows of how many); it goes when it is closed."""
         return Bar(self, title, total, unit, done)
 
     def __enter__(self) -> Progress:
@@ -61,7 +61,7 @@ class Progress:
 class Bar:
     """One count towards a total."""
 
-    def __init__(self, progress: Progress, title: str, total: int, unit: str, done: int) -> None:
+    def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
         self.progress, self.title, self.total, self.unit, self.done = progress, title, total, unit, done
         self._note = ""
         self._began = self._shown = time.monotonic()
@@ -101,6 +101,7 @@ class Bar:
     def _line(self) -> None:
         self._shown = time.monotonic()
         self._lines += 1
-        words = [f"{self.title}: {self.done}/{self.total}", self.unit, f"after {self._shown - self._began:.0f} s"]
+        count = str(self.done) if self.total is None else f"{self.done}/{self.total}"
+        words = [f"{self.title}: {count}", self.unit, f"after {self._shown - self._began:.0f} s"]
         text = " ".join(word for word in words if word) + (f", {self._note}" if self._note else "")
         self.progress.console.print(text, markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ajet.record.console import console
 from ajet.record.progress import Bar, Progress
+from ajet.run.debug import printable
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -44,7 +45,7 @@ class TrainingProgress:
                 self._sample = episode
             if self._bar is None:
                 title = "validation" if validation else f"step {episode.step}"
-                self._bar = self._bars.bar(title, 0 if validation else self._episodes_a_step, "episodes")
+                self._bar = self._bars.bar(title, None if validation else self._episodes_a_step, "episodes")
             self._bar.advance()
 
     def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
@@ -73,9 +74,9 @@ class TrainingProgress:
         said = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
         line = Text.assemble(
             ("            ", ""),
-            (f"{self._sample.task.main_query[:80]} ", "dim"),
+            (f"{printable(self._sample.task.main_query[:80])} ", "dim"),
             ("→ ", "dim"),
-            (said[:160], "italic"),
+            (printable(said[:160]), "italic"),
         )
         console.print(line, soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_the_console_shows_what_the_line_of_a_step_leaves_out(capsys: pytest.Cap
     tracker.log(1, {"train/reward": 0.5, "kl": 0.00123, "train/sampled_tokens": 1500})
     tracker.log(1, {"validation/reward": 0.5})
     assert capsys.readouterr().out == "            kl 0.00123  tokens 1500\n"
+
+
+def test_a_narrow_terminal_gets_that_line_in_several_each_indented(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ajet.record.trackers.console as place
+
+    out = io.StringIO()
+    monkeypatch.setattr(place, "console", Console(file=out, width=40, force_terminal=True, no_color=True))
+    ConsoleTracker().log(1, {"loss": 0.5, "entropy": 0.25, "kl": 0.00123, "train/sampled_tokens": 1500})
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert len(lines) == 2 and all(line.startswith(" " * 12 + line.strip()) for line in lines)
+    assert " ".join(" ".join(lines).split()) == "loss 0.5 entropy 0.25 kl 0.00123 tokens 1500"
 
 
 def test_tensorboard_reads_back_what_was_logged_and_forgets_after_a_resume(tmp_path: Path) -> None:
@@ -150,6 +162,14 @@ def test_plain_progress_prints_whole_lines_without_control_characters() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "step 1: 1/3 episodes after 0 s, reward 0.5" and lines[-1].startswith("step 1: 3/3")
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue()
+
+
+def test_a_count_without_a_total() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=200)
+    with Progress(console, line_every_s=0.0) as progress, progress.bar("validation", None, "episodes") as bar:
+        bar.advance(17)
+    assert out.getvalue().startswith("validation: 17 episodes after 0 s\n")
 
 
 def test_plain_progress_keeps_quiet_about_short_work() -> None:

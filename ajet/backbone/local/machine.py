@@ -71,7 +71,7 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
         count = max(1, math.floor(cores - busy + NOISE))
         why = f"{cores} cores, {busy:.1f} of them busy with other processes"
     torch.set_num_threads(count)
-    logger.info("{} threads on {} ({})", count, device.type, why)
+    logger.info("{} thread{} on {} ({})", count, "" if count == 1 else "s", device.type, why)
     return count
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.padding import Padding
 from rich.text import Text
 
 from ajet.record.console import console
@@ -20,6 +21,8 @@ SHOWN = {
     "train/forks": "forks",
 }
 """Name -> what it is called here, in this order; every number is in `metrics.jsonl`."""
+INDENT = 12
+"""Columns; a terminal that is too narrow for the line gets it in several, a file in one."""
 
 
 class ConsoleTracker:
@@ -29,7 +32,11 @@ class ConsoleTracker:
         """One line; nothing when the event has none of these numbers (a validation)."""
         shown = [f"{word} {short(values[name])}" for name, word in SHOWN.items() if name in values]
         if shown:
-            console.print(Text(" " * 12 + "  ".join(shown), style="dim"), soft_wrap=True)
+            line = Text("  ".join(shown), style="dim")
+            if console.is_terminal:
+                console.print(Padding(line, (0, 0, 0, INDENT)))
+            else:
+                console.print(Text(" " * INDENT).append(line), soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to let go."""
