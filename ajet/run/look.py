@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import get_args
 
 from rich.table import Table
 
@@ -17,6 +18,7 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.debug import show_episode
+from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
@@ -53,10 +55,12 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
             expected="a run directory",
             do="ajet runs lists them",
         )
+    if split and split not in get_args(Split):
+        raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))
     try:
         wanted = TableFilter.from_query({"step": step or "", "split": split})
     except BadFilter as error:
-        raise UserError(f"--step: {error}", where="--step", expected="a step, or a range such as 3..9") from error
+        raise UserError(f"'{step}' is no step.", where="--step", expected="a step, or a range such as 3..9") from error
     table = EpisodeTable(folder)
     table.look(wait=None)
     found = [(row, place) for row, place in table.rows() if wanted.admits(row)]

@@ -40,11 +40,14 @@ def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
 
 
 def kill(names: str | None, root: Path) -> int:
-    """End every recorded run below `root` whose name is in `names` ("a|b"), or all of them for None."""
+    """End every recorded run below `root` whose name is in `names` ("a|b"), or all of them for None. Exit
+    code 0: a name that no run has, or whose run is over, is said and is no error, as a launch may follow."""
     wanted = {name for name in (names or "").split("|") if name}
     folders = [path.parent for path in root.glob("*/status.json")]
+    for name in sorted(wanted - {folder.name for folder in folders}):
+        console.print(f"There is no run named {name} in {root}.", markup=False, soft_wrap=True)
     for folder in folders:
-        if (not wanted or folder.name in wanted) and recorded_processes(folder):
+        if folder.name in wanted or (not wanted and recorded_processes(folder)):
             stop(str(folder), root, patience_s=5.0)
     return 0
 
@@ -53,12 +56,7 @@ def recorded_processes(folder: Path) -> list[psutil.Process]:
     """The still living processes of the run in `folder`. Raises UserError when it holds no run."""
     path = folder / "status.json"
     if not path.exists():
-        raise UserError(
-            f"There is no run named {folder.name}.",
-            where=str(folder),
-            expected="a folder with a status.json",
-            do=f"look into {folder.parent} for the names of the runs",
-        )
+        raise _no_run(folder)
     status: dict[str, Any] = json.loads(path.read_text())
     found = []
     for entry in status.get("processes", []):
@@ -69,6 +67,15 @@ def recorded_processes(folder: Path) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _no_run(folder: Path) -> UserError:
+    return UserError(
+        f"There is no run named {folder.name}.",
+        where=str(folder),
+        expected="a folder with a status.json",
+        do="ajet runs lists them",
+    )
 
 
 def _lives(process: psutil.Process) -> bool:

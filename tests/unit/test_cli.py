@@ -213,6 +213,24 @@ def test_kill_and_autokill(project, run, monkeypatch, launched):
     assert seen == [("a|b", project / "launcher_record"), (None, project / "runs")]
 
 
+def test_a_name_that_no_run_has_is_said(project, run):
+    code, text, _ = run("--kill", "nope")
+    assert code == 0 and "There is no run named nope" in text
+    for command in ("stop", "chat", "episodes", "prove", "view"):
+        code, _, shown = run(command, "nope")
+        assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "expected"),
+    [(("--split", "held_out"), "--split", "validation"), (("--step", "x..y"), "--step", "3..9")],
+)
+def test_a_condition_on_episodes_that_makes_no_sense(project, run, arguments, where, expected):
+    (project / "launcher_record" / "x" / "episodes").mkdir(parents=True)
+    code, _, shown = run("episodes", "x", *arguments)
+    assert code == 2 and where in shown and expected in shown
+
+
 def test_config_show_is_yaml_that_loads_again(project, run):
     import yaml
 
