@@ -267,18 +267,16 @@ def play_and_prove(cell: Cell, play: Play, *, expect: str = FINAL, **options: An
         capture = on.session.close()
         prove(on, capture, told.around)
         prove_told(on, capture, cell, told, expect)
-        prove_again(on, capture, raw=told.around is not None)
+        prove_again(on, capture)
 
 
-def prove_again(on: Stage, capture: Capture, *, raw: bool) -> None:
-    """ajet's own proof finds every token right, and nothing it could not check: but raw prompts, which no record
-    holds as text."""
+def prove_again(on: Stage, capture: Capture) -> None:
+    """ajet's own proof finds every token right, and nothing it could not check."""
     again = prove_record(capture.calls, capture.messages, capture.tools, Renderer(on.renderer.tokenizer))
     assert again.ok, str(again)
     sampled, scaffolds = again.counts["sampled"], again.counts["scaffold"]
     assert sampled.tokens == sampled.checked == sampled.equal == sum(map(len, on.replies))
-    assert scaffolds.checked == scaffolds.equal and (raw or scaffolds.checked == scaffolds.tokens > 0)
-    assert set(again.unchecked) == ({"raw prompt"} if raw else set())
+    assert scaffolds.equal == scaffolds.checked == scaffolds.tokens > 0 and not again.unchecked
     assert not again.forks and not again.counts["forked"].tokens
 
 

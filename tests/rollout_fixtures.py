@@ -88,7 +88,8 @@ def stage(
     **rollout: Any,
 ) -> Iterator[Stage]:
     """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it."""
-    whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": {"num_repeat": 2, "episode_timeout": 60, **rollout}}}
+    settings = {"num_repeat": 2, "episode_timeout": 60, **rollout}
+    whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": settings}}
     experiment = Experiment.from_dict(whole, base=folder or Path.cwd())
     words = renderer()
     engine = ScriptedEngine(

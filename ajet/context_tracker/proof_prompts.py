@@ -39,8 +39,12 @@ class Words(Protocol):
         """The prompt of these messages."""
         ...
 
-    def raw(self, prompt: Sequence[int]) -> Any:
-        """A prompt of ids as they are."""
+    def raw(self, prompt: str | Sequence[int]) -> Any:
+        """A prompt of ids as they are, or of a text begun as the tokenizer begins texts."""
+        ...
+
+    def encode(self, text: str) -> Ids:
+        """The ids of a text that goes on from others."""
         ...
 
     def extend(
@@ -94,9 +98,11 @@ def prove_prompts(
             continue
         if call.messages:
             _check_prompt(proof, call, replay.prompt_problem(call), kind, episode)
+        elif (encoded := call.extra.get("raw_prompt")) is not None:
+            _check_prompt(proof, call, replay.raw_prompt(call, encoded), kind, episode)
         else:
-            proof.unchecked["raw prompt"] += int(call.suffix_ids.size)
-            replay.raw_prompt(call)
+            proof.unchecked["raw ids"] += int(call.suffix_ids.size)
+            replay.raw_prompt(call, None)
         if call.reply is None:
             proof.unchecked["no reply"] += int(call.response_ids.size)
         else:
@@ -147,6 +153,8 @@ class _Replay:
 
     def hidden(self, call: Call) -> bool:
         """Whether the record keeps something from us that the tokenizer saw, in this call or one it builds on."""
+        if _BLOTTED in str(call.extra.get("raw_prompt", "")):
+            return True
         said = {*call.messages, call.reply} if call.reply is not None else set(call.messages)
         return not self._dark.isdisjoint(said) or call.tools in self._dark_tools
 
@@ -155,9 +163,22 @@ class _Replay:
         if call.messages:
             self._match(call)
 
-    def raw_prompt(self, call: Call) -> None:
-        """A call whose client sent a text or ids, which the record does not hold: only its reply can be read."""
-        self._prompts[call.index] = self._words.raw(prompt_ids(self._calls, call.index).tolist())
+    def raw_prompt(self, call: Call, encoded: dict[str, Any] | None) -> Problem | None:
+        """What is wrong with the prompt of a call whose client sent a text (`encoded`: what of it had to be encoded,
+        after how many ids of its parent's), if anything. With None it sent ids: only the reply can be read."""
+        recorded = prompt_ids(self._calls, call.index)
+        self._prompts[call.index] = self._words.raw(recorded.tolist())
+        if encoded is None:
+            return None
+        after = encoded["after"]
+        if after > call.prefix:
+            return call.prefix, "ids said to be the parent's are not", None, None
+        wanted = self._words.encode(encoded["text"]) if after else self._words.raw(encoded["text"]).ids
+        wrong = first_difference(recorded[after:], wanted)
+        if wrong is None:
+            return None
+        expected, found = at_position(wanted, wrong), at_position(recorded[after:], wrong)
+        return after + wrong, "the prompt's text has another id here", expected, found
 
     def prompt_problem(self, call: Call) -> Problem | None:
         """What is wrong with a call's prompt, if anything."""

@@ -29,6 +29,8 @@ class Prompt:
     before: Rendered | None
     """The parent's prompt, where this one extends it verbatim."""
     fork: ForkReason | None
+    encoded: dict[str, Any] | None = None
+    """Of a raw prompt; see `raw_prompt.Placed`."""
 
 
 def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> Prompt:
@@ -78,7 +80,7 @@ def _raw(asked: str | Sequence[int], agent: str, match: Match, recorder: Recorde
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(placed.prompt.ids):
         raise Refused("the prompt is empty: this model needs a token to begin with", param="prompt")
-    return Prompt(placed.prompt, match, placed.parent, placed.before, placed.fork)
+    return Prompt(placed.prompt, match, placed.parent, placed.before, placed.fork, placed.encoded)
 
 
 def sampling_of(

@@ -7,7 +7,7 @@ that call's ids, then its own new text; ids that the client chose itself are tak
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ class Placed(NamedTuple):
     parent: int | None
     before: Rendered | None
     fork: ForkReason | None
+    encoded: dict[str, Any] | None = None
+    """{after, text}: how many ids are an earlier call's, and the text that was encoded after them, so that a proof can
+    do it again. None: the client chose the ids."""
 
 
 def place(prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer: Renderer) -> Placed:
@@ -32,7 +35,9 @@ def place(prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer:
     text = asked if isinstance(asked, str) else asked.text
     parent = recorder.texts.match(agent, text)
     if parent is None:
-        return Placed(renderer.raw(asked) if isinstance(asked, str) else asked, None, None, None)
+        if isinstance(asked, str):
+            return Placed(renderer.raw(asked), None, None, None, {"after": 0, "text": asked})
+        return Placed(asked, None, None, None)
     before = recorder.prompt(parent)
     call = recorder.entries[parent].call
     if not isinstance(asked, str):
@@ -42,11 +47,13 @@ def place(prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer:
     for kept in (call.response_ids, _without_end(call.response_ids, renderer.end_ids)):
         said = before.text + renderer.decode(kept, after=before.ids)
         if asked.startswith(said):
-            suffix = renderer.encode(asked[len(said) :])
-            ids = np.concatenate([before.ids, kept, suffix]).astype(np.int32, copy=False)
+            new = asked[len(said) :]
+            ids = np.concatenate([before.ids, kept, renderer.encode(new)]).astype(np.int32, copy=False)
             whole = len(kept) == len(call.response_ids)
-            return Placed(Rendered(asked, ids), parent, before if whole else None, None if whole else "client_edit")
-    return Placed(renderer.raw(asked), parent, None, "client_edit")
+            encoded = {"after": len(before.ids) + len(kept), "text": new}
+            fork: ForkReason | None = None if whole else "client_edit"
+            return Placed(Rendered(asked, ids), parent, before if whole else None, fork, encoded)
+    return Placed(renderer.raw(asked), parent, None, "client_edit", {"after": 0, "text": asked})
 
 
 def _without_end(ids: Ids, end_ids: Sequence[int]) -> Ids:

@@ -98,6 +98,8 @@ class TokenTurns:
         entry.call.extra.update(notes)
         if sampling.json_schema is not None:
             entry.call.extra["constrained"] = True
+        if prompt.encoded is not None:
+            entry.call.extra["raw_prompt"] = prompt.encoded
         stream = renderer.reply_stream(
             request.tools if may_call else None,
             before=prompt.rendered,

@@ -99,7 +99,7 @@ def show(report: Report, console: Console) -> None:
 
 UNCHECKED = {
     "redacted": "the record blots out a secret in their messages",
-    "raw prompt": "their client sent a raw prompt, which is in the record as ids only",
+    "raw ids": "their client sent ids in place of a text, which nothing can contradict",
     "no reply": "their reply was cut off or rejected, so that no message says what they mean",
 }
 

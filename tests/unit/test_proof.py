@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -212,6 +213,33 @@ def test_a_swapped_id_of_a_prompt(capture, call):
     position = size_of(capture, call)[0] - 3
     wrong = proven(capture).wrong
     assert [(token.call, token.position) for token in wrong] == [(call, position)], wrong
+
+
+async def completing_episode(b: Bench) -> Capture:
+    """A text, then that text with its reply and more; then one that leaves the reply's end token out."""
+    session = b.open()
+    endpoint = session("solver", "", None)
+    text = "One plus two"
+    for more in (" is", " or so.", ""):
+        url, headers = f"{endpoint.base_url}/completions", {"authorization": f"Bearer {endpoint.api_key}"}
+        async with httpx.AsyncClient(transport=endpoint.transport()) as client:
+            answer = await client.post(url, headers=headers, json={"model": "m", "prompt": text, "max_tokens": 64})
+        text += answer.json()["choices"][0]["text"] + more
+    return session.close()
+
+
+@pytest.mark.parametrize("call", [None, 0, 1, 2])
+def test_a_swapped_id_of_a_raw_prompt(call):
+    capture = captured(script=[" equals three", ", we think", "!"], play=completing_episode)
+    assert [each.messages for each in capture.calls] == [()] * 3
+    if call is None:
+        proof = proven(capture)
+        assert proof.ok and not proof.unchecked, str(proof)
+        return
+    capture.calls[call].suffix_ids = capture.calls[call].suffix_ids.copy()
+    capture.calls[call].suffix_ids[-1] += 1
+    wrong = proven(capture).wrong
+    assert (wrong[0].call, wrong[0].position) == (call, size_of(capture, call)[0] - 1), wrong
 
 
 @pytest.mark.parametrize("call", range(1, 5))
