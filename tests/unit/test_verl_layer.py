@@ -228,6 +228,31 @@ def test_an_interpolation_that_leads_nowhere_names_its_place():
     assert "nowhere" in caught.value.what and "experiment.yaml:" in caught.value.where
 
 
+def test_keys_that_nothing_of_verl_reads_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError) as caught:
+        verl_config(experiment(trainer={"total_epochz": 3}))
+    assert caught.value.what == "verl has no key trainer.total_epochz." and "experiment.yaml:" in caught.value.where
+    assert caught.value.do == "did you mean trainer.total_epochs?"
+    with pytest.raises(
+        ConfigError, match=r"2 settings(.|\n)*no key actor_rollout_ref\.rollot(.|\n)*no key data\.train_fles"
+    ):
+        verl_config(experiment(verl={"actor_rollout_ref": {"rollot": {"n": 1}}, "data": {"train_fles": ["a"]}}))
+
+
+def test_what_verl_hands_on_may_hold_anything():
+    handed_on = {
+        "actor_rollout_ref": {
+            "rollout": {"engine_kwargs": {"vllm": {"zzz_made_up": 1}}, "enable_sleep_mode": False},
+            "model": {"override_config": {"zzz_made_up": 1}},
+        },
+        "ray_kwargs": {"ray_init": {"zzz_made_up": 1}},
+        "trainer": {"remove_previous_ckpt_in_save": True},
+    }
+    tree = verl_config(experiment(verl=handed_on))
+    assert at(tree, f"{ROLLOUT}.engine_kwargs.vllm.zzz_made_up") == 1
+    assert tree["trainer"]["remove_previous_ckpt_in_save"] is True
+
+
 def test_another_version_of_verl_is_refused(monkeypatch):
     monkeypatch.setattr(layer.metadata, "version", lambda name: "0.8.0")
     with pytest.raises(UserError, match="verl 0.8.0 is installed"):

@@ -22,6 +22,7 @@ from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.config.verl.limits import ModelLimits
 from ajet.config.verl.refusals import refuse
 from ajet.config.verl.resolvers import register
+from ajet.config.verl.unknown import refuse_unknown
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -56,14 +57,17 @@ def verl_config(
     register()
     ajet = _ajet_node(experiment, model_folder, run_folder)
     folder = _config_folder()
-    layers = [*_own_layers(experiment, ajet), _users(experiment)]
+    layers = _own_layers(experiment, ajet)
     if folder is not None:
         layers.insert(0, _verls_defaults(folder, experiment.ajet.trainer_common.strategy))
     with _explaining(experiment):
-        tree: Any = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
+        known = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
+        tree: Any = OmegaConf.merge(known, OmegaConf.create(_users(experiment)))
         refuse(experiment, tree, model or ModelLimits())
         if folder is None:
             raise MissingExtra("verl", "verl", needed_for="The verl backbone")
+        plain: Any = OmegaConf.to_container(known, resolve=False)
+        refuse_unknown(experiment, _merged_sections(experiment), plain, folder.parents[1].rglob("*.py"))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
 
