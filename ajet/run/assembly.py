@@ -117,6 +117,7 @@ def open_gateway(experiment: Experiment, backbone: Backbone) -> Gateway:
         host=settings.gateway.host,
         port=settings.gateway.port,
         advertise=settings.gateway.advertise,
+        max_calls=settings.gateway.max_calls,
         max_model_len=settings.rollout.max_model_len,
         max_response_tokens=settings.rollout.max_response_length_in_one_turn,
         force_disable_toolcalls=settings.rollout.force_disable_toolcalls,

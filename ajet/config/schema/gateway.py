@@ -13,4 +13,7 @@ class Gateway(Section):
     idle_timeout: float | None = key(
         600.0, "Seconds without a model call after which an episode of `ajet serve` fails; null waits for ever.", gt=0
     )
+    max_calls: int = key(
+        16384, "Model calls under way at once; a client that asks for more is told to come back (429).", ge=1
+    )
     advertise: str = key("auto", "Host name that clients on other machines and in containers are given.")
