@@ -84,7 +84,7 @@ def launch(
     show_logs()
     chosen = backbone.value if backbone else None
     experiment = load_experiment(conf, backbone=chosen, overrides=overrides or (), exp_dir=exp_dir)
-    experiment.require_ready()
+    experiment.require_ready(launching=not dry_run)
     if prefix:
         warn("--prefix has no effect: this version starts no services")
     if with_ray or with_ray_cluster:

@@ -306,6 +306,9 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     assert code == 0 and "x.yaml is valid" in out and "does not train on verl yet" in out
     code, _, err = run("validate", "trainer_common.nnodes=3")
     assert code == 2 and "24 copies of the model" in err and "override trainer_common.nnodes=3" in err
+    with pytest.raises(SystemExit):
+        launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", "trainer_common.nnodes=3"])
+    assert "24 copies of the model" in capsys.readouterr().err
     code, _, err = run("validate", "verl.trainer.nnodes=3")
     assert code == 2 and "24 copies of the model" in err
 

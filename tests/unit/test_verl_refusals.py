@@ -147,6 +147,35 @@ def test_unknown_roots_and_contradictions_below_verl_are_refused():
     passes(verl=nested("trainer.nnodes", 2), trainer={"nnodes": 2})
 
 
+@pytest.mark.parametrize(
+    ("ajet", "enough"),
+    [
+        ({}, False),  # 14 GiB of weights and 2.4 GiB for 18,000 tokens, in half of 24 GiB
+        ({"rollout.gpu_memory_utilization": 0.7}, True),
+        ({"rollout.gpu_memory_utilization": 0.6}, False),
+        ({"rollout.gpu_memory_utilization": 0.6, "rollout.max_model_len": 2000, "data.max_prompt_length": 500}, True),
+        ({"rollout.tensor_model_parallel_size": 2}, True),
+        ({"model.dtype": "float32", "rollout.gpu_memory_utilization": 0.9}, False),
+    ],
+)
+def test_the_engine_needs_memory_for_weights_and_one_sequence(ajet, enough):
+    model = ModelLimits(parameters=7 * 2**30, cached_numbers=2 * 36 * 8 * 128)
+    with pytest.raises(MissingExtra if enough else ConfigError) as caught:
+        verl_config(experiment(ajet), model=model, gpu_bytes=24 * 2**30)
+    assert enough or "the engine needs" in str(caught.value)
+
+
+def test_what_a_model_needs_is_read_from_its_files(tmp_path):
+    config = {"dtype": "bfloat16", "num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert read_limits(tmp_path) == ModelLimits(heads=4, parameters=500, cached_numbers=2 * 3 * 4 * 16)
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 2, "head_dim": 32}))
+    assert read_limits(tmp_path).cached_numbers == 2 * 3 * 2 * 32
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 128}))
+    assert read_limits(tmp_path).cached_numbers is None
+
+
 def test_what_the_config_file_of_a_model_says(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 9, "num_experts": 4}}))
     assert read_limits(tmp_path) == ModelLimits(positions=9, experts=4)

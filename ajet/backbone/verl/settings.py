@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,18 @@ if TYPE_CHECKING:
 def verl_settings(experiment: Experiment) -> dict[str, Any]:
     """verl's whole config. Raises ConfigError for what verl would refuse, MissingExtra without verl."""
     folder = _folder_at_hand(experiment)
-    return verl_config(experiment, model=read_limits(folder) if folder is not None else ModelLimits())
+    model = read_limits(folder) if folder is not None else ModelLimits()
+    return verl_config(experiment, model=model, gpu_bytes=_gpu_bytes())
+
+
+def _gpu_bytes() -> int | None:
+    """The memory of this machine's smallest GPU; None without one (the GPUs may be on other machines)."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        return min(int(line) for line in done.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):  # no such command, no GPU, or one that does not tell
+        return None
 
 
 def _folder_at_hand(experiment: Experiment) -> Path | None:

@@ -41,8 +41,11 @@ MEGATRON_SIZES: Pairs = tuple(
 class Settings:
     """Effective values, and what to call them: a key below `ajet` that was mapped, or verl's own where it is set."""
 
-    def __init__(self, experiment: Experiment, tree: DictConfig, model: ModelLimits) -> None:
+    def __init__(
+        self, experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None
+    ) -> None:
         self.ajet, self.layers, self.model, self._tree = experiment.ajet, experiment.layers, model, tree
+        self.gpu_bytes = gpu_bytes
 
     def value(self, verl: str, default: Any = None) -> Any:
         """The effective value of a verl key; `default` where nobody sets it."""

@@ -43,14 +43,16 @@ def verl_config(
     experiment: Experiment,
     *,
     model: ModelLimits | None = None,
+    gpu_bytes: int | None = None,
     model_folder: Path | None = None,
     run_folder: Path | None = None,
 ) -> dict[str, Any]:
     """The config that verl's trainer gets.
 
-    model: what is known of the model. model_folder: where it lies, if `model.path` is no path or name that verl could
-    load. run_folder: the run directory; without it, the one that a first run would have. Raises ConfigError for
-    settings that verl would refuse, MissingExtra without verl, UserError for another version of it.
+    model: what is known of the model. gpu_bytes: the memory of one GPU, where known. model_folder: where the model
+    lies, if `model.path` is no path or name that verl could load. run_folder: the run directory; without it, the one
+    that a first run would have. Raises ConfigError for settings that verl would refuse, MissingExtra without verl,
+    UserError for another version of it.
     """
     from omegaconf import OmegaConf
 
@@ -63,7 +65,7 @@ def verl_config(
     with _explaining(experiment):
         known = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
         tree: Any = OmegaConf.merge(known, OmegaConf.create(_users(experiment)))
-        refuse(experiment, tree, model or ModelLimits())
+        refuse(experiment, tree, model or ModelLimits(), gpu_bytes)
         if folder is None:
             raise MissingExtra("verl", "verl", needed_for="The verl backbone")
         plain: Any = OmegaConf.to_container(known, resolve=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ajet.schema.errors import UserError
 
@@ -21,6 +22,10 @@ class ModelLimits:
     """Heads of its keys and values."""
     experts: int | None = None
     """Experts of a layer."""
+    parameters: int | None = None
+    """Numbers in its weights."""
+    cached_numbers: int | None = None
+    """Numbers that an engine keeps for each token of a sequence; None also where layers keep less than all tokens."""
 
 
 def read_limits(folder: Path) -> ModelLimits:
@@ -43,4 +48,27 @@ def read_limits(folder: Path) -> ModelLimits:
         heads=number("num_attention_heads"),
         kv_heads=number("num_key_value_heads"),
         experts=number("num_experts", "num_local_experts", "n_routed_experts"),
+        parameters=_parameters(folder, str(whole.get("dtype") or whole.get("torch_dtype") or text.get("dtype"))),
+        cached_numbers=_cached_numbers({**whole, **text}),
     )
+
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_PARTIAL = ("sliding_window", "layer_types", "kv_lora_rank", "layers_block_type", "full_attention_interval")
+"""Where one of these is set, some layers keep less than the keys and values of every token."""
+
+
+def _parameters(folder: Path, dtype: str) -> int | None:
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return stored // _BYTES[dtype] if stored and dtype in _BYTES else None
+
+
+def _cached_numbers(config: dict[str, Any]) -> int | None:
+    if any(config.get(name) for name in _PARTIAL):
+        return None
+    heads = config.get("num_attention_heads")
+    layers, kv_heads = config.get("num_hidden_layers"), config.get("num_key_value_heads") or heads
+    if not (isinstance(heads, int) and isinstance(layers, int) and isinstance(kv_heads, int) and heads):
+        return None
+    size = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    return 2 * layers * kv_heads * size or None

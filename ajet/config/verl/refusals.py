@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ajet.config.validate import together
+from ajet.config.verl.batches import batch_sizes, fixed_micro_batches
 from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.verl.limits import ModelLimits
 from ajet.schema.errors import ConfigError
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 VLLM_LARGEST_LORA_RANK = 512
 
 
-def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits) -> None:
+def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
     """Raises ConfigError that names every setting that verl would not take. `tree`: our layers and the user's, over
-    verl's own where that is installed."""
-    settings = Settings(experiment, tree, model)
+    verl's own where that is installed. `gpu_bytes`: the memory of one GPU, where known."""
+    settings = Settings(experiment, tree, model, gpu_bytes)
     problems = [problem for rule in RULES for problem in rule(settings)]
     if problems:
         raise together(problems)
@@ -88,87 +89,6 @@ def _strategy(s: Settings) -> Iterator[ConfigError]:
                 ours,
                 expected=f"1, or strategy: megatron{fsdp}",
             )
-
-
-def _batch(s: Settings) -> Iterator[ConfigError]:
-    """verl: ActorConfig.validate, TrainingWorker.train_mini_batch, PPOTrainer._balance_batch (which pads)."""
-    batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
-    key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
-    ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
-    own = s.name(key) != ""
-    if not own and batch % trainer.mini_batch_num:
-        yield s.problem(
-            f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
-            "(ajet.trainer_common.mini_batch_num).",
-            "data.train_batch_size",
-            *ours,
-            expected="a multiple",
-        )
-        return
-    mini = s.count(key)
-    if mini < 1 or batch % mini:
-        yield s.problem(
-            f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
-            key,
-            *ours,
-            expected="a multiple",
-        )
-        return
-    episodes, ranks = mini * s.count(f"{ROLLOUT}.n"), s.gpus // s.model_parallel
-    if ranks and s.gpus % s.model_parallel == 0 and episodes % ranks:
-        split = f", {s.model_parallel} to a copy" if s.model_parallel > 1 else ""
-        yield s.problem(
-            f"A mini-batch has {episodes} episodes ({mini} tasks × {s.name(f'{ROLLOUT}.n', 'rollout.num_repeat')}), "
-            f"which can't be dealt out to {ranks} copies of the model ({s.gpus} GPUs{split}).",
-            key,
-            *ours,
-            also=((f"{ROLLOUT}.n", "rollout.num_repeat"), *MACHINES),
-            expected=f"a multiple of {ranks}",
-            do="change ajet.data.train_batch_size, ajet.trainer_common.mini_batch_num or the number of GPUs",
-        )
-
-
-def _fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
-    """verl: ActorConfig.__post_init__ and .validate, validate_config. Only without micro-batches by tokens."""
-    if s.value(f"{ACTOR}.use_dynamic_bsz", True):
-        return
-    needed = [
-        (f"{ACTOR}.ppo_micro_batch_size", True),
-        (f"{ROLLOUT}.log_prob_micro_batch_size", True),
-        ("actor_rollout_ref.ref.log_prob_micro_batch_size", _has_reference(s)),
-    ]
-    for key, wanted in needed:
-        total, each = s.value(key), s.value(f"{key}_per_gpu")
-        if wanted and (total is None) == (each is None):
-            yield s.problem(
-                f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
-                f"{ACTOR}.use_dynamic_bsz",
-                f"{TRAINER}.micro_batch_tokens",
-                expected="one of the two, or use_dynamic_bsz: true, which counts tokens",
-            )
-    total, mini = s.value(f"{ACTOR}.ppo_micro_batch_size"), s.count(f"{ACTOR}.ppo_mini_batch_size")
-    if total is not None and mini % int(total):
-        yield s.problem(
-            f"A mini-batch of {mini} is no multiple of ppo_micro_batch_size, {total}.", f"{ACTOR}.ppo_micro_batch_size"
-        )
-    elif total is not None and int(total) * s.count(ULYSSES[0]) < s.gpus:
-        yield s.problem(
-            f"ppo_micro_batch_size, {total}, leaves some of {s.gpus} GPUs without work.",
-            f"{ACTOR}.ppo_micro_batch_size",
-        )
-    rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
-    if s.megatron:
-        parts = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    if parts and rows % parts:
-        yield s.problem(
-            f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {parts}.",
-            "data.train_batch_size",
-            "data.train_batch_size",
-        )
-
-
-def _has_reference(s: Settings) -> bool:
-    return bool(s.value(f"{ACTOR}.use_kl_loss") or s.value("algorithm.use_kl_in_reward"))
 
 
 def _parallel(s: Settings) -> Iterator[ConfigError]:
@@ -261,6 +181,26 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
             "rollout.gpu_memory_utilization",
             expected="above 0, at most 1",
         )
+
+
+def _memory(s: Settings) -> Iterator[ConfigError]:
+    """vLLM, after it loaded the weights: the cache must hold one sequence. The least that it needs is counted."""
+    if s.gpu_bytes is None or s.model.parameters is None or s.value("trainer.device") == "cpu":
+        return
+    tensor, longest = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.max_model_len")
+    size, part = 4 if s.value(f"{ROLLOUT}.dtype") == "float32" else 2, s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5)
+    weights, cache = s.model.parameters * size / tensor, (s.model.cached_numbers or 0) * size * longest / tensor
+    if weights + cache <= s.gpu_bytes * part:
+        return
+    gib = 2**30
+    yield s.problem(
+        f"On each GPU the engine needs {weights / gib:.3g} GiB for weights and {cache / gib:.3g} GiB for one sequence "
+        f"of {longest} tokens, and it has {part:g} of {s.gpu_bytes / gib:.3g} GiB.",
+        f"{ROLLOUT}.gpu_memory_utilization",
+        "rollout.gpu_memory_utilization",
+        also=((f"{ROLLOUT}.max_model_len", "rollout.max_model_len"), (f"{ROLLOUT}.tensor_model_parallel_size", _TP)),
+        do="raise ajet.rollout.gpu_memory_utilization or tensor_model_parallel_size, or lower max_model_len",
+    )
 
 
 def _lengths(s: Settings) -> Iterator[ConfigError]:
@@ -389,5 +329,6 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
 
 
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
-    _machines, _strategy, _batch, _fixed_micro_batches, _parallel, _engine, _lengths, _sampling, _learning, _modes,
+    _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _engine, _memory, _lengths, _sampling, _learning,
+    _modes,
 )  # fmt: skip
