@@ -95,7 +95,8 @@ def _last_frames(failure: Failure) -> list[str]:
     frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
     if message and frames.endswith(message):
         frames = frames[: -len(message)].rpartition("\n")[0]
-    return frames.splitlines()[-SHOWN_FRAME_LINES:]
+    lines = frames.splitlines()[-SHOWN_FRAME_LINES:]
+    return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a line that is cut off
 
 
 def _outcome(episode: Episode) -> str:

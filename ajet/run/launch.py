@@ -73,7 +73,7 @@ def refuse_untrainable(experiment: Experiment) -> None:
         raise UserError(
             "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
             where="ajet.rollout.engine",
-            expected="auto or transformers for training",
+            expected="auto, transformers or vllm for training",
             do="use --backbone debug with this engine",
         )
 

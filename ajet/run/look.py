@@ -32,7 +32,10 @@ def show_runs(root: Path) -> int:
         return 0
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("run", "state", "step", "reward", "held out", "changed"):
-        table.add_column(name, justify="right" if name in ("step", "reward", "held out") else "left")
+        table.add_column(
+            name, justify="right" if name in ("step", "reward", "held out") else "left",
+            overflow="fold" if name == "run" else "ellipsis",  # a name is there to be typed
+        )  # fmt: skip
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"

@@ -221,6 +221,15 @@ def test_a_name_that_no_run_has_is_said(project, run):
         assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, command
 
 
+def test_a_runs_name_is_whole_on_a_narrow_terminal(project, run, monkeypatch):
+    name = "a_rather_long_name_of_an_experiment_that_somebody_gave"
+    (project / "launcher_record" / name).mkdir(parents=True)
+    (project / "launcher_record" / name / "status.json").write_text('{"phase": "rollout", "step": 3}')
+    monkeypatch.setenv("COLUMNS", "60")
+    code, text, _ = run("runs")
+    assert code == 0 and name in "".join(line.split()[0] for line in text.splitlines()[1:]), text
+
+
 @pytest.mark.parametrize(
     ("arguments", "where", "expected"),
     [(("--split", "held_out"), "--split", "validation"), (("--step", "x..y"), "--step", "3..9")],

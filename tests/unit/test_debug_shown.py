@@ -34,6 +34,12 @@ def test_a_failure_is_said_once_with_the_frames_that_led_to_it(monkeypatch: pyte
     assert "0 calls · 0 tokens sampled" in lines[-1]
 
 
+def test_frames_that_are_cut_off_do_not_begin_with_carets(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = "call()\n    ^^^^\n" + "".join(f"line {n}\n" for n in range(5))
+    lines = shown(monkeypatch, Failure("agent", "Bad", "text", traceback=f"{frames}w.Bad: text\n"))
+    assert lines[2:-1] == [f"line {n}" for n in range(5)]
+
+
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, Failure("agent", "no_model_call", "it never called"))[1:-1] == [
         "✗ agent: no_model_call: it never called"
