@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -53,14 +53,17 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
 @contextmanager
 def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
-    """With a viewer of the run beside it, if it is wanted. On a terminal it stays until a key ends it."""
+    """With a viewer of the run beside it, if it is wanted. On a terminal it stays, after a run that has ended well and
+    is recorded so, until a key ends it."""
     from ajet.run.view import beside
 
     process = beside(run) if wanted else None
     try:
         yield
         if process is not None and sys.stdin.isatty():
-            input("The run is over; its pages stay until you press Enter. ")
+            run.close("finished")
+            with suppress(KeyboardInterrupt, EOFError):
+                input("The run is over; its pages stay until you press Enter. ")
     finally:
         if process is not None:
             process.terminate()

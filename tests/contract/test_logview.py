@@ -1,6 +1,10 @@
 """`--with-logview`: what a run plays can be looked at while it goes on, and the viewer ends with it."""
 
 import json
+import os
+import pty
+import signal
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -8,7 +12,7 @@ import urllib.request
 import psutil
 import pytest
 
-from tests.ajet_command import start
+from tests.ajet_command import command, environment, start
 
 WORKFLOW = """
 from pathlib import Path
@@ -76,3 +80,36 @@ def test_episodes_can_be_looked_at_while_the_run_goes_on(tmp_path, ending):
     finally:
         run.kill()
         run.wait()
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_recorded_before_its_pages_are_left(tmp_path):
+    (tmp_path / "workflow.py").write_text(WORKFLOW)
+    (tmp_path / "look.yaml").write_text(YAML)
+    (tmp_path / "go on").touch()
+    log = tmp_path / "out.txt"
+    keyboard, terminal = pty.openpty()
+    with log.open("w") as out:
+        run = subprocess.Popen(
+            command("--conf", "look.yaml", "--backbone", "debug", "--with-logview"), cwd=tmp_path, env=environment(),
+            stdin=terminal, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while "press Enter" not in log.read_text() and time.monotonic() < deadline and run.poll() is None:
+            time.sleep(0.1)
+        assert run.poll() is None, log.read_text()
+        (status,) = tmp_path.glob("launcher_record/look/debug/*/status.json")
+        assert json.loads(status.read_text())["outcome"] == "finished"
+        address = next(line.split()[-1] for line in log.read_text().splitlines() if "Viewer:" in line)
+        assert asked(address, "runs")["runs"]
+        run.send_signal(signal.SIGINT)
+        assert run.wait(30) == 0, log.read_text()
+        assert json.loads(status.read_text())["outcome"] == "finished"
+        with pytest.raises(urllib.error.URLError):
+            asked(address, "runs")
+    finally:
+        run.kill()
+        run.wait()
+        os.close(keyboard)
+        os.close(terminal)
