@@ -69,7 +69,8 @@ class Experiment:
     def require_ready(self, *, serving: bool = False, launching: bool = True) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
         `serving`: agents and tasks may come from outside. Not `launching`: verl's layer is looked at, no more."""
-        require_ready(self.ajet, self.layers, str(self.yaml_path), serving=serving, launching=launching)
+        told_in = str(self.yaml_path) if self.yaml_path.exists() else "command line"
+        require_ready(self.ajet, self.layers, told_in, serving=serving, launching=launching)
 
     @property
     def names_tasks(self) -> bool:

@@ -102,4 +102,5 @@ def _plain(value: Any) -> Any:
 
 
 def _bad(text: str, expected: str) -> ConfigError:
-    return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected)
+    do = f"a YAML goes after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else ""
+    return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected, do=do)

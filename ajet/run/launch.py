@@ -57,17 +57,16 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
     is recorded so, until a key ends it."""
     from ajet.run.view import beside
 
-    process = beside(run) if wanted else None
+    viewer = beside(run) if wanted else None
     try:
         yield
-        if process is not None and sys.stdin.isatty():
+        if viewer is not None and sys.stdin.isatty():
             run.close("finished")
             with suppress(KeyboardInterrupt, EOFError):
-                input("The run is over; its pages stay until you press Enter. ")
+                input(f"The run is over; {viewer.address} stays until you press Enter. ")
     finally:
-        if process is not None:
-            process.terminate()
-            process.wait()
+        if viewer is not None:
+            viewer.end()
 
 
 def refuse_untrainable(experiment: Experiment) -> None:

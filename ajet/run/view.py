@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,20 @@ def _end_with_input(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def beside(run: RunDirectory) -> subprocess.Popen[bytes] | None:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A viewer that runs beside a run."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+
+    def end(self) -> None:
+        """End it and wait until it has."""
+        self.process.terminate()
+        self.process.wait()
+
+
+def beside(run: RunDirectory) -> Beside | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
@@ -129,9 +143,10 @@ def beside(run: RunDirectory) -> subprocess.Popen[bytes] | None:
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line)
+    address = line.removeprefix("Viewer: ")
     if _on_a_desktop():
-        webbrowser.open(line.removeprefix("Viewer: "))
-    return process
+        webbrowser.open(address)
+    return Beside(process, address)
 
 
 def spell_for(folder: Path) -> Spell | None:

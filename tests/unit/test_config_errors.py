@@ -61,6 +61,7 @@ def test_a_mistake_in_the_yaml(tmp_path, text, where, words):
         ("rollout.num_repeat=[a", ["grammar"]),
         ("hydra.run.dir=x", ["Hydra's own settings"]),
         ("rollout.num_repeat=many", ["override rollout.num_repeat=many", "integer"]),
+        ("mine.yaml", ["a YAML goes after --conf: --conf mine.yaml"]),
         ("own.b.c=1", ["+key=value"]),
         ("model.path=<YOUR_MODEL>", ["still reads"]),
     ],
