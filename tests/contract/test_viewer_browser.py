@@ -88,6 +88,18 @@ def test_from_the_index_to_a_token(tab, served):
     tab.locator(".t.v3").first.wait_for()
 
 
+def test_a_click_on_a_curve_opens_the_steps_episodes(tab, served):
+    _, address = served
+    tab.goto(f"{address}#/run/first")
+    plot = tab.locator("figure.chart .u-over").first
+    plot.wait_for()
+    box = plot.bounding_box()
+    plot.hover(position={"x": box["width"] / 2, "y": 20})
+    plot.click(position={"x": box["width"] / 2, "y": 20})
+    tab.get_by_text("5 episodes").wait_for()
+    assert tab.get_by_label("step: 3 or 1..9").input_value() == "2"
+
+
 def test_conditions_keys_and_the_way_back(tab, served):
     _, address = served
     tab.goto(f"{address}#/run/first/episodes")

@@ -26,10 +26,11 @@ function smoothed(values, weight) {
   });
 }
 
-// One chart. `lines`: [{label, points: Map(step -> value), sparse}]; `unit` follows the numbers of its axis.
+// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), sparse}]; `unit` follows the numbers of its axis.
 export class Chart {
-  constructor(title, unit) {
+  constructor(title, unit, open) {
     this.unit = unit;
+    this.open = open;
     this.box = el("figure", { class: "chart" }, el("figcaption", {}, title));
     this.hole = el("div", { class: "hole" });
     this.box.append(this.hole);
@@ -67,6 +68,12 @@ export class Chart {
       }))],
     };
     this.plot = new uPlot(options, data, this.hole);
+    let pressed = 0;
+    this.plot.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
+    this.plot.over.addEventListener("click", (event) => {
+      const at = this.plot.cursor.idx;
+      if (at !== null && at !== undefined && Math.abs(event.clientX - pressed) < 4) this.open(this.plot.data[0][at]);  // a drag zooms
+    });
   }
 
   resize() {

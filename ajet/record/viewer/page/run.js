@@ -10,14 +10,15 @@ import { stateKind } from "./runs.js";
 const SUBJECTS = [
   ["Reward", "", ["train/reward", "validation/reward", "debug/reward"]],
   ["Success", "", ["train/success_rate", "validation/success_rate", "debug/success_rate"]],
-  ["KL", "", ["kl", "mismatch_kl"]],
-  ["Entropy", "", ["entropy"]],
+  ["KL", " nats", ["kl", "mismatch_kl"]],
+  ["Entropy", " nats", ["entropy"]],
   ["Lengths", "", ["train/reply_tokens", "validation/reply_tokens", "train/turns"]],
-  ["Forked calls", "", ["train/fork_rate/", "fork_rate/"]],
-  ["Largest logprob gap", "", ["logprob_gap_max"]],
-  ["Staleness", "", ["staleness", "train/staleness"]],
-  ["Failures", "", ["train/failed", "train/no_score", "train/aborted"]],
+  ["Forked calls by reason", "", ["train/fork_rate/", "train/forks"]],
+  ["Largest logprob gap", " nats", ["logprob_gap_max"]],
+  ["Staleness in versions", "", ["train/staleness_max", "train/staleness_mean"]],
+  ["Failures by boundary", "", ["train/failed", "train/failed/", "train/no_score", "train/aborted"]],
   ["Tokens a step", "", ["train/sampled_tokens", "train/trained_tokens", "computed_tokens"]],
+  ["Sampled, not trained", "", ["train/untrained/"]],
   ["Seconds a step", " s", ["seconds/"]],
   ["Gradient norm", "", ["grad_norm"]],
   ["Learning rate", "", ["lr"]],
@@ -42,7 +43,7 @@ export async function runPage(name, context) {
     el("p", { class: "actions" }, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
       el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
       el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config")),
-    hint, grid, others);
+    hint, grid, el("p", { class: "hint" }, "A click on a curve opens that step's episodes."), others);
 
   function lines(wanted, curves) {
     const found = [];
@@ -61,7 +62,7 @@ export async function runPage(name, context) {
     let made = charts.get(key);
     if (!found.length) return;
     if (!made) {
-      made = new Chart(title, unit);
+      made = new Chart(title, unit, (step) => context.go(address(["run", name, "episodes"], { step })));
       charts.set(key, made);
       into.append(made.box);
     }

@@ -1,0 +1,32 @@
+"""`ajet runs` and `ajet episodes`: the viewer's tables in a terminal."""
+
+import json
+import time
+
+from tests.ajet_command import ajet
+from tests.viewer_fixtures import HOSTILE, write_run
+
+
+def test_runs_are_listed_with_state_step_reward_and_age(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two", steps=1, outcome="failed")
+    status = json.loads((tmp_path / "two" / "status.json").read_text())
+    (tmp_path / "two" / "status.json").write_text(json.dumps({**status, "updated": time.time() - 7200}))
+    done = ajet("runs", "--exp-dir", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    first, second = [line.split() for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
+    assert first[:4] == ["one", "finished", "3", "0.3"]
+    assert second[:4] == ["two", "failed", "1", "0.1"] and second[-3:] == ["2", "hours", "ago"]
+    assert "No runs" in ajet("runs", "--exp-dir", str(tmp_path / "nothing"), cwd=tmp_path).stdout
+
+
+def test_the_worst_episodes_come_first_and_obey_no_terminal(tmp_path):
+    write_run(tmp_path / "one", said=HOSTILE)
+    done = ajet("episodes", "one", "--exp-dir", str(tmp_path), "--worst", "2", "--step", "2..3", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("reward 0 ") == 2 and "2 of 10 episodes" in done.stdout
+    assert "<script>" in done.stdout and "\x1b" not in done.stdout and "\u202e" not in done.stdout
+    best = ajet("episodes", "one", "--exp-dir", str(tmp_path), "--best", "1", cwd=tmp_path).stdout
+    assert "reward 1 " in best
+    missing = ajet("episodes", "nosuch", "--exp-dir", str(tmp_path), cwd=tmp_path)
+    assert missing.returncode == 2 and "no episodes of a run named nosuch" in missing.stdout
