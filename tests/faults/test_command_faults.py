@@ -37,11 +37,12 @@ def living(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
+            marked = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 def fails(folder: Path, **section: Any) -> AgentFailure:

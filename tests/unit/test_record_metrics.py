@@ -80,7 +80,7 @@ def test_a_narrow_terminal_gets_that_line_in_several_each_indented(monkeypatch: 
     import ajet.record.trackers.console as place
 
     out = io.StringIO()
-    monkeypatch.setattr(place, "console", Console(file=out, width=40, force_terminal=True, no_color=True))
+    monkeypatch.setattr(place, "console", Console(file=out, width=40, height=25, force_terminal=True, no_color=True))
     ConsoleTracker().log(1, {"loss": 0.5, "entropy": 0.25, "kl": 0.00123, "train/sampled_tokens": 1500})
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert len(lines) == 2 and all(line.startswith(" " * 12 + line.strip()) for line in lines)
