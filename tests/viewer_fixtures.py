@@ -60,7 +60,7 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
         },
         {"role": "tool", "content": "3", "tool_call_id": "c"},
     ]
-    return episode(
+    made = episode(
         f"e{step:03}{task}{repeat}",
         seed=100 * step + 10 * task + repeat,
         step=step,
@@ -72,6 +72,10 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
         started=1000.0 + step,
         ended=1002.0 + step,
     )
+    for call in made.calls:
+        call.started = 1000.1 + step + 0.4 * call.index
+        call.ended = call.started + 0.3
+    return made
 
 
 def lost(step: int) -> Episode:

@@ -13,10 +13,19 @@ export function waterfall(page) {
     return el("g", {}, el("rect", { x: x(call.started), y: index * ROW + 4, width: `${Math.max(0.3, (100 * (call.ended - call.started)) / (last - first))}%`, height: ROW - 8, rx: 3, class: call.error ? "bar failed" : "bar" },
       el("title", { svg: true }, label)));
   });
+  // A tool runs between the reply that asks for it and the request that brings its result.
+  page.calls.forEach((call, index) => {
+    const names = call.reply === null ? [] : (page.messages[call.reply].tool_calls ?? []).map((each) => each.function?.name ?? "?");
+    const next = page.calls.find((other) => other.parent === call.index && other.started >= call.ended);
+    if (!names.length || !next) return;
+    const width = Math.max(0.3, (100 * (next.started - call.ended)) / (last - first));
+    bars.push(el("rect", { x: x(call.ended), y: index * ROW + 8, width: `${width}%`, height: ROW - 16, class: "bar tool" },
+      el("title", { svg: true }, `${names.join(", ")}: ${seconds(next.started - call.ended)} until the next request`)));
+  });
   const busy = page.calls.reduce((sum, call) => sum + call.ended - call.started, 0);
   return el("div", {},
     el("svg", { class: "waterfall", width: "100%", height: Math.max(ROW, page.calls.length * ROW), role: "img", "aria-label": "when each call ran" }, bars),
-    el("p", { class: "hint" }, `${seconds(page.ended - page.started)} in all; model calls ${seconds(busy)}, the rest is the agent, its tools and the judge`));
+    el("p", { class: "hint" }, `${seconds(page.ended - page.started)} in all; model calls ${seconds(busy)} (thick), tools between a reply and the next request (thin), the rest is the agent and the judge`));
 }
 
 // Lanes as in a graph of commits: a call that extends its parent stays in its lane, a fork opens a new one.
