@@ -25,6 +25,7 @@ from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.play import Play, Tally
 from ajet.rollout.rounds import RoundEngine
+from ajet.rollout.sampling import split_sampling
 from ajet.rollout.slots import Slots
 from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
 from ajet.schema.episode import Episode, Failure, Group, Split
@@ -106,8 +107,9 @@ class Rollout:
             self._rounds.begin()
         play = Play(keep, in_order=rollout.deterministic)
         self.tally = play.tally
+        sampling = sampling or split_sampling(self._settings, split)
         conducted = asyncio.run_coroutine_threadsafe(
-            self._conduct(play, list(tasks), step, split, repeats, sampling or self._sampling(split), limit), self._loop
+            self._conduct(play, list(tasks), step, split, repeats, sampling, limit), self._loop
         )
         conducted.add_done_callback(lambda future: _end(play, future))
         self._plays[play] = conducted
@@ -138,14 +140,6 @@ class Rollout:
         self._isolation.close()
         self._verdicts.close()
         self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
-
-    def _sampling(self, split: Split) -> Sampling:
-        rollout = self._settings.rollout
-        longest = rollout.max_response_length_in_one_turn
-        if split == "validation":
-            val = rollout.val_kwargs
-            return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
-        return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
 
     async def _conduct(
         self,

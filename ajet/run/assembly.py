@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.contract import Backbone
 from ajet.config import Experiment, resolve_reference
-from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
+from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
@@ -66,28 +66,6 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
     )
     found.check(experiment.config)
     return found
-
-
-def run_sampling(experiment: Experiment) -> Sampling:
-    """The training rollout's sampling: with it the policy is defined."""
-    rollout = experiment.ajet.rollout
-    return Sampling(
-        max_tokens=rollout.max_response_length_in_one_turn,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-    )
-
-
-def validation_sampling(experiment: Experiment) -> Sampling:
-    """Validation's sampling: greedy unless `val_kwargs.do_sample`."""
-    val = experiment.ajet.rollout.val_kwargs
-    return Sampling(
-        max_tokens=experiment.ajet.rollout.max_response_length_in_one_turn,
-        temperature=val.temperature if val.do_sample else 0.0,
-        top_p=val.top_p,
-        top_k=val.top_k,
-    )
 
 
 def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer:

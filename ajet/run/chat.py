@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
+from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
@@ -41,7 +42,7 @@ def chat(
     from ajet.config import load_experiment
     from ajet.record import Checkpoints
 
-    folder = Path(run) if Path(run, "resolved.yaml").exists() else root / run
+    folder = run_folder(run, root, holding="resolved.yaml")
     if not (folder / "resolved.yaml").exists():
         raise UserError(
             f"There is no run named {run}.",
@@ -82,7 +83,8 @@ def _with_model(experiment: Experiment, prompt: str | None, system: str | None) 
 def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     """Each line is an episode of its own: the first held-out task (else training task) with the line for its query, so
     that a workflow finds the other fields that it reads."""
-    from ajet.run.assembly import assemble, validation_sampling
+    from ajet.rollout.sampling import split_sampling
+    from ajet.run.assembly import assemble
     from ajet.run.debug import show_episode
 
     experiment.ajet.task_judge.judge_type = "customized_protocol"
@@ -92,7 +94,7 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
         console.print(f"[dim]everything but the question is of the task {stage.task_id!r}[/]")
         for order, line in enumerate(_lines(prompt)):
             task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
-            sampling = validation_sampling(experiment)
+            sampling = split_sampling(experiment.ajet, "validation")
             for group in parts.rollout.play([(order, task)], step=0, split="debug", repeats=1, sampling=sampling):
                 for episode in group.episodes:
                     show_episode(episode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.run.accounting import episode_metrics, pass_metrics
-from ajet.run.assembly import Parts, validation_sampling
+from ajet.run.assembly import Parts
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -24,11 +24,7 @@ def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> dict[str, float]:
     val = settings.rollout.val_kwargs
     tasks = list(enumerate(parts.tasks("validation")))
     repeats = max(settings.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat
-    groups = list(
-        parts.rollout.play(
-            tasks, step=step, split="validation", repeats=repeats, sampling=validation_sampling(parts.experiment)
-        )
-    )
+    groups = list(parts.rollout.play(tasks, step=step, split="validation", repeats=repeats))
     episodes = [episode for group in groups for episode in group.episodes]
     run.episodes.write(step, "validation", episodes)
     metrics = episode_metrics(episodes, "validation") | pass_metrics(groups, "validation")

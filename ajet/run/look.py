@@ -18,6 +18,7 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.debug import show_episode
+from ajet.run.named import run_folder
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
 
@@ -50,7 +51,7 @@ def show_runs(root: Path) -> int:
 def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str) -> int:
     """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. Exit code
     0. Raises UserError."""
-    folder = Path(run) if Path(run, "episodes").is_dir() else root / run
+    folder = run_folder(run, root, holding="episodes")
     if not (folder / "episodes").is_dir():
         raise UserError(
             f"There are no episodes of a run named {run}.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.record.episodes import NAME
+from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 
 CONFIG = "resolved.yaml"
@@ -32,11 +33,10 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
     path = Path(named)
     if path.suffix == ".jsonl" and path.exists():
         return _kept(Target(_run_of(path.absolute()), (path.absolute(),)), steps)
-    for folder in (path, root / path):
-        if (folder / CONFIG).exists():
-            return _kept(
-                Target(folder.absolute(), tuple(sorted((folder / "episodes").glob("step-*.jsonl"), key=_order))), steps
-            )
+    folder = run_folder(named, root, holding=CONFIG)
+    if (folder / CONFIG).exists():
+        files = tuple(sorted((folder / "episodes").glob("step-*.jsonl"), key=_order))
+        return _kept(Target(folder.absolute(), files), steps)
     found = list(_with_episode(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
     if len({uuid for uuid, _ in found}) > 1:
         raise UserError(

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from ajet.record.console import console
+from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0
@@ -24,7 +25,7 @@ PATIENCE_S = 60.0
 
 def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
     """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it."""
-    folder = Path(run) if Path(run, "status.json").exists() else root / run
+    folder = run_folder(run, root, holding="status.json")
     processes = recorded_processes(folder)
     if not processes:
         console.print(f"{folder.name} is not running.")

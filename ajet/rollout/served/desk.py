@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
-from ajet.engine.contract import Sampling
 from ajet.gateway import Refused
 from ajet.rollout.assembly import Played, build_episode
 from ajet.rollout.checks import open_checks
+from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.episode import Served, ServedIdentity, outcome_of
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.order import ServedOrder
@@ -147,7 +147,7 @@ class Desk:
         session = self._gateway.open(
             identity.uuid,
             key=(self._settings.seed, index, repeat),
-            sampling=self._sampling(),
+            sampling=split_sampling(self._settings, "train"),
             trainable=opening.trainable if opening.trains else (),
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
@@ -203,10 +203,6 @@ class Desk:
     def _count(self) -> int:
         self._begun += 1
         return self._begun - 1
-
-    def _sampling(self) -> Sampling:
-        rollout = self._settings.rollout
-        return Sampling(rollout.max_response_length_in_one_turn, rollout.temperature, rollout.top_p, rollout.top_k)
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
         if name not in self._ended:

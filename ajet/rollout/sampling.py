@@ -1,0 +1,25 @@
+"""How a split's replies are drawn.
+
+Invariant: training and debug draw as the policy is defined (`rollout.temperature`, `top_p`, `top_k`); validation
+draws greedily unless `val_kwargs.do_sample`. Whoever plays episodes asks here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.engine.contract import Sampling
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.schema.episode import Split
+
+
+def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
+    """The sampling of a split's episodes, unless somebody wants another."""
+    rollout = settings.rollout
+    longest = rollout.max_response_length_in_one_turn
+    if split == "validation":
+        val = rollout.val_kwargs
+        return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
+    return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
