@@ -79,8 +79,8 @@ class TokenTurns:
             end_ids=renderer.end_ids,
         )
         may_call = bool(request.tools) and request.tool_choice != "none"
-        thinks = prompt.rendered.text.rstrip("\n").endswith("<think>")
-        if request.json_schema is not None and self._engine.constrains and not may_call and not thinks:
+        free = may_call or prompt.rendered.opens_thought
+        if request.json_schema is not None and self._engine.constrains and not free:
             sampling = replace(sampling, json_schema=json.dumps(request.json_schema or {"type": "object"}))
         entry = recorder.enter(
             agent=request.agent,

@@ -52,6 +52,11 @@ class Rendered:
     respelled: tuple[Respelled, ...] = ()
     """Where replies stand as sampled and the template spells their tool calls otherwise."""
 
+    @property
+    def opens_thought(self) -> bool:
+        """Whether the prompt itself begins the reply's thinking."""
+        return self.text.removesuffix(self.forced).rstrip("\n").endswith("<think>")
+
 
 class Renderer:
     """Renders, extends and parses for one tokenizer. Thread-safe.
@@ -197,7 +202,7 @@ class Renderer:
     def force_call(self, prompt: Rendered, name: str | None) -> Rendered | None:
         """`prompt` with the beginning of a call of tool `name` (None: of some tool) after it, so that the reply can
         only go on with it; None where this model's style or an opened thought leaves no room for that."""
-        if self._schema is not None or prompt.text.rstrip("\n").endswith("<think>"):
+        if self._schema is not None or prompt.opens_thought:
             return None
         opening, named = FORCED.get(self.template.style, (None, ""))
         if opening is None:
@@ -249,8 +254,7 @@ class Renderer:
             return SchemaParser(self.tokenizer.parse_response, tools=tools)
         if self.template.style == "harmony":
             return HarmonyParser(tools=tools)
-        prompt = before.text[: len(before.text) - len(before.forced)] if before is not None else ""
-        opened = prompt.rstrip("\n").endswith("<think>")
+        opened = before is not None and before.opens_thought
         return ReplyParser(self.template.style, tools=tools, thinking=opened or False if self.thinks else None)
 
     def _said(self, before: Rendered, reply: str, last: int) -> Said:

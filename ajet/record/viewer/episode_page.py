@@ -110,13 +110,16 @@ def token_lines(episode: Episode) -> list[Timeline]:
     return lines
 
 
-def tokens(episode: Episode, line: int, start: int, stop: int, spell: Spell | None) -> dict[str, Any]:
-    """Tokens [start, stop) of a line, column by column; `borders` are where calls begin and replies end.
+def tokens(
+    episode: Episode, line: int, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
+) -> dict[str, Any]:
+    """Tokens [start, stop) of a line, but at most `most`, column by column; `borders` are where calls begin and
+    replies end.
 
     `text` is None where nobody can spell them. Raises IndexError for a line that is not there.
     """
     timeline = token_lines(episode)[line]
-    part = slice(max(start, 0), min(stop, start + PIECE, len(timeline.ids)))
+    part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
     ids = timeline.ids[part].tolist()
     return {
         "start": part.start,

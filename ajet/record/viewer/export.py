@@ -16,7 +16,6 @@ from typing import Any
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.app import PAGE, Views
 from ajet.record.viewer.episode_page import Spell
-from ajet.record.viewer.table_filter import TableFilter, select
 
 MOST_TOKENS = 2_000_000
 """Of all episodes in a file together; about forty bytes each."""
@@ -27,21 +26,23 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     """The file's content. The newest episodes are in it, as many as `MOST_TOKENS` admit; the page says so."""
     table = views.table(name)
     table.look(wait=None)
-    everything = select(table, TableFilter(limit=1 << 40))
+    everything = list(table.rows())
     rows: list[dict[str, Any]] = []
     pages: dict[str, Any] = {}
     tokens: dict[str, list[dict[str, Any]]] = {}
     room = MOST_TOKENS
-    for row, place in table.rows():
+    for row, place in everything:
         episode = episode_page.read_episode(place)
-        lines = episode_page.token_lines(episode)
-        room -= sum(len(line.ids) for line in lines)
+        lengths = [len(line.ids) for line in episode_page.token_lines(episode)]
+        room -= sum(lengths)
         if room < 0 and rows:
             break
         rows.append(row)
         pages[row["uuid"]] = episode_page.episode_page(episode)
-        tokens[row["uuid"]] = [_whole_line(views, episode, index, spell) for index in range(len(lines))]
-    left_out = everything["total"] - len(rows)
+        tokens[row["uuid"]] = [
+            episode_page.tokens(episode, line, 0, length, spell, most=length) for line, length in enumerate(lengths)
+        ]
+    left_out = len(everything) - len(rows)
     data = {
         "note": f"a copy; {left_out} older episodes are not in it" if left_out else "a copy",
         "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None},
@@ -53,20 +54,6 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         "tokens": tokens,
     }
     return _assembled(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
-
-
-def _whole_line(views: Views, episode: Any, index: int, spell: Spell | None) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = []
-    start, length = 0, len(episode_page.token_lines(episode)[index].ids)
-    while start < length or not parts:
-        part = episode_page.tokens(episode, index, start, length, spell)
-        parts.append(part)
-        start += max(1, len(part["ids"]))
-    whole = {**parts[0], "borders": [border for part in parts for border in part["borders"]]}
-    for column in ("ids", "mask", "logprobs", "unit", "versions"):
-        whole[column] = [value for part in parts for value in part[column]]
-    whole["text"] = None if spell is None else [text for part in parts for text in part["text"]]
-    return whole
 
 
 def _assembled(data: str) -> str:
