@@ -1,0 +1,157 @@
+"""Episodes as verl's rows and back: credit must not notice."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet.algorithm import credit
+from ajet.backbone.verl.rows import FIELDS, NO_TOKEN, rebuild, rows
+from ajet.schema.call import VersionRun
+from ajet.schema.episode import Group
+from ajet.schema.timeline import SampledSpan
+from tests.local_fixtures import config_of, episode_of, group_of, timeline_of
+
+
+def stored(group: Group, uid: str) -> list[tuple[str, dict]]:
+    """What verl's queue holds of a group."""
+    found = []
+    for episode in group.episodes:
+        for index, row in enumerate(rows(episode, group_order=group.order)):
+            names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
+            values = dict(zip(FIELDS, [np.array(row[name]) for name in names] + [row["extra_fields"]], strict=True))
+            found.append((f"{uid}_{episode.repeat}_{index}", values))
+    return found
+
+
+def round_trip(groups, order=None):
+    items = [item for index, group in enumerate(groups) for item in stored(group, f"u-{index}")]
+    items = [items[index] for index in (order or range(len(items)))]
+    keys, values = [key for key, _ in items], [value for _, value in items]
+    return keys, rebuild(keys, {name: [value[name] for value in values] for name in FIELDS})
+
+
+@st.composite
+def timelines(draw: st.DrawFn, first_call: int):
+    """Some replies with context between them, maybe context after the last."""
+    ids, runs = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)), []
+    for _ in range(draw(st.integers(1, 3))):
+        reply = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+        runs.append((len(ids), len(ids) + len(reply)))
+        ids = ids + reply + draw(st.lists(st.integers(0, 9), max_size=2))
+    logprobs = [-draw(st.floats(0, 5, width=32)) for _ in ids]
+    timeline = timeline_of(ids, runs, logprobs)
+    timeline.logprobs = np.where(timeline.mask, timeline.logprobs, 0).astype(np.float32)
+    timeline.spans = tuple(SampledSpan(first_call + n, *run) for n, run in enumerate(runs))
+    return timeline
+
+
+@st.composite
+def groups_of_episodes(draw: st.DrawFn):
+    made = []
+    for order in range(draw(st.integers(1, 3))):
+        members = []
+        for repeat in range(draw(st.integers(1, 4))):
+            reward = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+            episode = episode_of(reward, (1,), uuid=f"{order}/{repeat}")
+            episode.repeat, episode.status = repeat, draw(st.sampled_from(["completed"] * 4 + ["failed"]))
+            spans, episode.timelines = 0, []
+            for _ in range(draw(st.integers(0, 3))):
+                episode.timelines.append(draw(timelines(spans)))
+                spans += len(episode.timelines[-1].spans)
+            if draw(st.booleans()):  # of two branches either may hold the earlier calls
+                episode.timelines.reverse()
+            members.append(episode)
+        made.append(group_of(*members))
+        made[-1].order = order
+    return made
+
+
+@settings(deadline=None)
+@given(groups_of_episodes(), st.data())
+def test_credit_over_the_rows_is_credit_over_the_episodes(groups, data):
+    aggregation = data.draw(st.sampled_from(["sequence", "token", "sequence-sum"]))
+    estimator = data.draw(st.sampled_from(["grpo", "rloo", "reinforce_plus_plus"]))
+    config = config_of(
+        algorithm__loss_aggregation=aggregation,
+        algorithm__adv_estimator=estimator,
+        algorithm__use_kl_in_reward=data.draw(st.booleans()),
+        algorithm__kl_in_reward_coef=0.3,
+        use_kl_loss=data.draw(st.booleans()),
+    )
+
+    def reference(samples):
+        policy = [sample.timeline.logprobs for sample in samples]
+        return policy, [0.5 * row for row in policy]
+
+    count = sum(len(stored(group, "u")) for group in groups)
+    _, back = round_trip(groups, data.draw(st.permutations(range(count))))
+    wanted = credit(copy.deepcopy(groups), config, reference=reference)
+    found = credit(back.groups, config, reference=reference)
+    assert [s.episode for s in found.samples] == [s.episode for s in wanted.samples]
+    for have, want in zip(found.samples, wanted.samples, strict=True):
+        size = have.timeline.ids.size
+        assert not want.timeline.mask[size:].any()
+        assert have.weight == want.weight
+        for name in ("ids", "mask", "logprobs"):
+            np.testing.assert_array_equal(getattr(have.timeline, name), getattr(want.timeline, name)[:size])
+        np.testing.assert_array_equal(have.advantages, want.advantages[:size])
+
+
+def test_a_row_is_what_verl_takes():
+    episode = episode_of(0.5, (2,), uuid="a")
+    episode.run, episode.repeat, episode.step = "run", 3, 7
+    timeline = timeline_of([5, 6, 7, 8, 9, 4, 3], [(2, 3), (4, 6)], [0, 0, -1, 0, -2, -3, 0])
+    episode.timelines = [timeline]
+    episode.calls[0].versions = (VersionRun(0, 4, 5),)
+    assert episode.verdict is not None
+    episode.verdict.success = True
+    (row,) = rows(episode, group_order=11)
+    extra = row.pop("extra_fields")
+    assert row == {
+        "prompt_ids": [5, 6],
+        "response_ids": [7, 8, 9, 4],
+        "response_mask": [1, 0, 1, 1],
+        "response_logprobs": [-1, 0, -2, -3],
+        "reward_score": 0.5,
+        "num_turns": 0,
+        "metrics": {"generate_sequences": 0.0},
+    }
+    about = extra.pop("ajet")
+    assert extra == {"reward_extra_info": {"success": 1.0}, "min_global_steps": 4, "max_global_steps": 5}
+    assert (about["uuid"], about["run"], about["repeat"], about["order"]) == ("a", "run", 3, 11)
+    assert about["spans"] == [[0, 2, 3], [1, 4, 6]] and (about["index"], about["count"]) == (0, 1)
+
+
+def test_what_may_not_be_trained_has_no_row():
+    assert rows(episode_of(None), group_order=0) == []
+    assert rows(episode_of(1.0, status="failed"), group_order=0) == []
+
+
+def test_a_scored_episode_without_tokens_stays_in_the_baseline():
+    group = group_of(episode_of(1.0, (), uuid="a"), episode_of(0.0, (2,), uuid="b"))
+    group.episodes[1].repeat = 1
+    (empty,) = rows(group.episodes[0], group_order=0, policy_version=4)
+    assert empty["response_ids"] == [NO_TOKEN] and empty["response_mask"] == [0]
+    assert empty["extra_fields"]["min_global_steps"] == 4
+    _, back = round_trip([group])
+    assert back.timelines[0] is None and back.timelines[1] is not None
+    batch = credit(back.groups, config_of(algorithm__norm_adv_by_std=False))
+    assert [sample.episode for sample in batch.samples] == ["b"] and batch.samples[0].advantages.min() == -0.5
+
+
+def test_a_missing_row_is_an_error():
+    items = stored(group_of(episode_of(1.0, (1, 2), uuid="a")), "u")[1:]
+    with pytest.raises(ValueError, match="episode a: of 2 timelines only \\[1\\] arrived"):
+        rebuild([key for key, _ in items], {name: [value[name] for _, value in items] for name in FIELDS})
+
+
+def test_a_timeline_that_begins_with_a_sampled_token_is_an_error():
+    episode = episode_of(1.0)
+    episode.timelines = [timeline_of([1, 2], [(0, 2)])]
+    with pytest.raises(ValueError, match="begins with a sampled token"):
+        rows(episode, group_order=0)
