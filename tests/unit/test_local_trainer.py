@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ajet.algorithm import credit
-from ajet.backbone.local.trainer import Trainer, mini_batches
+from ajet.algorithm.mini_batches import mini_batches
+from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
 from ajet.schema.timeline import SampledSpan

@@ -1,6 +1,6 @@
 """The loss of a row's targets, and what people want to know about it.
 
-Per trained token: weight * (importance * policy loss + kl_loss_coef * KL estimate). All inputs lie in one array per
+Per trained token: weight * its `ajet.algorithm.token_loss`. All inputs lie in one array per
 quantity over all samples of an optimizer step; a row's targets find theirs by sample and offset.
 
 Which old policy the ratio refers to: with one mini batch the update is on-policy, the old logprobs are the present
@@ -19,9 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ajet.algorithm.importance import truncated_weights
-from ajet.algorithm.kl import estimate
-from ajet.algorithm.policy_loss import policy_loss
+from ajet.algorithm.token_loss import TokenLoss
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
@@ -65,6 +63,7 @@ class StepLoss:
     """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
     old: Sequence[Floats] | None = None
     tally: Tally = field(default_factory=Tally)
+    tokens: TokenLoss = field(init=False)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
     _weights: Floats = field(init=False)
@@ -73,6 +72,7 @@ class StepLoss:
     _reference: Floats | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tokens = TokenLoss.from_settings(self.trainer)
         lengths = [sample.timeline.ids.size for sample in self.samples]
         self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
@@ -119,30 +119,25 @@ class RowLoss:
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
         """The summed loss of the targets `at`."""
-        algorithm, tally = self.step.trainer.algorithm, self.step.tally
+        tally = self.step.tally
         present = logprobs_C.detach()
         old = self.old[at] if self.old is not None else present
-        loss, clipped = policy_loss(
+        terms = self.step.tokens(
             logprobs_C,
             old,
             self.advantages[at],
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            clip_dual=algorithm.clip_dual,
+            engine_T=self.engine[at],
+            reference_T=self.reference[at] if self.reference is not None else None,
         )
-        if algorithm.is_cap is not None:
-            weights = truncated_weights(old, self.engine[at], algorithm.is_cap)
-            tally.capped += int((weights >= algorithm.is_cap).sum())
-            loss = loss * weights
-        if self.reference is not None:
-            divergence = estimate(logprobs_C, self.reference[at], self.step.trainer.kl_loss_type)
-            loss = loss + self.step.trainer.kl_loss_coef * divergence
-            tally.kl += float(divergence.detach().sum())
-        total = (self.weights[at] * loss).sum()
+        if terms.capped is not None:
+            tally.capped += int(terms.capped.sum())
+        if terms.divergence is not None:
+            tally.kl += float(terms.divergence.detach().sum())
+        total = (self.weights[at] * terms.loss).sum()
         tally.tokens += present.numel()
         tally.loss += float(total.detach())
         tally.entropy += float(entropy_C.sum())
-        tally.clipped += int(clipped.sum())
+        tally.clipped += int(terms.clipped.sum())
         if self.step.compare_engine:
             gap = self.engine[at] - old
             tally.compared += gap.numel()

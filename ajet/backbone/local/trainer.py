@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
+from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import StepLoss, Tally
@@ -172,19 +173,3 @@ class Trainer:
         metrics |= {"steps_skipped": len(norms) - len(taken), "lr": lr, "computed_tokens": tokens}
         metrics["seconds/train"] = seconds
         return metrics
-
-
-def mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]:
-    """Indices of the samples of each optimizer step: whole groups (they share prefixes), or whole episodes when
-    there are fewer groups than steps; in order, of nearly equal numbers."""
-    units: dict[Any, list[int]] = {}
-    for index, sample in enumerate(samples):
-        units.setdefault(sample.group, []).append(index)
-    if len(units) < count:
-        units = {}
-        for index, sample in enumerate(samples):
-            units.setdefault(sample.episode, []).append(index)
-    members = list(units.values())
-    count = min(count, len(members))
-    edges = [round(part * len(members) / count) for part in range(count + 1)] if count else []
-    return [sum(members[start:stop], []) for start, stop in zip(edges, edges[1:], strict=False)]
