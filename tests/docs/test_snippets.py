@@ -115,7 +115,7 @@ def run(words: list[str], where: str, gsm8k: str) -> None:
     elif program == "make":
         done = subprocess.run(["make", "-n", *rest], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, f"{where}: {done.stderr}"
-    elif words[:2] == ["pip", "install"]:
+    elif words[:2] == ["pip", "install"] or words[:3] == ["uv", "pip", "install"]:
         (wanted,) = re.findall(r"\[([\w,-]+)\]", " ".join(rest))
         known = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
         assert known is not None
