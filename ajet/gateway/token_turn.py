@@ -1,14 +1,13 @@
 """Token turns: replies that a token engine samples. What trains comes from here.
 
-Invariant: a reply's ids are the engine's, recorded whatever becomes of the client. A reply that its client asked to be
-JSON of a schema, and that is not, is recorded as aborted with the reason, counted, and drawn again; no client sees it,
-so nothing trains on it.
+Invariant: a reply's ids are the engine's, recorded whatever becomes of the client. A reply that breaks a demand of its
+client (`demands`) is recorded as aborted with the reason, counted, and drawn again; no client sees it, so nothing
+trains on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
@@ -16,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
-from ajet.gateway.json_schema import problem_of_reply
+from ajet.gateway.demands import Broken, broken_by, demands
 from ajet.gateway.ledger import Ledger
 from ajet.gateway.prompting import prompt_of, sampling_of
 from ajet.gateway.reply import Draft, Reply
@@ -27,7 +26,7 @@ from ajet.schema.errors import EngineFailure
 from ajet.tokens import Renderer
 
 TRIES = 4
-"""Replies drawn for one that keeps to a schema, where the engine cannot be held to it."""
+"""Replies drawn for one that keeps to its client's demands, where the engine cannot be held to them."""
 
 
 class TokenTurns:
@@ -53,21 +52,21 @@ class TokenTurns:
         while True:
             draft = reply.draft
             if draft is None:
-                draft = reply.draft = self._begin(request, target, trained)
-            judged = request.json_schema is not None and draft.sampling.json_schema is None
+                draft = reply.draft = self._begin(request, target, trained, reply.rejected)
+            judged = demands(request, constrained=draft.sampling.json_schema is not None)
             if not judged:
                 reply.show(draft)
             await self._sample(reply, draft)
             message, finish = self._read(draft)
-            problem = _problem(request, message, finish) if judged else None
-            if problem is None:
+            broken = broken_by(request, message, finish) if judged else None
+            if broken is None:
                 break
-            self._reject(reply, draft, problem)
+            self._reject(reply, draft, broken)
         if judged:
             reply.show(draft)
         return self._settle(draft, message, finish)
 
-    def _begin(self, request: TurnRequest, target: str, trained: bool) -> Draft:
+    def _begin(self, request: TurnRequest, target: str, trained: bool, rejected: int) -> Draft:
         recorder, renderer = self._ledger.recorder, self._renderer
         prompt = prompt_of(request, recorder, renderer)
         sampling, notes = sampling_of(
@@ -78,6 +77,8 @@ class TokenTurns:
             room=self._room,
             end_ids=renderer.end_ids,
         )
+        if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
+            sampling = replace(sampling, seed=sampling.seed ^ rejected << 48)
         may_call = bool(request.tools) and request.tool_choice != "none"
         free = may_call or prompt.rendered.opens_thought
         if request.json_schema is not None and self._engine.constrains and not free:
@@ -166,19 +167,19 @@ class TokenTurns:
             stream.stopped,
         )
 
-    def _reject(self, reply: Reply, draft: Draft, problem: str) -> None:
+    def _reject(self, reply: Reply, draft: Draft, broken: Broken) -> None:
         call = draft.entry.call
         draft.sampled.write(call, draft.stream.kept)
-        call.extra["rejected"] = problem
-        self._ledger.recorder.settle(draft.entry, "aborted", error=f"not what its client asked for: {problem}")
+        call.extra["rejected"] = broken.why
+        self._ledger.recorder.settle(draft.entry, "aborted", error=f"not what its client asked for: {broken.why}")
         reply.draft = None
         reply.rejected += 1
         if reply.rejected == TRIES:
             raise Refused(
-                f"None of {TRIES} replies was JSON that the schema admits. The last: {problem}",
+                f"None of {TRIES} replies {broken.demand}. The last: {broken.why}",
                 status=422,
                 code="json_schema_not_met",
-                param="response_format",
+                param=broken.param,
             )
 
 
@@ -194,13 +195,6 @@ def _asked(draft: Draft) -> TokenRequest:
         replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed),
         draw._replace(call=draw.call + again),
     )
-
-
-def _problem(request: TurnRequest, message: Mapping[str, Any], finish: FinishReason) -> str | None:
-    """Why the reply is not what its client asked for. A tool call is no answer yet; what was cut says so itself."""
-    if message.get("tool_calls") or finish == "length":
-        return None
-    return problem_of_reply(message["content"] or "", request.json_schema or {})
 
 
 def _refuse_passed(request: TurnRequest) -> None:

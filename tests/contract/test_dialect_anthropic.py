@@ -469,7 +469,7 @@ def user(*blocks):
         ({"tools": [{"name": "f", "input_schema": {"properties": 3}}]}, "tools[0].input_schema.properties"),
         ({"tools": [{"name": "f", "input_schema": {}, "description": 3}]}, "tools[0].description"),
         ({"tools": [{**TOOL, "input_examples": 3}]}, "tools[0].input_examples"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "tools[0].allowed_callers"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.gateway.dialects.fields import text, unsupported, wrong
+from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.dialects.response_format import read_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -40,14 +41,15 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         text(function.get("name"), f"{where}.function.name")
         if not isinstance(function.get("description") or "", str):
             raise wrong(f"{where}.function.description", "a string")
-        parameters = function.get("parameters")
-        if parameters is not None:
-            check_parameters(parameters, f"{where}.function.parameters")
+        strict = boolean(function, "strict", False, f"{where}.function")
+        check_parameters(function.get("parameters"), f"{where}.function.parameters", strict=strict)
     return value
 
 
-def check_parameters(schema: Any, where: str) -> None:
-    """Refuse what cannot be the schema of a function's arguments."""
+def check_parameters(schema: Any, where: str, *, strict: bool) -> None:
+    """Refuse what cannot be the schema of a function's arguments; `strict`: what none can be held to, too."""
+    if schema is None:
+        return
     if not isinstance(schema, dict):
         raise wrong(where, "a JSON schema (an object)")
     if schema.get("type", "object") != "object":
@@ -58,6 +60,8 @@ def check_parameters(schema: Any, where: str) -> None:
     required = schema.get("required") or []
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise wrong(f"{where}.required", "a list of names")
+    if strict:
+        read_schema(schema, where)
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def _read(value: Any, where: str, *, nested: bool) -> Mapping[str, Any] | None:
 
 
 def read_schema(schema: Any, where: str) -> Mapping[str, Any]:
-    """A schema that replies can be held to."""
+    """A schema that replies, or the arguments of a strict tool, can be held to."""
     if not isinstance(schema, dict):
         raise wrong(where, "a JSON schema (an object)")
     problem = problem_of_schema(schema)

@@ -37,8 +37,6 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind is not None and kind != "custom":
         raise unsupported(f"{where}.type", "only tools with an 'input_schema' of yours (type 'custom') are known.")
-    if boolean(tool, "strict", False, where):
-        raise unsupported(f"{where}.strict", "inputs of tools are not held to their schema here.")
     if boolean(tool, "defer_loading", False, where):
         raise unsupported(f"{where}.defer_loading", "there is no tool search here.")
     if tool.get("allowed_callers") not in (None, [], ["direct"]):
@@ -53,6 +51,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     if tool.get("description") is not None:
         function["description"] = tool["description"]
     function["parameters"] = {**schema, "examples": examples} if examples else schema
+    if boolean(tool, "strict", False, where):
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

@@ -71,10 +71,11 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
         if not isinstance(tool["description"], str):
             raise wrong(f"{where}.description", "a string")
         function["description"] = tool["description"]
+    strict = boolean(tool, "strict", False, where)
+    check_parameters(tool.get("parameters"), f"{where}.parameters", strict=strict)
     if tool.get("parameters") is not None:
-        check_parameters(tool["parameters"], f"{where}.parameters")
         function["parameters"] = tool["parameters"]
-    if boolean(tool, "strict", False, where):
+    if strict:
         function["strict"] = True
     return {"type": "function", "function": function}
 
