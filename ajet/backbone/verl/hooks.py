@@ -1,0 +1,221 @@
+"""All methods of verl's trainer that verl keeps private and we replace: for verl 0.9.1, held by a test.
+
+They stand between verl's own steps, in this order: `_get_required_batch_multiple` (how many rows the forward passes
+need), `_compute_advantage` (credit) and `_update_actor` (optimizer steps). Invariant: episodes are credited and
+mini batches are formed as on the local backbone; rows exist only so that verl can move tokens. Whatever verl adds to
+make numbers divisible trains nothing, and nothing is dropped for it.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import Any
+
+import numpy as np
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import build_padding_position_ids
+from verl.trainer.ppo.v1 import PPOTrainer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from ajet.algorithm import credit
+from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.weights import mini_batch_scale
+from ajet.backbone.verl.losses import ON_POLICY, TALLIES, WEIGHTS
+from ajet.backbone.verl.mini_batches import deal
+from ajet.backbone.verl.rows import FIELDS, Rebuilt, rebuild
+from ajet.config.schema import AjetConfig
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+
+VERL_VERSION = "0.9.1"
+SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")
+"""Fields of an update's rows that hold tokens and what belongs to them."""
+PER_TOKEN = (
+    "response_mask", "loss_mask", "rollout_log_probs", "old_log_probs", "ref_log_prob", "advantages", WEIGHTS,
+)  # fmt: skip
+"""Those with a number for each token of the response."""
+
+
+class CreditHooks(PPOTrainer):
+    """A mix-in for verl's trainers. The class that uses it sets `settings` before verl's `__init__`."""
+
+    settings: AjetConfig
+    """What `credit_settings` reads from verl's config."""
+    _ranks: int
+    _parts: list[list[int]]
+    """Rows of each optimizer step, as indices into the batch; silent groups are in none."""
+
+    def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
+        """Called once the episodes of a batch carry their advantage and what of them is not trained."""
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """verl would pad to whole mini batches of rows, so that one timeline more becomes another optimizer step; the
+        forward passes need equal parts for the ranks only."""
+        self._ranks = dp_size
+        rollout, reference = self.config.actor_rollout_ref.rollout, self.config.actor_rollout_ref.ref
+        sizes = [(rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu)]
+        if self.use_reference_policy:
+            sizes.append((reference.log_prob_use_dynamic_bsz, reference.log_prob_micro_batch_size_per_gpu))
+        return dp_size * math.lcm(*(int(size) for dynamic, size in sizes if not dynamic and size))
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's estimators see rows without their episodes; ours see episodes, and say each token's weight."""
+        own = [row for row, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        keys = [batch.keys[row] for row in own]
+        names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
+        fields = {name: _rows(data, name) for name in names}
+        rebuilt = rebuild(keys, fields)
+        place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
+
+        def spread(name: str, samples: list[Sample]) -> list[Floats]:
+            """[T] of a field that has the response only."""
+            found = []
+            for sample in samples:
+                values = np.zeros(sample.timeline.ids.size, np.float32)
+                row = fields[name][place[id(sample.timeline)]].float().numpy()
+                values[-row.size :] = row
+                found.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
+            return found
+
+        credited = credit(
+            rebuilt.groups,
+            self.settings,
+            step=self.global_steps,
+            reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
+        )
+        metrics.update(credited.metrics)
+        metrics.update(self._mismatch(credited.samples, spread("old_log_probs", credited.samples)))
+        self._parts = self._plan(credited, [own[place[id(sample.timeline)]] for sample in credited.samples])
+        self.credited(rebuilt, credited)
+
+        advantages, weights = {}, {}
+        for sample in credited.samples:
+            row = own[place[id(sample.timeline)]]
+            start = fields["prompts"][place[id(sample.timeline)]].numel()
+            advantages[row] = torch.from_numpy(sample.advantages[start:])
+            weights[row] = torch.from_numpy(np.where(sample.timeline.mask[start:], sample.weight, 0).astype(np.float32))
+        responses = _rows(tq.kv_batch_get(batch.keys, batch.partition_id, ["responses"]), "responses")
+        written = [
+            {
+                "advantages": (advantage := advantages.get(row, torch.zeros(response.numel()))),
+                "returns": advantage,
+                WEIGHTS: weights.get(row, torch.zeros(response.numel())),
+            }
+            for row, response in enumerate(responses)
+        ]
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=list_of_dict_to_tensordict(written)
+        )
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl would cut the rows into mini batches of a fixed number; these are whole groups, as many optimizer steps
+        as `mini_batch_num` says. A batch of silent groups alone makes none, and the learning rate waits with it."""
+        if not self._parts:
+            return batch
+        actor = self.config.actor_rollout_ref.actor
+        order = deal(
+            self._parts,
+            [tag["seq_len"] for tag in batch.tags],
+            ranks=self._ranks,
+            multiple=1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu),
+        )
+        fields = [name for name in (*SEQUENCES, *PER_TOKEN) if name in (batch.fields or ())]
+        padding = self._padding(batch, fields, order.count(None))
+        spare = iter(padding)
+        keys = [next(spare) if row is None else batch.keys[row] for row in order]
+        epochs = actor.ppo_epochs
+        correction = self.config.algorithm.rollout_correction
+        information = {
+            "num_mini_batch": len(self._parts),
+            "epochs": epochs,
+            "seed": actor.data_loader_seed,
+            "dataloader_kwargs": {"shuffle": False},
+            "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            "calculate_entropy": False,
+            "distillation_use_topk": False,
+            "distillation_only": False,
+            ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,
+        }
+        update = KVBatchMeta(keys, [{} for _ in keys], batch.partition_id, fields, information)
+        output = dict(self.actor_rollout_wg.update_actor(update)["metrics"])
+        if padding:
+            tq.kv_clear(keys=padding, partition_id=batch.partition_id)
+        metrics.update(_of_update(output))
+        output = rename_dict({name: value for name, value in output.items() if name not in TALLIES}, "actor/")
+        output["perf/mfu/actor"] = output.pop("actor/mfu")
+        metrics.update(reduce_metrics(output))
+        return batch
+
+    def _plan(self, batch: TrainingBatch, rows: list[int]) -> list[list[int]]:
+        """The rows of each optimizer step; the samples' weights become those of their step."""
+        count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
+        parts = mini_batches(batch.samples, count)
+        aggregation = self.settings.trainer_common.algorithm.loss_aggregation
+        scales = [mini_batch_scale(aggregation, batch.samples, [batch.samples[at] for at in part]) for part in parts]
+        for part, scale in zip(parts, scales, strict=True):
+            for at in part:
+                batch.samples[at].weight *= scale
+        return [[rows[at] for at in part] for part in parts]
+
+    def _padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
+        """Keys of `count` new rows of two tokens that train nothing."""
+        if not count:
+            return []
+        end = int(self.tokenizer.eos_token_id or 0)
+        data = tq.kv_batch_get(batch.keys[:1], batch.partition_id, fields)
+        positions = _rows(data, "position_ids")[0] if "position_ids" in fields else None
+        numbers = {name: _rows(data, name)[0] for name in fields if name in PER_TOKEN}
+        row: dict[str, Any] = {name: torch.zeros(1, dtype=values.dtype) for name, values in numbers.items()}
+        row |= {"prompts": torch.tensor([end]), "responses": torch.tensor([end]), "input_ids": torch.tensor([end, end])}
+        row["position_ids"] = build_padding_position_ids(positions, torch.ones(2, dtype=torch.int64))
+        if "multi_modal_inputs" in fields:
+            row["multi_modal_inputs"] = {}
+        keys = [f"pad{uuid.uuid4().hex}_{index}_0" for index in range(count)]
+        tq.kv_batch_put(
+            keys=keys,
+            partition_id=batch.partition_id,
+            fields=list_of_dict_to_tensordict([dict(row) for _ in keys]),
+            tags=[{"is_padding": True, "status": "success"} for _ in keys],
+        )
+        return keys
+
+    def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+        """How far the engine's logprobs are from the trainer's, where both mean the same."""
+        rollout = self.settings.rollout
+        if not samples or rollout.top_p < 1 or rollout.top_k > 0:
+            return {}
+        gaps = [
+            (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
+        ]
+        gap = np.concatenate(gaps)
+        return {"mismatch_kl": float(gap.mean()), "logprob_gap_max": float(np.abs(gap).max())}
+
+
+def _rows(data: TensorDict, name: str) -> list[Any]:
+    """The rows of a field, however the queue hands them over."""
+    values = data[name]
+    return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
+
+
+def _of_update(output: dict[str, Any]) -> dict[str, float]:
+    """The local backbone's metrics (docs/metrics.md): means over the optimizer steps."""
+    tokens, divergence, clipped, capped = (np.atleast_1d(output[name]).astype(float) for name in TALLIES)
+    norms = np.atleast_1d(output["grad_norm"]).astype(float)
+    taken = norms[np.isfinite(norms)]
+    tokens = np.maximum(tokens, 1)
+    return {
+        "loss": float(np.mean(output["loss"])),
+        "kl": float(np.mean(divergence / tokens)),
+        "clip_fraction": float(np.mean(clipped / tokens)),
+        "is_capped_fraction": float(np.mean(capped / tokens)),
+        "grad_norm": float(taken.mean()) if taken.size else math.nan,
+        "lr": float(np.atleast_1d(output["lr"])[-1]),
+        "steps_skipped": float(norms.size - taken.size),
+    }

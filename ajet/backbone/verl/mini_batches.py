@@ -1,0 +1,41 @@
+"""Where each row lies in a batch that verl cuts into ranks, and each rank's part into mini batches.
+
+verl cuts by counting: equal numbers of rows for each rank, and of those equal numbers for each optimizer step.
+Invariant: each part of the plan is one optimizer step, none of its rows is left out, and no rank lacks one; what is
+missing for equal numbers is padding, which trains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ATTENTION = 24576
+"""At this length attention costs as much as the rest of a layer: six times the width of a model of seven billion
+parameters, the size at which dealing evenly begins to matter."""
+
+
+def deal(parts: Sequence[Sequence[int]], lengths: Sequence[int], *, ranks: int, multiple: int = 1) -> list[int | None]:
+    """Indices of rows in the order of the batch: rank by rank, and of each rank part by part; None is padding.
+
+    parts: the rows of each optimizer step. lengths: [row] tokens; the ranks get about the same work. multiple: each
+    rank's rows of a part are a multiple of it (verl's fixed micro batches).
+    """
+    size = max((-(-len(part) // ranks) for part in parts), default=0)
+    size = -(-size // multiple) * multiple
+    dealt = [_balance(part, lengths, ranks, size) for part in parts]
+    return [row for rank in range(ranks) for part in dealt for row in _filled(part[rank], size)]
+
+
+def _balance(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
+    """The longest row first, to the rank with the least work that has room."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    work = [0.0] * ranks
+    for row in sorted(part, key=lambda row: (-lengths[row], row)):
+        rank = min((rank for rank in range(ranks) if len(hands[rank]) < size), key=lambda rank: (work[rank], rank))
+        hands[rank].append(row)
+        work[rank] += lengths[row] + lengths[row] ** 2 / ATTENTION
+    return [sorted(hand) for hand in hands]
+
+
+def _filled(hand: list[int], size: int) -> list[int | None]:
+    return [*hand, *[None] * (size - len(hand))]
