@@ -21,7 +21,8 @@ __all__ = ["open_backbone", "open_scorer", "saved_version"]
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
-    """The backbone that `ajet.backbone` names. Raises ConfigError for one that is not here yet."""
+    """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that is none: verl has
+    processes of its own (`ajet.run.verl`)."""
     name = experiment.ajet.backbone
     if name == "debug":
         from ajet.backbone.debug import DebugBackbone
@@ -32,10 +33,10 @@ def open_backbone(experiment: Experiment) -> Backbone:
 
         return LocalBackbone(experiment)
     raise ConfigError(
-        f"The {name} backbone is not part of this version of ajet.",
+        f"The {name} backbone does not run in this process, which this command needs.",
         where="ajet.backbone",
         expected="debug or local",
-        do="run the same YAML with --backbone local",
+        do="use the same YAML with --backbone local",
     )
 
 

@@ -58,17 +58,14 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     if conf is None:
         raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
     experiment = opened(conf, backbone, overrides)
-    experiment.require_ready(launching=False)
+    experiment.require_ready()
     for key, reason in experiment.ignored:
         typer.echo(f"ignored: {key} ({reason})")
-    on_verl = experiment.ajet.backbone == "verl"
-    if on_verl:
+    if experiment.ajet.backbone == "verl":
         from ajet.backbone.verl import verl_settings
 
         verl_settings(experiment)
     typer.echo(f"{conf} is valid.")
-    if on_verl:
-        typer.echo("So is what verl gets from it, but this version does not train on verl yet; local does.")
 
 
 def _for_verl(experiment: Experiment) -> str:

@@ -60,17 +60,23 @@ class Experiment:
         path = Path(base).absolute() / f"{named}.yaml"
         return _build(parse_document(dump_yaml(tree), path), exp_dir=exp_dir)
 
+    @classmethod
+    def from_text(cls, yaml: str, path: Path, *, root: Path) -> Experiment:
+        """The experiment that a file `path` with this text would give, in another process or on another machine; its
+        runs lie in `root`. Raises ConfigError."""
+        return _build(parse_document(yaml, path), exp_dir=root)
+
     @property
     def config(self) -> View:
         """Everything, as `tuner.config` and a judge's `self.config` give it: read-only, with attribute access."""
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
-    def require_ready(self, *, serving: bool = False, launching: bool = True) -> None:
+    def require_ready(self, *, serving: bool = False) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
-        `serving`: agents and tasks may come from outside. Not `launching`: verl's layer is looked at, no more."""
+        `serving`: agents and tasks may come from outside."""
         told_in = str(self.yaml_path) if self.yaml_path.exists() else "command line"
-        require_ready(self.ajet, self.layers, told_in, serving=serving, launching=launching)
+        require_ready(self.ajet, self.layers, told_in, serving=serving)
 
     @property
     def names_tasks(self) -> bool:

@@ -50,20 +50,12 @@ def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
     return [(f"task_reader.{reader.type}.{name}", value, meaning)]
 
 
-_OF_VERL = (("backbone",), ("trainer_common", "mode"))
-"""What verl's layer takes although no run can have it yet."""
-
-
-def require_ready(
-    config: AjetConfig, layers: Layers, where: str, *, serving: bool = False, launching: bool = True
-) -> None:
-    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing. Not
-    `launching`: what only the verl backbone lacks is no reason."""
+def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
+    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing."""
     for path, _, notes in walk(AjetConfig):
-        if not launching and config.backbone == "verl" and path in _OF_VERL:
-            continue
         chosen = value_at(config, path)
-        for value, sentence in notes.get("later", ()):
+        elsewhere = notes.get("only", ()) if config.backbone != "verl" else ()
+        for value, sentence in (*notes.get("later", ()), *elsewhere):
             if chosen == value:
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"

@@ -49,6 +49,8 @@ class RunDirectory:
     run_id: str
     resumed: Checkpoint | None
     """What the run continues from; None: from nothing."""
+    redact: Redactor
+    """What text must pass before it is written into the folder."""
     notes: list[str]
     """What the person should know about the choice of folder; logged already."""
 
@@ -56,6 +58,7 @@ class RunDirectory:
         self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
+        self.redact = redact
         trainer = experiment.ajet.trainer_common
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
         self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)

@@ -25,7 +25,7 @@ from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.play import Play, Tally
 from ajet.rollout.rounds import RoundEngine
-from ajet.rollout.sampling import split_sampling
+from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
 from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
 from ajet.schema.episode import Episode, Failure, Group, Split
@@ -69,6 +69,7 @@ class Rollout:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
+        self._shared: Slots | None = None
         self._closed = False
         self.tally = Tally()
         """What the last play came to."""
@@ -99,7 +100,7 @@ class Rollout:
             raise RuntimeError("the rollout is closed")
         rollout, debug = self._settings.rollout, self._settings.debug
         if repeats is None:
-            repeats = rollout.val_kwargs.num_repeat if split == "validation" else rollout.num_repeat
+            repeats = split_repeats(self._settings, split)
         if keep is None and split == "train" and rollout.enable_oversample:
             keep = self._settings.data.train_batch_size
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
@@ -128,6 +129,13 @@ class Rollout:
                 self._loop.call_soon_threadsafe(play.stop, "interrupted")
                 _wait(conducted)
             play.tally.abandoned = self.abandoned
+
+    def play_group(self, order: int, task: Task, *, step: int, split: Split, repeats: int) -> Future[Group]:
+        """Play one task beside whatever else is played, for those who are handed tasks one by one, as verl's workers
+        are. All groups begun so share `max_env_worker`; `on_episode` and `tally` know nothing of them."""
+        if self._closed:
+            raise RuntimeError("the rollout is closed")
+        return asyncio.run_coroutine_threadsafe(self._alone(order, task, step, split, repeats), self._loop)
 
     def close(self) -> None:
         """Abort what runs and release threads and processes, promptly. Idempotent."""
@@ -174,6 +182,25 @@ class Rollout:
             for run in runs:
                 run.cancel()
         play.finish()
+
+    async def _alone(self, order: int, task: Task, step: int, split: Split, repeats: int) -> Group:
+        rollout, play = self._settings.rollout, Play(None, in_order=False)
+        if self._shared is None:
+            self._shared = Slots(rollout.max_env_worker, 0)
+        closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
+        group = GroupPlay(
+            task,
+            order,
+            0,
+            repeats,
+            deadline=rollout.group_deadline,
+            min_group=rollout.min_group,
+            on_close=lambda group: closed.set_result(group.group()),
+        )
+        identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in range(repeats)]
+        sampling = split_sampling(self._settings, split)
+        await asyncio.gather(*(self._episode(play, group, self._shared, each, sampling) for each in identities))
+        return await closed
 
     async def _episode(
         self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling

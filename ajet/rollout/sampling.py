@@ -1,4 +1,4 @@
-"""How a split's replies are drawn.
+"""How a split's replies are drawn, and how often its tasks are played.
 
 Invariant: training and debug draw as the policy is defined (`rollout.temperature`, `top_p`, `top_k`); validation
 draws greedily unless `val_kwargs.do_sample`. Whoever plays episodes asks here.
@@ -23,3 +23,8 @@ def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
         val = rollout.val_kwargs
         return Sampling(longest, val.temperature if val.do_sample else 0.0, val.top_p, val.top_k)
     return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
+
+
+def split_repeats(settings: AjetConfig, split: Split) -> int:
+    """How often a split's tasks are played."""
+    return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.backbone.contract import Backbone
 from ajet.config import Experiment, resolve_reference
@@ -42,7 +42,7 @@ class Parts:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """The split's tasks, without those whose prompt is too long (or an error that names the first)."""
-        from ajet.run.overlong import within_prompt_length
+        from ajet.task_reader.overlong import within_prompt_length
 
         return within_prompt_length(self.reader.tasks(split), self.experiment.ajet.data, self.backbone.tokenizer)
 
@@ -79,7 +79,17 @@ def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer:
     )
 
 
-def open_gateway(experiment: Experiment, backbone: Backbone) -> Gateway:
+class Sampler(Protocol):
+    """The part of a backbone that a gateway stands in front of."""
+
+    @property
+    def engine(self) -> TokenEngine | ChatEngine: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+def open_gateway(experiment: Experiment, backbone: Sampler) -> Gateway:
     """The gateway before the backbone's engine, started."""
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway

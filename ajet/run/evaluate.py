@@ -5,6 +5,7 @@ Invariant (DESIGN decision 14): gateway, judges and records are those of trainin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.run.accounting import episode_metrics, pass_metrics
@@ -12,6 +13,7 @@ from ajet.run.assembly import Parts
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
+    from ajet.schema.episode import Group
 
 
 def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> dict[str, float]:
@@ -20,13 +22,16 @@ def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> dict[str, float]:
     Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
     `val_pass_n` times and pass@n and all@n are added.
     """
-    settings = parts.experiment.ajet
-    val = settings.rollout.val_kwargs
     tasks = list(enumerate(parts.tasks("validation")))
-    repeats = max(settings.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat
-    groups = list(parts.rollout.play(tasks, step=step, split="validation", repeats=repeats))
+    groups = list(parts.rollout.play(tasks, step=step, split="validation"))
     episodes = [episode for group in groups for episode in group.episodes]
     run.episodes.write(step, "validation", episodes)
+    return validation_metrics(groups)
+
+
+def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The numbers of a validation, one group a task."""
+    episodes = [episode for group in groups for episode in group.episodes]
     metrics = episode_metrics(episodes, "validation") | pass_metrics(groups, "validation")
-    metrics["validation/tasks"] = len(tasks)
+    metrics["validation/tasks"] = len(groups)
     return metrics

@@ -47,7 +47,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         fresh=options.fresh,
     )
     with recorded(experiment, run), viewed(run, options.with_logview):
-        _run(experiment, run, debug=debug)
+        _run(experiment, run, options)
     return 0
 
 
@@ -71,6 +71,10 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
 
 def refuse_untrainable(experiment: Experiment) -> None:
     """Raises UserError for an engine whose replies cannot be trained on, unless nothing is trained."""
+    if experiment.ajet.backbone == "verl":
+        from ajet.backbone.verl import verl_settings
+
+        verl_settings(experiment)
     if experiment.ajet.rollout.engine == "endpoint" and experiment.ajet.backbone != "debug":
         raise UserError(
             "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
@@ -99,10 +103,11 @@ def recorded(experiment: Experiment, run: RunDirectory) -> Iterator[None]:
         run.close(outcome)
 
 
-def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> None:
+def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> None:
     from ajet.run.assembly import assemble
     from ajet.run.interrupt import Interrupts
 
+    debug = experiment.ajet.backbone == "debug"
     steps = None if debug else experiment.ajet.trainer_common.total_training_steps
     run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
     interrupts = Interrupts()
@@ -112,6 +117,12 @@ def _run(experiment: Experiment, run: RunDirectory, *, debug: bool) -> None:
 
             with assemble(experiment, run_id=run.run_id) as parts:
                 debug_run(parts, run)
+            return
+
+        if experiment.ajet.backbone == "verl":
+            from ajet.run.verl import train_on_verl
+
+            train_on_verl(experiment, run, options, interrupts)
             return
 
         from ajet.run.progress import TrainingProgress

@@ -23,7 +23,7 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
-    experiment.require_ready(launching=False)
+    experiment.require_ready()
     settings = experiment.ajet
     if settings.backbone == "verl":
         from ajet.backbone.verl import verl_settings
@@ -60,5 +60,3 @@ def dry_run(experiment: Experiment) -> None:
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)
     console.print("Nothing was started (--dry-run).")
-    if settings.backbone == "verl":
-        console.print("This version checks a config for verl; it does not train on verl yet.")

@@ -235,7 +235,7 @@ def _alone(results: list[Group | Episode]) -> list[Episode]:
 
 
 def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> TaskOrder:
-    from ajet.run.overlong import within_prompt_length
+    from ajet.task_reader.overlong import within_prompt_length
 
     settings = experiment.ajet
     tasks = within_prompt_length(reader.tasks("train"), settings.data, backbone.tokenizer)

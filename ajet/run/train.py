@@ -156,7 +156,7 @@ def train_step(training: Training, parts: Parts, order: TaskOrder, interrupts: I
     taken = order.take(_tasks_to_start(settings))
     groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
     tally = parts.rollout.tally
-    _refuse_if_all_failed([episode for group in groups for episode in group.episodes], step)
+    refuse_if_all_failed([episode for group in groups for episode in group.episodes], step)
     learn(training, groups, interrupts, began=began, discarded=tally.discarded, unfinished=tally.unfinished)
 
 
@@ -252,7 +252,8 @@ def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], 
     return lambda samples: (backbone.logprobs(samples), backbone.logprobs(samples, reference=True))
 
 
-def _refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
+def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
+    """Raises UserError when all did, with the first one's reason."""
     failures = [episode.failure for episode in episodes if episode.failure]
     if not episodes or len(failures) < len(episodes):
         return

@@ -1,7 +1,8 @@
-"""verl on Ray: so far what verl's trainer would be given, checked.
+"""verl on Ray: what its trainer is given, its servers as our engine, our credit and loss in its steps.
 
-In: an experiment. Out: verl's whole config. Invariant: nothing is started, downloaded or imported for it; a run on
-this backbone is refused until the backbone is here (`ajet.backbone.open_backbone`).
+In: an experiment. Out: verl's whole config, and what verl's processes need of ours. Invariants: verl's public extension
+points, but for the hooks in `hooks` and `logs`, each guarded by a test; nothing of verl is changed while it runs, but
+on machines without an accelerator (`cpu_platform`). The verb that drives it is `ajet.run.verl`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class CreditHooks(PPOTrainer):
             "seed": actor.data_loader_seed,
             "dataloader_kwargs": {"shuffle": False},
             "temperature": self.config.actor_rollout_ref.rollout.temperature,
-            "calculate_entropy": False,
+            "calculate_entropy": bool(actor.entropy_coeff),
             "distillation_use_topk": False,
             "distillation_only": False,
             ON_POLICY: len(self._parts) * epochs * self.parameter_sync_step == 1 and not correction.bypass_mode,

@@ -30,6 +30,8 @@ class WeightedSum:
     """A loss function for `set_loss_fn` of verl's workers: called with each micro batch."""
 
     tokens: TokenLoss
+    entropy_coeff: float = 0.0
+    """verl's own key: the policy's entropy is added to what is maximised, weighed like the loss."""
 
     def __call__(
         self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None
@@ -59,4 +61,7 @@ class WeightedSum:
             name: Metric(AggregationType.SUM, 0.0 if count is None else float(count.detach().sum()) * ranks)
             for name, count in zip(TALLIES, counted, strict=True)
         }
-        return torch.sum(rows[WEIGHTS] * terms.loss) * ranks, tallies
+        loss = terms.loss
+        if self.entropy_coeff:
+            loss = loss - self.entropy_coeff * no_padding_2_padding(model_output["entropy"], data)[trained].float()
+        return torch.sum(rows[WEIGHTS] * loss) * ranks, tallies

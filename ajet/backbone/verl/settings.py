@@ -1,22 +1,75 @@
-"""The config that verl gets, checked against the model as far as its files are at hand."""
+"""The config that verl gets, checked against the model and the machine as far as they are at hand.
+
+Invariant: neither verl nor ray is imported for it, so that what is wrong is said within seconds.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from ajet.config.verl import ModelLimits, read_limits, verl_config
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+CPU_PLATFORM = "ajet.backbone.verl.cpu_platform"
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": CPU_PLATFORM,
+    "VERL_ENGINE_DEVICE": "cuda",  # the engines are registered for cuda and npu only; this names the registry's key
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+"""What every process of verl needs on a machine without an accelerator."""
 
-def verl_settings(experiment: Experiment) -> dict[str, Any]:
-    """verl's whole config. Raises ConfigError for what verl would refuse, MissingExtra without verl."""
-    folder = _folder_at_hand(experiment)
+
+def verl_settings(
+    experiment: Experiment,
+    *,
+    model_folder: Path | None = None,
+    run_folder: Path | None = None,
+    own_cluster: bool = True,
+) -> dict[str, Any]:
+    """verl's whole config.
+
+    model_folder: where the model lies, if `model.path` is nothing that verl could load. run_folder: the run's.
+    own_cluster: the run's machine is all of the cluster, so its accelerators decide what `device: auto` is. Raises
+    ConfigError for what verl would refuse, MissingExtra without verl.
+    """
+    folder = model_folder or _folder_at_hand(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()
-    return verl_config(experiment, model=model, gpu_bytes=_gpu_bytes())
+    gpu_bytes = _gpu_bytes()
+    device = _device(gpu_bytes) if own_cluster else "cuda"
+    return verl_config(
+        experiment,
+        model=model,
+        gpu_bytes=gpu_bytes,
+        model_folder=model_folder,
+        run_folder=run_folder,
+        device=device,
+    )
+
+
+def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that verl's processes need for `config`. Warns where that is for tests only."""
+    if config["trainer"]["device"] != "cpu":
+        return {}
+    logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
+    return dict(CPU_ENVIRONMENT)
+
+
+def _device(gpu_bytes: int | None) -> str:
+    """The kind of accelerator of this machine; cpu without one."""
+    if gpu_bytes is not None:
+        return "cuda"
+    return "npu" if shutil.which("npu-smi") else "cpu"
 
 
 def _gpu_bytes() -> int | None:

@@ -19,10 +19,11 @@ from verl.trainer.ppo.v1 import (
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.backbone.verl.hooks import CreditHooks
 from ajet.backbone.verl.losses import WeightedSum
+from ajet.backbone.verl.reporting import Reporting
 from ajet.config.verl.credit import credit_settings
 
 
-class _Ours(CreditHooks):
+class _Ours(Reporting, CreditHooks):
     """What the three modes share."""
 
     mode: ClassVar[str]
@@ -39,8 +40,9 @@ class _Ours(CreditHooks):
     def on_init_end(self) -> None:
         """Once the workers are there: the loss is ours."""
         super().on_init_end()
-        loss = WeightedSum(TokenLoss.from_settings(self.settings.trainer_common))
-        self.actor_rollout_wg.set_loss_fn(loss)
+        tokens = TokenLoss.from_settings(self.settings.trainer_common)
+        entropy_coeff = float(self.config.actor_rollout_ref.actor.entropy_coeff or 0)
+        self.actor_rollout_wg.set_loss_fn(WeightedSum(tokens, entropy_coeff))
 
 
 @register_trainer("ajet_sync")

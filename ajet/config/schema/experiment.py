@@ -46,10 +46,9 @@ class AjetConfig(Section):
     backbone: Literal["debug", "local", "verl", "trinity"] = key(
         "debug",
         "Who owns the engine and the optimizer: debug plays episodes and trains nothing, local trains in this "
-        "process. `--backbone` overrides it.",
+        "process, verl on Ray. `--backbone` overrides it.",
         training=False,
         later={
-            "verl": "The verl backbone is not part of this version; `local` trains the same YAML in one process.",
             "trinity": "The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
         },
     )
@@ -72,3 +71,9 @@ class AjetConfig(Section):
     )
     execute_test: Any = key(False, "Accepted, ignored.", ignored="it is a switch of another system's own tests")
     execute_testing_lambda: Any = key("", "Accepted, ignored.", ignored="it is a switch of another system's own tests")
+
+    @property
+    def validation_repeats(self) -> int:
+        """How often each validation task is played: once when greedy, or as often as pass@n asks."""
+        val = self.rollout.val_kwargs
+        return max(self.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat

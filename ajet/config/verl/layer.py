@@ -46,18 +46,19 @@ def verl_config(
     gpu_bytes: int | None = None,
     model_folder: Path | None = None,
     run_folder: Path | None = None,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """The config that verl's trainer gets.
 
     model: what is known of the model. gpu_bytes: the memory of one GPU, where known. model_folder: where the model
     lies, if `model.path` is no path or name that verl could load. run_folder: the run directory; without it, the one
-    that a first run would have. Raises ConfigError for settings that verl would refuse, MissingExtra without verl,
-    UserError for another version of it.
+    that a first run would have. device: what `trainer_common.device: auto` comes to. Raises ConfigError for settings
+    that verl would refuse, MissingExtra without verl, UserError for another version of it.
     """
     from omegaconf import OmegaConf
 
     register()
-    ajet = _ajet_node(experiment, model_folder, run_folder)
+    ajet = _ajet_node(experiment, model_folder, run_folder, device)
     folder = _config_folder()
     layers = _own_layers(experiment, ajet)
     if folder is not None:
@@ -90,9 +91,19 @@ def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
     return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}
 
 
-def _ajet_node(experiment: Experiment, model_folder: Path | None, run_folder: Path | None) -> dict[str, Any]:
-    """The typed node with nothing left that depends on the YAML's name or place."""
+def _ajet_node(
+    experiment: Experiment, model_folder: Path | None, run_folder: Path | None, device: str | None
+) -> dict[str, Any]:
+    """The typed node with nothing left that depends on the YAML's name or place, and what our layers ask of it."""
     node = experiment.settled()
+    node["default_config"] = str(default_config())
+    node["val_repeats"] = experiment.ajet.validation_repeats
+    trainer = node["trainer_common"]
+    if trainer["device"] == "auto" and device is not None:
+        trainer["device"] = device
+    slots = experiment.layers.winner(("ajet", "trainer_common", "n_gpus_per_node"))
+    if trainer["device"] == "cpu" and slots is experiment.layers.stack[0]:
+        trainer["n_gpus_per_node"] = 1
     if model_folder is not None:
         node["model"]["path"] = str(model_folder)
     if run_folder is not None:
@@ -106,9 +117,9 @@ def _ajet_node(experiment: Experiment, model_folder: Path | None, run_folder: Pa
 def _own_layers(experiment: Experiment, ajet: dict[str, Any]) -> list[Any]:
     from omegaconf import OmegaConf
 
-    trainer = experiment.ajet.trainer_common
-    names = ["verl_default", "verl_megatron" if trainer.strategy == "megatron" else "verl_fsdp"]
-    if trainer.device == "cpu":
+    trainer = ajet["trainer_common"]
+    names = ["verl_default", "verl_megatron" if trainer["strategy"] == "megatron" else "verl_fsdp"]
+    if trainer["device"] == "cpu":
         names.append("verl_cpu")
     return [{"ajet": ajet}, *(OmegaConf.load(default_config() / "verl" / f"{name}.yaml") for name in names)]
 

@@ -1,8 +1,7 @@
 """What ajet adds to vLLM's worker process, by its `worker_extension_cls`.
 
-vLLM imports this module in the worker before it makes the model; two things must happen by then. On a CPU, linear
-weights stay as they were loaded: vLLM would pack a copy of each for its kernels and drop the parameter, so that no
-second load could reach it. And the process is bound to the life of the one that owns it.
+vLLM imports this module in the worker before it makes the model; two things must happen by then: on a CPU, linear
+weights stay as they were loaded (plain_weights), and the process is bound to the life of the one that owns it.
 
 Invariants: `ajet_load` writes into the parameters in place, so all that points at them sees the new values; the
 version that tokens are stamped with changes in `ajet_commit` only, which the owner calls while no request runs.
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ajet.engine.vllm.owner import end_with_owner
+from ajet.engine.vllm.plain_weights import keep_weights_plain
 from ajet.engine.vllm.sampler import VersionedSampler
 
 
@@ -75,24 +75,6 @@ class LiveWeights:
 def _of_device(handles: bytes) -> list[tuple[str, Tensor]]:
     """Tensors that lie on the GPU that both processes use. Pickled by the owner, over a socket of its own."""
     return [(name, rebuild(*arguments)) for name, rebuild, arguments in pickle.loads(handles)]
-
-
-def keep_weights_plain() -> None:
-    """Let vLLM's CPU layers multiply with their parameters as they are."""
-    from vllm.model_executor.layers import utils
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
-    packed = utils.dispatch_cpu_unquantized_gemm
-
-    def plain(layer: Any, remove_weight: bool) -> None:
-        if layer.weight.ndim == 2:
-            layer.cpu_linear = torch.nn.functional.linear
-        else:
-            packed(layer, remove_weight)
-
-    utils.dispatch_cpu_unquantized_gemm = plain
 
 
 keep_weights_plain()

@@ -1,0 +1,94 @@
+"""The Ray cluster of a run: one of its own on this machine, or one that is there already.
+
+Invariant: a cluster that the run started ends with the run, also when the run is killed; one that was there stays.
+Nothing of verl is imported here: that takes a quarter of a minute, and its processes do it themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import MissingExtra, UserError
+
+ADDRESS = "RAY_ADDRESS"
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "VLLM_DISABLE_COMPILE_CACHE": "1",
+    "NCCL_DEBUG": "WARN",
+    "TRANSFER_QUEUE_ENABLE": "1",
+}
+"""What verl sets for its processes, and what keeps them quiet."""
+PATIENCE_S = 600.0
+"""How long the nodes of a cluster may take to come."""
+
+
+@contextmanager
+def joined(
+    config: Mapping[str, Any],
+    *,
+    address: str | None,
+    folder: Path,
+    environment: Mapping[str, str],
+    on_wait: Callable[[int, int], None] = lambda found, wanted: None,
+) -> Iterator[None]:
+    """Within the block this process is connected to Ray.
+
+    config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
+    this machine. environment: variables for the run's processes. on_wait: called with GPUs found and wanted while
+    nodes are missing. Raises UserError when there is no such cluster or its GPUs do not come.
+    """
+    try:
+        import ray
+    except ImportError as problem:
+        raise MissingExtra("ray", "verl", needed_for="The verl backbone") from problem
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}}
+    common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
+    if address is None:
+        given = dict(config["ray_kwargs"].get("ray_init") or {})
+        given.pop("runtime_env", None)
+        ray.init(address="local", runtime_env=runtime, **{**common, "include_dashboard": False, **given})
+    else:
+        runtime["working_dir"] = str(folder)
+        try:
+            ray.init(address=address, runtime_env=runtime, **common)
+        except (ConnectionError, ValueError) as problem:
+            raise UserError(
+                f"There is no Ray cluster to join: {str(problem).strip().splitlines()[0]}",
+                where=f"{ADDRESS}={address}",
+                expected="the address of a running head, such as 10.0.0.1:6379, or auto on one of its nodes",
+                do="start one with `ray start --head`, or use --with-ray to have one started here",
+            ) from problem
+    try:
+        _wait_for_gpus(config, own=address is None, on_wait=on_wait)
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+    import ray
+
+    wanted = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
+    resource = "NPU" if config["trainer"]["device"] == "npu" else "GPU"
+    end = time.monotonic() + (0 if own else PATIENCE_S)
+    while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
+        if time.monotonic() > end:
+            raise UserError(
+                f"The run wants {wanted} {resource}s ({config['trainer']['nnodes']} nodes), Ray has {found}.",
+                where="ajet.trainer_common.nnodes and n_gpus_per_node",
+                expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
+                do="ajet.trainer_common.device: cpu runs verl without any, for tests" if own and not found else "",
+            )
+        on_wait(found, wanted)
+        time.sleep(2.0)

@@ -1,0 +1,107 @@
+"""ServerEngine: verl's inference servers as a TokenEngine.
+
+verl's client balances over the servers of all nodes and keeps an episode's calls on one of them, so that its cached
+prefix is used. Invariant: exact ids in, exact ids and logprobs out; nobody here changes weights, verl does, and each
+reply says which training step's weights sampled it. A reply comes as one chunk: verl's client does not stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.limits import reply_limit
+from ajet.schema.errors import EngineFailure
+
+
+class ServerEngine:
+    """Samples through `client`, verl's `LLMServerClient`. May be used from any event loop."""
+
+    constrains = False
+
+    def __init__(self, client: Any, *, max_model_len: int, vocabulary: int, server: str) -> None:
+        """`server`: vllm or sglang."""
+        self.version = 0
+        self.max_model_len = max_model_len
+        self._client, self._vocabulary, self._server = client, vocabulary, server
+        self._closed = False
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """One reply, in one chunk. Raises EngineFailure."""
+        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        if self._closed:
+            raise EngineFailure("the engine is closed", retryable=False)
+        if request.sampling.top_logprobs:
+            raise EngineFailure("verl's servers tell no alternatives (top_logprobs)", retryable=False)
+        output = await self._ask(request, request.prompt_ids.tolist(), self._params(request, limit))
+        ids, logprobs = list(output.token_ids), [min(value, 0.0) for value in output.log_probs or ()]
+        if output.stop_reason == "aborted" or not ids:
+            raise EngineFailure("verl's server gave the request up")
+        if len(ids) != len(logprobs):
+            raise EngineFailure(f"verl's server sent {len(ids)} tokens with {len(logprobs)} logprobs", retryable=False)
+        oldest = output.extra_fields.get("min_global_steps")
+        version = int(oldest if oldest is not None else self.version)
+        self.version = max(self.version, int(output.extra_fields.get("max_global_steps") or version))
+        cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        unit = logprobs if _alike(request) else await self._at_temperature_one(request, ids)
+        yield TokenChunk(ids, _sampled(request, logprobs), unit, version, finish)
+
+    def weights_changed(self, version: int) -> None:
+        """verl has changed them. Raises ValueError when `version` is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the servers have policy version {self.version}, which {version} is older than")
+        self.version = version
+
+    def close(self) -> None:
+        """Answer no more. Idempotent."""
+        self._closed = True
+
+    def _params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "stop_token_ids": list(sampling.stop_ids),
+            "logprobs": True,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        if self._server == "vllm":
+            params["detokenize"] = False
+        return params
+
+    async def _at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
+        """[R] the reply's logprobs, scored as part of a prompt."""
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
+        output = await self._ask(request, [*request.prompt_ids.tolist(), *ids], params)
+        rows = output.extra_fields.get("prompt_logprobs")
+        if rows is None:
+            raise EngineFailure("verl's server does not score prompts", retryable=False)
+        first = len(request.prompt_ids) - 1
+        return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
+
+    async def _ask(self, request: TokenRequest, prompt: list[int], params: dict[str, Any]) -> Any:
+        from ray.exceptions import RayError
+
+        key = request.key
+        try:
+            return await self._client.generate(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
+        except RayError as problem:
+            first = str(problem).strip().splitlines()
+            raise EngineFailure(f"verl's server failed: {first[-1] if first else type(problem).__name__}") from problem
+
+
+def _alike(request: TokenRequest) -> bool:
+    """Whether the logprob that the server says is the one at temperature 1 (for a greedy draw it says that one)."""
+    sampling = request.sampling
+    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+    return plain or sampling.temperature == 0.0
+
+
+def _sampled(request: TokenRequest, logprobs: list[float]) -> list[float]:
+    """A greedy draw is certain."""
+    return [0.0] * len(logprobs) if request.sampling.temperature == 0.0 else logprobs

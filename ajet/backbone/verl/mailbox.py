@@ -1,0 +1,155 @@
+"""What verl's processes tell the one that the person started: episodes, steps, validations, checkpoints, processes.
+
+Invariant: only that process writes the run's record (one writer, one lock), wherever the others run; a letter is taken
+once and in the order in which its sender sent it. The mailbox is an actor that all of a run find by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Group
+
+NAME = "ajet-mailbox"
+BATCH = 256
+"""Letters taken at once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of the run."""
+
+    role: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What the trainer is doing now."""
+
+    name: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A group has closed."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """What credit did to an episode of a step."""
+
+    uuid: str
+    order: int
+    advantage: float | None
+    trained: int
+    """Tokens with a weight in the loss."""
+    untrained: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A training step has ended."""
+
+    step: int
+    metrics: dict[str, float]
+    credited: list[Credited] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """All validation tasks were played after `step` steps."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """verl has written a checkpoint into `folder`, on the trainer's node."""
+
+    step: int
+    folder: str
+
+
+Letter = Process | Phase | Played | Stepped | Validated | Saved
+
+
+class _Mailbox:
+    """Lives in an actor; its methods run on one event loop."""
+
+    def __init__(self) -> None:
+        self._letters: asyncio.Queue[Letter] = asyncio.Queue()
+        self._stop = False
+
+    async def put(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            self._letters.put_nowait(letter)
+
+    async def take(self, seconds: float) -> list[Letter]:
+        """Some letters, or none after so many seconds."""
+        try:
+            taken = [await asyncio.wait_for(self._letters.get(), seconds)]
+        except asyncio.TimeoutError:
+            return []
+        while len(taken) < BATCH and not self._letters.empty():
+            taken.append(self._letters.get_nowait())
+        return taken
+
+    async def ask_to_stop(self) -> None:
+        """The trainer shall end after its present step."""
+        self._stop = True
+
+    async def stopping(self) -> bool:
+        return self._stop
+
+
+def open_mailbox() -> Any:
+    """The run's mailbox, made by the process that was started; gone with it."""
+    import ray
+
+    actor: Any = ray.remote(_Mailbox)
+    return actor.options(name=NAME, num_cpus=0, max_concurrency=1000).remote()
+
+
+class Sender:
+    """Posts letters from any process of the run."""
+
+    def __init__(self) -> None:
+        import ray
+
+        self._box = ray.get_actor(NAME)
+
+    def post(self, *letters: Letter) -> None:
+        """Send without waiting. Thread-safe."""
+        self._box.put.remote(list(letters))
+
+    def post_and_wait(self, *letters: Letter) -> None:
+        """Send, and return when they lie in the box."""
+        import ray
+
+        ray.get(self._box.put.remote(list(letters)))
+
+    async def posted(self, *letters: Letter) -> None:
+        """The same, awaited."""
+        await self._box.put.remote(list(letters))
+
+    def stopping(self) -> bool:
+        """Whether the run shall end."""
+        import ray
+
+        return bool(ray.get(self._box.stopping.remote()))
+
+    def introduce(self, role: str) -> None:
+        """Say who this process is."""
+        import os
+        import socket
+
+        self.post(Process(role, os.getpid(), socket.gethostname()))

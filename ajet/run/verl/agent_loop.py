@@ -1,0 +1,42 @@
+"""WorkflowLoop: verl's agent loop, which plays the workflow and hands its timelines over.
+
+Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded and gives no row, the
+others of its group are trained. Only a group that gave no row at all raises, once, for then verl has to be told to
+fetch another task in its place. Validation gives no rows: its numbers come from the recorded episodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+
+from ajet.backbone.verl.rows import rows
+from ajet.run.verl.host import host_of
+from ajet.schema.task import Task
+
+
+class NothingToTrain(Exception):
+    """No episode of a group was scored: verl fetches another task."""
+
+
+class WorkflowLoop(AgentLoopBase):
+    """One session: one repeat of one task."""
+
+    async def run(  # type: ignore[override] # verl's workers take a list, its base class does not say so
+        self, sampling_params: dict[str, Any], **kwargs: Any
+    ) -> list[AgentLoopOutput]:
+        """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
+        host = host_of(self.config, self.server_manager, self.tokenizer)
+        split, session, order = kwargs["split"], int(kwargs["session_id"]), int(kwargs["index"])
+        settings = self.rollout_config
+        sessions = settings.val_kwargs.n if split == "validation" else settings.n
+        task = Task.model_validate(kwargs["task"])
+        step = int(kwargs["global_steps"])
+        group = await host.group(kwargs["uid"], order, task, step=step, split=split, sessions=sessions)
+        if split == "validation":
+            return []
+        if not group.scored and session == sessions - 1:
+            raise NothingToTrain(f"task {task.task_id}: none of {sessions} episodes was scored")
+        episode = group.episodes[session]
+        return [AgentLoopOutput(**row) for row in rows(episode, group_order=order, policy_version=host.version)]

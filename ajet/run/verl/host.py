@@ -1,0 +1,98 @@
+"""Host: what one agent-loop process of verl holds: a gateway, the workflow, the judge.
+
+Invariant: these are the objects of every backbone, in front of verl's servers. All sessions of a task run in one
+process; the first that comes plays the whole group, so that deadlines, retries and limits are the rollout's, and the
+others wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.backbone.verl.carried import KEY, restored
+from ajet.backbone.verl.engine import ServerEngine
+from ajet.backbone.verl.mailbox import Played, Sender
+from ajet.rollout import Rollout
+from ajet.run.assembly import open_gateway, workflow_of
+from ajet.schema.episode import Group, Split
+from ajet.schema.task import Task
+from ajet.task_judge import open_judge
+from ajet.task_reader import open_reader
+
+_lock = threading.Lock()
+_host: Host | None = None
+
+
+def host_of(config: Any, client: Any, tokenizer: Any) -> Host:
+    """This process's host. `config`: verl's whole config; `client`: its client for its servers."""
+    global _host
+    with _lock:
+        if _host is None:
+            _host = Host(config, client, tokenizer)
+        return _host
+
+
+@dataclass(slots=True)
+class _Waiting:
+    group: asyncio.Task[Group]
+    sessions: int
+    """How many have not asked for it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Servers:
+    """What the gateway wants to know of a backbone."""
+
+    engine: ServerEngine
+    tokenizer: Any
+
+
+class Host:
+    """Made once a process, ended with it."""
+
+    def __init__(self, config: Any, client: Any, tokenizer: Any) -> None:
+        about = config.data[KEY]
+        self.experiment = experiment = restored(about)
+        self._sender = Sender()
+        self._sender.introduce("agent loop")
+        rollout = config.actor_rollout_ref.rollout
+        engine = ServerEngine(
+            client, max_model_len=int(rollout.max_model_len), vocabulary=len(tokenizer), server=rollout.name
+        )
+        self._engine = engine
+        gateway = open_gateway(experiment, _Servers(engine, tokenizer))
+        judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
+        self._rollout = Rollout(
+            experiment,
+            gateway,
+            workflow_of(experiment),
+            judge,
+            run_id=about["run_id"],
+        )
+        self._groups: dict[str, _Waiting] = {}
+
+    @property
+    def version(self) -> int:
+        """The newest weights that answered here."""
+        return self._engine.version
+
+    async def group(self, uid: str, order: int, task: Task, *, step: int, split: Split, sessions: int) -> Group:
+        """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once."""
+        waiting = self._groups.get(uid)
+        if waiting is None:
+            played = self._play(order, task, step, split, sessions)
+            waiting = self._groups[uid] = _Waiting(asyncio.ensure_future(played), sessions)
+        waiting.sessions -= 1
+        if not waiting.sessions:
+            del self._groups[uid]
+        return await waiting.group
+
+    async def _play(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
+        group = await asyncio.wrap_future(
+            self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
+        )
+        await self._sender.posted(Played(group))
+        return group

@@ -1,0 +1,132 @@
+"""What the run's own process makes of verl's letters: the record and the screen, as on the local backbone.
+
+Invariants: a step is recorded whole, episodes before its row of metrics, and its checkpoint is committed after both:
+what a killed run continues from never holds a step that the record lacks. Sampled tokens = trained + the reasons, for
+every episode that is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.verl.mailbox import Credited, Letter, Phase, Played, Process, Saved, Stepped, Validated
+from ajet.run.accounting import episode_metrics, staleness_metrics
+from ajet.run.evaluate import validation_metrics
+from ajet.run.train import refuse_if_all_failed
+from ajet.schema.episode import Episode, Group
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.run.progress import TrainingProgress
+
+
+class Record:
+    """Takes letters; raises UserError when a whole batch of tasks failed."""
+
+    def __init__(self, experiment: Experiment, run: RunDirectory, progress: TrainingProgress, steps: int) -> None:
+        self._settings, self._run, self._steps = experiment.ajet, run, steps
+        self._on_episode, self._on_step = progress.on_episode, progress.on_step
+        self._playing: dict[int, list[Group]] = {}
+        """Groups of training that no recorded step has yet, by the step that asked for them."""
+        self._validating: list[Group] = []
+        self._saved: Saved | None = None
+        self._failed: list[Group] = []
+        self._validation: dict[str, float] = {}
+        resumed = run.resumed.state if run.resumed else {}
+        self._validation.update(resumed.get("validation", {}))
+        self.step = run.resumed.step if run.resumed else 0
+
+    def take(self, letter: Letter) -> None:
+        """Do what it asks for."""
+        if isinstance(letter, Played):
+            self._played(letter.group)
+        elif isinstance(letter, Stepped):
+            self._stepped(letter)
+        elif isinstance(letter, Validated):
+            self._validated(letter)
+        elif isinstance(letter, Saved):
+            self._saved = letter
+        elif isinstance(letter, Phase):
+            self._run.status.set(phase=letter.name, step=letter.step)
+        elif isinstance(letter, Process) and letter.host == socket.gethostname() and letter.pid != os.getpid():
+            self._run.status.add_process(letter.pid, letter.role)
+
+    def _played(self, group: Group) -> None:
+        for episode in group.episodes:
+            self._on_episode(episode)
+        first = group.episodes[0]
+        if first.split == "validation":
+            self._validating.append(group)
+            return
+        self._playing.setdefault(first.step, []).append(group)
+        self._failed = [] if group.scored else [*self._failed, group]
+        if len(self._failed) >= self._settings.data.train_batch_size:
+            refuse_if_all_failed([episode for each in self._failed for episode in each.episodes], first.step)
+
+    def _stepped(self, letter: Stepped) -> None:
+        credited = {each.uuid: each for each in letter.credited}
+        groups = self._take_groups(letter.step, credited)
+        episodes = [episode for group in groups for episode in group.episodes]
+        for episode in episodes:
+            _enter(episode, credited.get(episode.uuid))
+        metrics = episode_metrics(episodes, "train") | staleness_metrics(episodes, letter.step - 1)
+        metrics |= letter.metrics
+        self._run.episodes.write(letter.step, "train", episodes)
+        tasks = sorted(group.order for group in groups if group.scored)
+        unused = sorted(group.order for group in groups if not group.scored)
+        self._on_step(letter.step, self._steps, metrics)
+        self._run.metrics.log(letter.step, metrics, tasks=tasks, discarded=unused)
+        self.step = letter.step
+        if self._saved is not None:
+            self._commit(self._saved)
+
+    def _take_groups(self, step: int, credited: dict[str, Credited]) -> list[Group]:
+        """The groups that this step trained, and those that are over and train nothing. Others are still wanted."""
+        taken: list[Group] = []
+        for asked in sorted(self._playing):
+            groups = self._playing.pop(asked)
+            over = [g for g in groups if not g.scored or any(e.uuid in credited for e in g.episodes)]
+            left = [g for g in groups if g not in over]
+            if left:
+                self._playing[asked] = left
+            taken += over
+        return sorted(taken, key=lambda group: group.order)
+
+    def _validated(self, letter: Validated) -> None:
+        groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
+        self._run.episodes.write(letter.step, "validation", [e for group in groups for e in group.episodes])
+        metrics = validation_metrics(groups)
+        metrics["seconds/validation"] = letter.seconds
+        self._validation = metrics
+        self._on_step(letter.step, self._steps, metrics)
+        self._run.metrics.log(letter.step, metrics)
+
+    def _commit(self, saved: Saved) -> None:
+        """Make verl's folder a checkpoint of the run: complete, or not there."""
+        self._saved = None
+        folder = Path(saved.folder)
+
+        def write(into: Path) -> None:
+            os.rename(folder, into / folder.name)
+
+        state = {"verl": folder.name, "validation": self._validation, "validated": saved.step}
+        self._run.checkpoints.save(saved.step, write, state, score=self._validation.get("validation/reward"))
+
+
+def _enter(episode: Episode, credited: Credited | None) -> None:
+    """What the trainer did with it. Raises AssertionError when a sampled token is neither trained nor counted."""
+    trained = 0
+    if credited is not None:
+        episode.advantage = credited.advantage
+        episode.untrained = episode.untrained + Counter(credited.untrained)
+        trained = credited.trained
+    counted = sum(episode.untrained.values())
+    assert episode.sampled_tokens == trained + counted, (
+        f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {trained}, "
+        f"counted {dict(episode.untrained)}"
+    )

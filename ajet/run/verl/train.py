@@ -1,0 +1,132 @@
+"""Train on verl, as the process that the person started sees it: start, listen, record, end.
+
+Invariants: what is wrong in the configuration is said before Ray starts and before the run directory is made; the
+first Ctrl-C ends the run after its present step with a checkpoint; whatever ends the run, nothing that it started lives
+on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.backbone.verl.carried import KEY, carried
+from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.mailbox import open_mailbox
+from ajet.backbone.verl.settings import environment_of, verl_settings
+from ajet.run.verl.record import Record
+from ajet.schema.errors import ConfigError
+from ajet.task_reader.overlong import within_prompt_length
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.run.interrupt import Interrupts
+    from ajet.run.options import LaunchOptions
+
+LISTEN_S = 1.0
+"""How long one look into the mailbox waits for a letter."""
+
+
+def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
+    """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError; and what verl
+    raised."""
+    import ray
+    from omegaconf import OmegaConf
+
+    from ajet.backbone.verl import logs
+    from ajet.run.progress import TrainingProgress
+    from ajet.run.summary import finish
+    from ajet.run.verl.runner import Runner
+
+    address = address_of(options)
+    config, steps = _config(experiment, run, own=address is None)
+    if run.resumed is not None and run.resumed.step >= steps:
+        finish(run)
+        return
+    progress = TrainingProgress(experiment, run)
+    record = Record(experiment, run, progress, steps)
+    run.status.set(phase="starting Ray", steps=steps)
+    began = time.monotonic()
+    environment = environment_of(config)
+    try:
+        with (
+            joined(config, address=address, folder=experiment.base, environment=environment, on_wait=_waiting),
+            logs.kept(run.path / "logs", run.redact),
+        ):
+            logger.info("Ray is there after {:.0f} s; verl's processes start", time.monotonic() - began)
+            mailbox = open_mailbox()
+            runner: Any = ray.remote(num_cpus=1)(Runner).remote()
+            done = runner.run.remote(OmegaConf.create(config))
+            try:
+                _listen(mailbox, done, record)
+            except KeyboardInterrupt:
+                logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+                ray.get(mailbox.ask_to_stop.remote())
+                _listen(mailbox, done, record)
+                raise
+    finally:
+        progress.close()
+    finish(run)
+
+
+def address_of(options: LaunchOptions) -> str | None:
+    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+    address = os.environ.get(ADDRESS)
+    if options.with_ray_cluster and not address:
+        raise ConfigError(
+            "--with-ray-cluster joins a Ray cluster, and none is named.",
+            where=ADDRESS,
+            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
+            do="use --with-ray to have one started on this machine",
+        )
+    return None if options.with_ray else address
+
+
+def _listen(mailbox: Any, done: Any, record: Record) -> None:
+    """Take letters until the trainer has ended and none is left. Raises what the trainer raised."""
+    import ray
+
+    while True:
+        ended, _ = ray.wait([done], timeout=0)
+        letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
+        for letter in letters:
+            record.take(letter)
+        if ended and not letters:
+            ray.get(done)
+            return
+
+
+def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], int]:
+    """verl's whole config for this run, and after which step it ends."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.task_reader import open_reader
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    source = locate(settings.model.path, base=experiment.base)
+    config = verl_settings(experiment, model_folder=folder_of(source), run_folder=run.path, own_cluster=own)
+    reader = open_reader(experiment)
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, load_tokenizer(source))
+    trainer = settings.trainer_common
+    steps = trainer.total_epochs * math.ceil(len(tasks) / settings.data.train_batch_size)
+    steps = trainer.total_training_steps or steps
+    config["data"][KEY] = carried(experiment, run_id=run.run_id, steps=steps)
+    config["trainer"]["total_training_steps"] = steps
+    if not reader.has("validation"):
+        config["trainer"].update(test_freq=-1, val_before_train=False)
+        config["data"]["val_batch_size"] = 1
+    config["trainer"]["resume_mode"] = "disable"
+    if run.resumed is not None:
+        folder = run.resumed.path / run.resumed.state["verl"]
+        config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
+    return config, steps
+
+
+def _waiting(found: int, wanted: int) -> None:
+    logger.info("waiting for the cluster: {} of {} GPUs", found, wanted)
