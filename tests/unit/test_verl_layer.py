@@ -309,12 +309,12 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     assert code == 0 and ours["ajet"]["rollout"]["num_repeat"] == 8 and verls["actor_rollout_ref"]["rollout"]["n"] == 8
     code, out, _ = run("validate", "trainer_common.mode=colocate_async")
     assert code == 0 and "x.yaml is valid" in out
-    code, _, err = run("validate", "trainer_common.nnodes=3", *eight)
+    code, _, err = run("validate", *eight, "trainer_common.nnodes=3")
     assert code == 2 and "24 copies of the model" in err and "override trainer_common.nnodes=3" in err
     with pytest.raises(SystemExit):
-        launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", "trainer_common.nnodes=3", *eight])
+        launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", *eight, "trainer_common.nnodes=3"])
     assert "24 copies of the model" in capsys.readouterr().err
-    code, _, err = run("validate", "verl.trainer.nnodes=3", *eight)
+    code, _, err = run("validate", *eight, "verl.trainer.nnodes=3")
     assert code == 2 and "24 copies of the model" in err
 
 
