@@ -55,7 +55,7 @@ def validated(config: Any) -> None:
             at.ppo_max_token_len_per_gpu = at.pop("log_prob_max_token_len_per_gpu")
         omega_conf_to_dataclass(at)
     replica(config)
-    if config.trainer.v1.trainer_mode == "separate_async":
+    if config.trainer.v1.trainer_mode == "ajet_separate_async":
         separate_async(config)
     mini_batches(config)
 

@@ -91,8 +91,10 @@ class CreditHooks(PPOTrainer):
             reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
         )
         metrics.update(credited.metrics)
-        metrics.update(self._mismatch(credited.samples, spread("old_log_probs", credited.samples)))
-        self._parts = self._plan(credited, [own[place[id(sample.timeline)]] for sample in credited.samples])
+        parts = self._optimizer_steps(credited)
+        metrics.update(self._mismatch(credited.samples, parts, spread("old_log_probs", credited.samples)))
+        at = [own[place[id(sample.timeline)]] for sample in credited.samples]
+        self._parts = [[at[index] for index in part] for part in parts]
         self.credited(rebuilt, credited)
 
         advantages, weights = {}, {}
@@ -153,8 +155,8 @@ class CreditHooks(PPOTrainer):
         metrics.update(reduce_metrics(output))
         return batch
 
-    def _plan(self, batch: TrainingBatch, rows: list[int]) -> list[list[int]]:
-        """The rows of each optimizer step; the samples' weights become those of their step."""
+    def _optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
+        """Indices of each one's samples, whose weights become those of their step."""
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
         parts = mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
@@ -162,7 +164,7 @@ class CreditHooks(PPOTrainer):
         for part, scale in zip(parts, scales, strict=True):
             for at in part:
                 batch.samples[at].weight *= scale
-        return [[rows[at] for at in part] for part in parts]
+        return parts
 
     def _padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
         """Keys of `count` new rows of two tokens that train nothing."""
@@ -186,7 +188,7 @@ class CreditHooks(PPOTrainer):
         )
         return keys
 
-    def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+    def _mismatch(self, samples: list[Sample], parts: list[list[int]], trainer: list[Floats]) -> dict[str, float]:
         """How far the engine's logprobs are from the trainer's, where both mean the same."""
         rollout = self.settings.rollout
         if not samples or rollout.top_p < 1 or rollout.top_k > 0:
@@ -194,8 +196,11 @@ class CreditHooks(PPOTrainer):
         gaps = [
             (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
         ]
-        gap = np.concatenate(gaps)
-        return {"mismatch_kl": float(gap.mean()), "logprob_gap_max": float(np.abs(gap).max())}
+        means = [np.concatenate([gaps[at] for at in part]).mean() for part in parts]
+        return {
+            "mismatch_kl": float(np.mean(means)),
+            "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
+        }
 
 
 def _rows(data: TensorDict, name: str) -> list[Any]:

@@ -44,6 +44,7 @@ def key(
     training: bool = True,
     ignored: str | None = None,
     later: Mapping[Any, str] | None = None,
+    only: Mapping[Any, str] | None = None,
     kind: str | None = None,
     **constraints: Any,
 ) -> Any:
@@ -52,6 +53,7 @@ def key(
     training: whether two runs that differ in it count as different trainings (a resume is refused).
     ignored: why the key is accepted and has no effect; said once in the log when it is set.
     later: values that are refused for now, each with the sentence that says so.
+    only: values that are refused on another backbone than verl, likewise.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     """
     extra: dict[str, Any] = {"training": training and ignored is None}
@@ -59,6 +61,8 @@ def key(
         extra["ignored"] = ignored
     if later is not None:
         extra["later"] = [[value, sentence] for value, sentence in later.items()]
+    if only is not None:
+        extra["only"] = [[value, sentence] for value, sentence in only.items()]
     if kind is not None:
         extra["kind"] = kind
     return Field(default=default, description=description, json_schema_extra=extra, **constraints)

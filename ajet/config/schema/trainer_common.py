@@ -79,11 +79,23 @@ class TrainerCommon(Section):
 
     mode: Literal["sync", "colocate_async", "separate_async"] = key(
         "sync",
-        "sync: play a batch, then train on it, in turns.",
-        later={
-            "colocate_async": "The mode colocate_async is not part of this version; sync is.",
-            "separate_async": "The mode separate_async is not part of this version; sync is.",
+        "sync: play a batch, then train on it, in turns. On verl also colocate_async: unfinished episodes go on with "
+        "the new weights; separate_async: engines and trainer at once, on GPUs of their own.",
+        only={
+            "colocate_async": "The mode colocate_async is verl's; here sync is.",
+            "separate_async": "The mode separate_async is verl's; here sync is.",
         },
+    )
+    max_staleness: int | None = key(
+        4,
+        "Training steps between an episode's first weights and those that it trains, at most; null: any number (verl, "
+        "in its asynchronous modes).",
+        ge=0,
+    )
+    max_staleness_strategy: Literal["drop", "wait"] = key(
+        "drop",
+        "What becomes of a group that is about to be older: drop it and play another task, or wait for it before "
+        "training goes on (verl, in its asynchronous modes).",
     )
     algorithm: Algorithm = section(Algorithm, "The policy gradient.")
     optim: Optim = section(Optim, "AdamW.")

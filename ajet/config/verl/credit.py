@@ -34,7 +34,6 @@ _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (f"{_ACTOR}.loss_agg_mode", tuple(AGGREGATIONS)),
     (f"{_ACTOR}.kl_loss_type", KL_TYPES),
     (f"{_ACTOR}.policy_loss.loss_mode", ("vanilla", None)),
-    (f"{_ACTOR}.entropy_coeff", (0, None)),
     (f"{_ACTOR}.shuffle", (False, None)),
 )
 """verl's keys and the values that our credit and loss have; None where nobody sets one."""

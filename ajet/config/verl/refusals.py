@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.validate import together
 from ajet.config.verl.batches import batch_sizes, fixed_micro_batches
+from ajet.config.verl.credit import unsupported
 from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.verl.limits import ModelLimits
 from ajet.schema.errors import ConfigError
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 VLLM_LARGEST_LORA_RANK = 512
+SEPARATE = "ajet_separate_async"
+MODES = ("ajet_sync", "ajet_colocate_async", SEPARATE)
+"""The names of `ajet.backbone.verl.trainers`."""
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
@@ -149,7 +153,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
             f"The engine's expert_parallel_size is {experts}.", f"{ROLLOUT}.expert_parallel_size", expected=f"{one}"
         )
     per_node = s.count("trainer.n_gpus_per_node")
-    if s.value("trainer.v1.trainer_mode") != "separate_async" and s.gpus % one:
+    if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % one:
         yield s.problem(
             f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
             key,
@@ -301,7 +305,15 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
             f"{TRAINER}.resume",
             expected="auto, never, or the path of a folder global_step_N",
         )
-    if s.value("trainer.v1.trainer_mode") != "separate_async":
+    mode = s.value("trainer.v1.trainer_mode")
+    if mode not in MODES:
+        yield s.problem(
+            f"verl's trainer {mode} does not know our credit and loss.",
+            "trainer.v1.trainer_mode",
+            f"{TRAINER}.mode",
+            expected="ajet.trainer_common.mode: sync, colocate_async or separate_async",
+        )
+    if mode != SEPARATE:
         return
     if s.value(f"{ROLLOUT}.nnodes", 0) < 1:
         yield s.problem(
@@ -328,7 +340,19 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
         )
 
 
+def _credit(s: Settings) -> Iterator[ConfigError]:
+    """What `ajet.backbone.verl.trainers` computes in verl's place, it computes as the local backbone does."""
+    for key, found, expected in unsupported(lambda key: s.value(key)):
+        yield s.problem(
+            f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "
+            "same on every backbone, do not have.",
+            key,
+            f"{TRAINER}.algorithm",
+            expected=expected,
+        )
+
+
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
     _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _engine, _memory, _lengths, _sampling, _learning,
-    _modes,
+    _modes, _credit,
 )  # fmt: skip

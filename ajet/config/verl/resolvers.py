@@ -42,12 +42,18 @@ def room(tokens: int, longest: int, parts: int) -> int:
     return max(tokens, -(-longest // parts))
 
 
+def versions(staleness: int | None) -> int | None:
+    """How many policy versions an episode may span that is trained `staleness` steps late; null has no limit."""
+    return None if staleness is None else staleness + 1
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "ajet.div": div,
     "ajet.mul": mul,
     "ajet.list": as_list,
     "ajet.pick": pick,
     "ajet.room": room,
+    "ajet.versions": versions,
 }
 
 

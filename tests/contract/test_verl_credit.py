@@ -1,0 +1,222 @@
+"""verl's trainer and FSDP engine with our credit and loss, against the local backbone's trainer on the same episodes.
+
+The loss of a batch is a sum over its tokens (DESIGN decision 8), so that neither the engine, nor how an episode is cut
+into rows, nor micro batches, nor ranks may show in its gradient. All in float32; two training steps, so that the
+reference model differs from the policy.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet.algorithm import credit
+from ajet.backbone.local.trainer import Trainer
+from ajet.config.verl import verl_config
+from ajet.engine.embedded import shipped_folder
+from ajet.schema.episode import Group
+from ajet.schema.task import Task
+from ajet.schema.timeline import SampledSpan
+from tests.local_fixtures import episode_of, timeline_of
+from tests.verl_fixtures import experiment, without_verl
+
+pytestmark = [without_verl, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+TC = "trainer_common"
+PLAIN = {
+    "data.max_prompt_length": 64,
+    "data.max_response_length": 64,
+    "data.train_batch_size": 4,
+    "rollout.num_repeat": 3,
+    "rollout.max_model_len": 128,
+    "rollout.temperature": 0.8,
+    f"{TC}.device": "cpu",
+    f"{TC}.use_kl_loss": False,
+    f"{TC}.optim.lr": 0.01,
+    f"{TC}.optim.eps": 0.001,  # without it the first updates would show the gradient's sign alone
+    f"{TC}.micro_batch_tokens": 4096,
+}
+KL = {f"{TC}.use_kl_loss": True, f"{TC}.kl_loss_coef": 0.5}
+CAP = {f"{TC}.algorithm.is_cap": 1.5}
+TWO = {f"{TC}.mini_batch_num": 2}
+SMALL = {f"{TC}.micro_batch_tokens": 128}
+AGGREGATION = f"{TC}.algorithm.loss_aggregation"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sequence": {},
+    "token": {AGGREGATION: "token"},
+    "sequence-sum": {AGGREGATION: "sequence-sum"},
+    "cap": CAP,
+    "kl": KL,
+    "kl in the reward": {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.1},
+    "two mini batches": TWO | {f"{TC}.algorithm.clip_dual": 3.0},
+    "two mini batches of tokens, with everything": TWO | KL | CAP | {AGGREGATION: "token"},
+    "small micro batches": SMALL | KL | CAP,
+    "small micro batches, two mini batches": SMALL | TWO,
+}
+RANKS = {"two ranks": KL | CAP | TWO}
+
+
+def groups_of_steps() -> list[list[Group]]:
+    """Of two steps: an episode of five timelines, others of one and two, one without a token, a silent group."""
+    draw = np.random.default_rng(7)
+
+    def timeline(first_call: int, turns: int) -> Any:
+        ids, runs = draw.integers(3, 300, draw.integers(4, 9)).tolist(), []
+        for _ in range(turns):
+            reply = draw.integers(3, 300, draw.integers(2, 9)).tolist()
+            runs.append((len(ids), len(ids) + len(reply)))
+            ids = ids + reply + draw.integers(3, 300, 2).tolist()
+        made = timeline_of(ids, runs, -draw.uniform(8, 30, len(ids)))
+        made.logprobs = np.where(made.mask, made.logprobs, 0).astype(np.float32)
+        made.spans = tuple(SampledSpan(first_call + index, *run) for index, run in enumerate(runs))
+        return made
+
+    shapes = [[(1, 2, 1, 3, 1), (2,), (1, 1)], [(2,), (), (1,)], [(1,), (3,), (1,)], [(2, 1), (1,), (1,)]]
+    rewards = [[1.0, 0.0, 0.25], [0.0, 1.0, 1.0], [0.5, 0.5, 0.5], [0.0, 0.0, 1.0]]
+    steps = []
+    for _ in range(2):
+        groups = []
+        for order, (members, scores) in enumerate(zip(shapes, rewards, strict=True)):
+            episodes = []
+            for repeat, (turns, reward) in enumerate(zip(members, scores, strict=True)):
+                episode = episode_of(reward, (1,), uuid=f"{order}/{repeat}")
+                episode.repeat, episode.timelines = repeat, []
+                for count in turns:
+                    calls = sum(len(other.spans) for other in episode.timelines)
+                    episode.timelines.append(timeline(calls, count))
+                episodes.append(episode)
+            groups.append(Group(Task(task_id=str(order)), order, episodes))
+        steps.append(groups)
+    return steps
+
+
+def split_rows(steps: list[list[Group]]) -> list[list[Group]]:
+    """The same episodes with one timeline per reply."""
+    steps = deepcopy(steps)
+    for groups in steps:
+        for episode in (episode for group in groups for episode in group.episodes):
+            parts = []
+            for whole in episode.timelines:
+                for span in whole.spans:
+                    part = timeline_of(whole.ids[: span.stop], [span[1:]], whole.logprobs[: span.stop])
+                    part.logprobs = np.where(part.mask, part.logprobs, 0).astype(np.float32)
+                    part.spans = (SampledSpan(*span),)
+                    parts.append(part)
+            episode.timelines = parts
+    return steps
+
+
+def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]:
+    made = {}
+    folder = shipped_folder("tiny-tools")
+    for name, ajet in settings.items():
+        chosen = experiment({**PLAIN, **ajet, f"{TC}.n_gpus_per_node": ranks})
+        made[name] = {"config": verl_config(chosen, model_folder=folder), "steps": groups_of_steps()}
+    return made
+
+
+def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
+    """Each scenario through verl, in processes of its own."""
+    source, target = folder / "scenarios", folder / "results"
+    source.write_bytes(pickle.dumps(made))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu_platform", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "tests.verl_update", str(source), str(target)]
+    workers = [
+        subprocess.Popen([*command, str(rank), str(ranks)], cwd=ROOT, env=os.environ | own) for rank in range(ranks)
+    ]
+    assert [worker.wait(timeout=600) for worker in workers] == [0] * ranks
+    return pickle.loads(target.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    made = scenarios(SETTINGS, 1)
+    made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
+    return updated(made, tmp_path_factory.mktemp("verl"), 1)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return updated(scenarios(RANKS, 2), tmp_path_factory.mktemp("verl"), 2)
+
+
+def local(ajet: dict[str, Any]) -> dict[str, Any]:
+    """The same by the local backbone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config = experiment({**PLAIN, **ajet}).ajet
+    model = AutoModelForCausalLM.from_pretrained(shipped_folder("tiny-tools"), dtype=torch.float32)
+    trainer = Trainer(model, config)
+    weights = trainer.policy.weights
+    found: list[dict[str, Any]] = []
+
+    def named(flat: Any) -> dict[str, Any]:
+        return {place.name: flat[place.start : place.stop].view(place.shape).numpy().copy() for place in weights.places}
+
+    inner = trainer._step
+
+    def step(loss: Any, lr: float) -> float:
+        found.append(named(weights.gradients))
+        return inner(loss, lr)
+
+    trainer._step = step
+    metrics = []
+    for groups in groups_of_steps():
+        batch = credit(
+            groups,
+            config,
+            reference=lambda samples: (trainer.logprobs(samples), trainer.logprobs(samples, reference=True)),
+        )
+        metrics.append({**batch.metrics, **trainer.update(batch)})
+    return {"gradients": found, "metrics": metrics, "weights": named(weights.master(0, weights.size))}
+
+
+def assert_alike(verls: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert len(verls["gradients"]) == len(ours["gradients"])
+    for number, (have, want) in enumerate(zip(verls["gradients"], ours["gradients"], strict=True)):
+        assert have.keys() == want.keys()
+        largest = max(np.abs(values).max() for values in want.values())
+        assert largest > 1e-3
+        for name, values in want.items():
+            np.testing.assert_allclose(have[name], values, rtol=2e-4, atol=2e-5 * largest, err_msg=f"{number} {name}")
+    for name, values in ours["weights"].items():
+        np.testing.assert_allclose(verls["weights"][name], values, rtol=1e-4, atol=2e-5, err_msg=name)
+    names = ("loss", "grad_norm", "kl", "clip_fraction", "is_capped_fraction", "mismatch_kl", "logprob_gap_max", "lr")
+    names += ("steps_skipped", "credit/samples", "credit/left_out_groups", "credit/advantage_abs_mean")
+    for have, want in zip(verls["metrics"], ours["metrics"], strict=True):
+        assert {name: have[name] for name in names} == pytest.approx(
+            {name: want[name] for name in names}, rel=2e-3, abs=2e-5
+        )
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_gradient_is_the_local_backbones(one_rank, name):
+    assert_alike(one_rank[name], local(SETTINGS[name]))
+
+
+def test_the_rows_of_an_episode_do_not_show(one_rank):
+    assert_alike({**one_rank["a row for each reply"], "metrics": []}, {**local(CAP), "metrics": []})
+
+
+def test_the_ranks_do_not_show(two_ranks):
+    assert_alike(two_ranks["two ranks"], local(RANKS["two ranks"]))
+
+
+def test_optimizer_steps_are_counted_in_groups(one_rank):
+    for name, settings in SETTINGS.items():
+        assert len(one_rank[name]["gradients"]) == 2 * settings.get(f"{TC}.mini_batch_num", 1)

@@ -1,0 +1,222 @@
+"""verl's trainer, worker and FSDP engine in this process, without Ray: `python -m tests.verl_update IN OUT RANK WORLD`.
+
+What is verl's is verl's own: the steps of its trainer between sampling and saving, the worker, the engine and its
+optimizer. Stand-ins are the queue (a dict in memory) and the worker group, which calls the worker of this process with
+its rank's part of a batch. It needs a process of its own: the environment must be set before verl is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+NESTED = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "rollout_log_probs")
+
+
+class Queue:
+    """TransferQueue's functions that the trainer's steps call."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, Any]] = {}
+
+    def kv_batch_put(self, keys: Any, partition_id: str, fields: Any = None, tags: Any = None) -> Any:
+        from transfer_queue import KVBatchMeta
+
+        for index, key in enumerate(keys):
+            if tags is not None:
+                self.tags[key] = tags[index]
+            row = self.rows.setdefault(key, {})
+            for name in fields.keys() if fields is not None else ():
+                values = fields[name]
+                row[name] = (values.unbind() if isinstance(values, torch.Tensor) else list(values))[index]
+        names = set.intersection(*(set(self.rows[key]) for key in keys))
+        return KVBatchMeta(list(keys), [self.tags[key] for key in keys], partition_id, sorted(names), {})
+
+    def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any = None) -> Any:
+        from tensordict import NonTensorStack, TensorDict
+
+        names = [name for name in select_fields or self.rows[keys[0]] if all(name in self.rows[key] for key in keys)]
+        data = {}
+        for name in names:
+            values = [self.rows[key][name] for key in keys]
+            tensors = all(isinstance(value, torch.Tensor) for value in values)
+            data[name] = (
+                torch.nested.as_nested_tensor(values, layout=torch.jagged) if tensors else NonTensorStack(*values)
+            )
+        return TensorDict(data, batch_size=[len(keys)])
+
+    def kv_clear(self, keys: Any, partition_id: str) -> None:
+        for key in keys:
+            del self.rows[key], self.tags[key]
+
+
+class Group:
+    """A worker group of which this process is one rank."""
+
+    def __init__(self, queue: Queue, worker: Any, role: str, rank: int, world: int) -> None:
+        self.queue, self.worker, self.rank, self.world = queue, worker, rank, world
+        self._dispatch_info = {role: list(range(world))}
+
+    def _part(self, meta: Any) -> tuple[Any, Any]:
+        from verl.utils import tensordict_utils as tu
+
+        part = meta.chunk(self.world)[self.rank]
+        data = self.queue.kv_batch_get(part.keys, part.partition_id, part.fields)
+        for name, value in meta.extra_info.items():
+            tu.assign_non_tensor_data(data, name, value)
+        return part, data
+
+    def _logprobs(self, meta: Any, method: str) -> Any:
+        part, data = self._part(meta)
+        output = getattr(self.worker, method)(data)
+        mine = [
+            (key, {name: output[name].unbind()[index] for name in ("log_probs", "entropy") if name in output})
+            for index, key in enumerate(part.keys)
+        ]
+        everyone: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(everyone, mine)
+        for key, fields in sum(everyone, []):
+            self.queue.rows[key].update(fields)
+        return meta
+
+    def compute_log_prob(self, meta: Any) -> Any:
+        return self._logprobs(meta, "compute_log_prob")
+
+    def compute_ref_log_prob(self, meta: Any) -> Any:
+        return self._logprobs(meta, "compute_ref_log_prob")
+
+    def update_actor(self, meta: Any) -> Any:
+        return self.worker.update_actor(self._part(meta)[1])
+
+
+def worker_of(config: Any, role: str) -> Any:
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    worker = ActorRolloutRefWorker(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
+    worker.init_model()
+    return worker
+
+
+def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
+    """verl's trainer with our hooks as it is after `init`, but for what needs Ray."""
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.v1 import PPOTrainerSync
+
+    from ajet.algorithm.token_loss import TokenLoss
+    from ajet.backbone.verl.hooks import CreditHooks
+    from ajet.backbone.verl.losses import WeightedSum
+    from ajet.config.verl.credit import credit_settings
+
+    trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
+    trainer.config, trainer.settings = config, credit_settings(config)
+    trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
+    trainer.parameter_sync_step, trainer.global_steps, trainer.ref_in_actor = 1, 1, False
+    trainer.tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
+    if trainer.use_reference_policy:
+        trainer.ref_policy_wg = Group(queue, worker_of(config, "ref"), "ref", rank, world)
+    actor = worker_of(config, "actor")
+    actor.set_loss_fn(WeightedSum(TokenLoss.from_settings(trainer.settings.trainer_common)))
+    trainer.actor_rollout_wg = Group(queue, actor, "actor", rank, world)
+    return trainer
+
+
+def play(queue: Queue, groups: list[Any]) -> Any:
+    """The rows of some groups, as verl's agent loop worker puts them into the queue."""
+    from transfer_queue import KVBatchMeta
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+
+    from ajet.backbone.verl.rows import rows
+
+    keys, tags = [], []
+    for number, group in enumerate(groups):
+        for episode in group.episodes:
+            for index, row in enumerate(rows(episode, group_order=group.order)):
+                key = f"u{number}_{episode.repeat}_{index}"
+                fields = AgentLoopOutput(**row).as_dict()
+                ids = torch.cat([fields["prompts"], fields["responses"]])
+                fields |= {"loss_mask": fields["response_mask"], "input_ids": ids, "multi_modal_inputs": {}}
+                queue.rows[key] = fields | {"position_ids": torch.arange(ids.numel()), "uid": f"u{number}"}
+                queue.tags[key] = {"status": "success", "seq_len": ids.numel()}
+                keys.append(key)
+                tags.append(queue.tags[key])
+    return KVBatchMeta(keys, tags, "train", None, {})
+
+
+def step(trainer: Any, batch: Any) -> dict[str, Any]:
+    """What `PPOTrainer._step_once` does after sampling."""
+    metrics: dict[str, Any] = {}
+    batch = trainer._balance_batch(batch, metrics=metrics)
+    batch = trainer._compute_old_log_prob(batch, metrics=metrics)
+    if trainer.use_reference_policy:
+        batch = trainer._compute_ref_log_prob(batch, metrics=metrics)
+    batch = trainer._compute_advantage(batch, metrics=metrics)
+    trainer._update_actor(batch, metrics=metrics)
+    return metrics
+
+
+def parameters(engine: Any) -> dict[str, Any]:
+    from torch.distributed.tensor import DTensor
+
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone().numpy()
+        for name, value in engine.module.named_parameters()
+    }
+
+
+def gradients(engine: Any) -> dict[str, Any]:
+    from torch.distributed.tensor import DTensor
+
+    return {
+        name: (value.grad.full_tensor() if isinstance(value.grad, DTensor) else value.grad).detach().clone().numpy()
+        for name, value in engine.module.named_parameters()
+        if value.grad is not None
+    }
+
+
+def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """The gradients of every optimizer step, the metrics of every step, and the weights at the end."""
+    import transfer_queue
+    from omegaconf import OmegaConf
+
+    queue = Queue()
+    for name in ("kv_batch_put", "kv_batch_get", "kv_clear"):
+        setattr(transfer_queue, name, getattr(queue, name))
+    trainer = trainer_of(OmegaConf.create(scenario["config"]), queue, rank, world)
+    engine = trainer.actor_rollout_wg.worker.actor.engine
+    found: list[dict[str, Any]] = []
+    inner = engine.optimizer_step
+
+    def optimizer_step() -> Any:
+        found.append(gradients(engine))
+        return inner()
+
+    engine.optimizer_step = optimizer_step
+    metrics = []
+    for groups in scenario["steps"]:
+        batch = play(queue, groups)
+        metrics.append(step(trainer, batch))
+        queue.rows.clear()
+    return {"gradients": found, "metrics": metrics, "weights": parameters(engine)}
+
+
+def main(source: Path, target: Path, rank: int, world: int) -> None:
+    scenarios = pickle.loads(source.read_bytes())
+    results = {}
+    for name, scenario in scenarios.items():
+        results[name] = run(scenario, rank, world)
+    if rank == 0:
+        target.write_bytes(pickle.dumps(results))
+
+
+if __name__ == "__main__":
+    source, target, rank, world = sys.argv[1:5]
+    os.environ.update(RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world, LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+    main(Path(source), Path(target), int(rank), int(world))
