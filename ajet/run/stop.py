@@ -31,7 +31,7 @@ def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
         console.print(f"{folder.name} is not running.")
         return 0
     children = [child for process in processes for child in _children(process)]
-    for process in processes:
+    for process in recorded_processes(folder, role="run") or processes:  # the others are its own, and end with it
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
     alive = _wait(processes, patience_s)
@@ -53,14 +53,17 @@ def kill(names: str | None, root: Path) -> int:
     return 0
 
 
-def recorded_processes(folder: Path) -> list[psutil.Process]:
-    """The still living processes of the run in `folder`. Raises UserError when it holds no run."""
+def recorded_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
+    """The still living processes of the run in `folder`, or those of one role. Raises UserError when it holds no
+    run."""
     path = folder / "status.json"
     if not path.exists():
         raise _no_run(folder)
     status: dict[str, Any] = json.loads(path.read_text())
     found = []
     for entry in status.get("processes", []):
+        if role is not None and entry.get("role") != role:
+            continue
         try:
             process = psutil.Process(entry["pid"])
             if abs(process.create_time() - entry["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:

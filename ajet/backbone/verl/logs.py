@@ -27,6 +27,8 @@ def kept(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
     files: dict[str, IO[str]] = {}
 
     def write(batch: dict[str, Any]) -> None:
+        if batch.get("pid") == "autoscaler":
+            return
         role = batch.get("actor_name") or batch.get("task_name") or "ray"
         name = re.sub(r"[^\w.-]+", "-", f"{role}-{batch.get('ip', '')}-{batch.get('pid', '')}").strip("-")
         if name not in files:

@@ -72,6 +72,14 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
+class Died:
+    """A process of the run died, and another took its place."""
+
+    role: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """verl has written a checkpoint into `folder`, on the trainer's node."""
 
@@ -79,7 +87,7 @@ class Saved:
     folder: str
 
 
-Letter = Process | Phase | Played | Stepped | Validated | Saved
+Letter = Process | Phase | Played | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:

@@ -10,19 +10,28 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.backbone.verl.mailbox import Credited, Letter, Phase, Played, Process, Saved, Stepped, Validated
+import psutil
+from loguru import logger
+
+from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
 from ajet.run.accounting import episode_metrics, staleness_metrics
 from ajet.run.evaluate import validation_metrics
 from ajet.run.train import refuse_if_all_failed
 from ajet.schema.episode import Episode, Group
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.run.progress import TrainingProgress
+
+
+DEATHS = 5
+"""So many processes may die before the run ends."""
 
 
 class Record:
@@ -31,11 +40,13 @@ class Record:
     def __init__(self, experiment: Experiment, run: RunDirectory, progress: TrainingProgress, steps: int) -> None:
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
-        self._playing: dict[int, list[Group]] = {}
-        """Groups of training that no recorded step has yet, by the step that asked for them."""
+        self._playing: dict[tuple[int, int], Group] = {}
+        """Groups of training that no recorded step has yet, by the step that asked for them and their order."""
         self._validating: list[Group] = []
         self._saved: Saved | None = None
         self._failed: list[Group] = []
+        self._deaths = 0
+        self._children: set[int] = set()
         self._validation: dict[str, float] = {}
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
@@ -51,10 +62,21 @@ class Record:
             self._validated(letter)
         elif isinstance(letter, Saved):
             self._saved = letter
+        elif isinstance(letter, Died):
+            self._died(letter)
         elif isinstance(letter, Phase):
             self._run.status.set(phase=letter.name, step=letter.step)
+            self._enter_children()
         elif isinstance(letter, Process) and letter.host == socket.gethostname() and letter.pid != os.getpid():
             self._run.status.add_process(letter.pid, letter.role)
+
+    def _enter_children(self) -> None:
+        """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in self._children:
+                self._children.add(child.pid)
+                with suppress(psutil.NoSuchProcess):
+                    self._run.status.add_process(child.pid, child.name())
 
     def _played(self, group: Group) -> None:
         for episode in group.episodes:
@@ -63,7 +85,7 @@ class Record:
         if first.split == "validation":
             self._validating.append(group)
             return
-        self._playing.setdefault(first.step, []).append(group)
+        self._playing[first.step, group.order] = group
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
             refuse_if_all_failed([episode for each in self._failed for episode in each.episodes], first.step)
@@ -87,15 +109,25 @@ class Record:
 
     def _take_groups(self, step: int, credited: dict[str, Credited]) -> list[Group]:
         """The groups that this step trained, and those that are over and train nothing. Others are still wanted."""
-        taken: list[Group] = []
-        for asked in sorted(self._playing):
-            groups = self._playing.pop(asked)
-            over = [g for g in groups if not g.scored or any(e.uuid in credited for e in g.episodes)]
-            left = [g for g in groups if g not in over]
-            if left:
-                self._playing[asked] = left
-            taken += over
-        return sorted(taken, key=lambda group: group.order)
+        over = {
+            key: group
+            for key, group in sorted(self._playing.items())
+            if not group.scored or any(episode.uuid in credited for episode in group.episodes)
+        }
+        for key in over:
+            del self._playing[key]
+        return sorted(over.values(), key=lambda group: group.order)
+
+    def _died(self, letter: Died) -> None:
+        self._deaths += 1
+        logger.warning("{}: {}", letter.role, letter.why)
+        if self._deaths >= DEATHS:
+            raise UserError(
+                f"Processes of the run died {self._deaths} times, the last: {letter.role}: {letter.why}",
+                where=str(self._run.path / "logs"),
+                expected="a workflow that does not take its process down (memory, native crashes, os._exit)",
+                do="look at the logs there; `rollout.isolation: process` keeps such a workflow apart",
+            )
 
     def _validated(self, letter: Validated) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []

@@ -24,9 +24,10 @@ class Runner:
 
         import transfer_queue
         from omegaconf import OmegaConf
-        from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
+        from verl.trainer.ppo.v1 import get_trainer_cls
 
         from ajet.backbone.verl import trainers  # noqa: F401 - registers ours
+        from ajet.run.verl.agent_workers import AgentWorkers
 
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
@@ -36,7 +37,7 @@ class Runner:
         try:
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             trainer.init()
-            agent_loops = AgentLoopManagerTQ.create(
+            agent_loops = AgentWorkers.create(
                 config=config,
                 llm_client=trainer.get_llm_client(),
                 teacher_client=trainer.get_teacher_client(),
