@@ -204,14 +204,15 @@ def test_the_users_sections_win_and_may_refer_to_everything():
                 },
             },
             actor_rollout_ref={"actor": {"ppo_mini_batch_size": "${ajet.data.train_batch_size}", "entropy_coeff": 0.1}},
-            algorithm={"gamma": 0.9},
+            algorithm={"norm_adv_by_std_in_grpo": False},
         )
     )  # fmt: skip
     assert at(tree, "trainer.critic_warmup") == 5 and at(tree, "trainer.nnodes") == 2
     assert at(tree, "actor_rollout_ref.rollout.max_num_seqs") == 48
     assert at(tree, "actor_rollout_ref.rollout.enable_sleep_mode") is False
     assert at(tree, "actor_rollout_ref.actor.ppo_mini_batch_size") == 48
-    assert at(tree, "actor_rollout_ref.actor.entropy_coeff") == 0.1 and tree["algorithm"]["gamma"] == 0.9
+    assert at(tree, "actor_rollout_ref.actor.entropy_coeff") == 0.1
+    assert tree["algorithm"]["norm_adv_by_std_in_grpo"] is False
     assert set(tree) == set(layer.ROOTS) and "users" not in tree["data"]
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ajet.config.verl import ModelLimits, layer, read_limits, verl_config
-from ajet.config.verl.resolvers import as_list, div, mul, pick, room
+from ajet.config.verl.resolvers import as_list, div, mul, pick, room, versions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 
@@ -190,4 +190,27 @@ def test_the_resolvers_are_plain_functions():
         div(7, 2)
     assert pick(None, {None: 1}) == 1 and pick("x", {None: 1}) == "x" and pick("x", {None: 1}, "else") == "else"
     assert pick([1], {None: 1}) == [1]
+    assert (versions(3), versions(0), versions(None)) == (4, 1, None)
     assert (room(4096, 18000, 1), room(4096, 18000, 8), room(4096, 9, 2)) == (18000, 4096, 4096)
+
+
+@pytest.mark.parametrize(
+    ("verl", "said"),
+    [
+        (nested("algorithm.adv_estimator", "gae"), "adv_estimator is gae.*grpo, rloo or reinforce_plus_plus"),
+        (nested("critic.enable", True), "critic.enable is true.*false"),
+        (nested(f"{ACTOR}.policy_loss.loss_mode", "gspo"), "loss_mode is gspo.*vanilla"),
+        (nested(f"{ACTOR}.loss_agg_mode", "seq-mean-token-sum"), "seq-mean-token-sum, .*seq-mean-token-sum-norm"),
+        (nested("algorithm.rollout_correction.rollout_rs", "token_k1"), "rollout_rs is token_k1.*null"),
+        (nested("algorithm.rollout_correction.rollout_is", "sequence"), "rollout_is is sequence.*token"),
+        (
+            {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}}},
+            "rollout_is_threshold is 0.5_2.*a number",
+        ),
+        (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
+    ],
+)
+def test_credit_and_loss_that_are_not_ours_are_refused_with_the_place(verl, said):
+    error = refusal(verl=verl)
+    assert re.search(said, f"{error.what} {error.expected}"), error
+    assert "experiment.yaml:" in error.where

@@ -1,0 +1,132 @@
+"""What verl keeps private and we replace or rely on: held for the one version that we take.
+
+A failure here after an update of verl means: read that version's `_step_once` and mend `ajet/backbone/verl`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from importlib import metadata
+from typing import Any
+
+import pytest
+
+from tests.verl_fixtures import without_verl
+
+pytestmark = [without_verl, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def base() -> Any:
+    from verl.trainer.ppo.v1 import PPOTrainer
+
+    return PPOTrainer
+
+
+def called(function: Any) -> list[str]:
+    """The names of the methods that a function calls on `self`, in the order in which they stand."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [
+        node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    own = [call for call in calls if isinstance(call.value, ast.Name) and call.value.id == "self"]
+    return [call.attr for call in sorted(own, key=lambda call: (call.lineno, call.col_offset))]
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def test_the_version_is_the_one_that_was_read():
+    from ajet.backbone.verl.hooks import VERL_VERSION
+    from ajet.config.verl.layer import VERL_VERSION as LAYER
+
+    assert metadata.version("verl") == VERL_VERSION == LAYER == "0.9.1"
+
+
+def private(ours: Any, base: Any) -> list[str]:
+    names = [name for name, value in vars(ours).items() if name.startswith("_") and inspect.isfunction(value)]
+    return [name for name in names if name in vars(base) and name != "__init__"]
+
+
+def test_what_we_replace_is_verls_and_has_its_parameters(base):
+    from ajet.backbone.verl.hooks import CreditHooks
+    from ajet.backbone.verl.reporting import Reporting
+
+    hooks = private(CreditHooks, base)
+    assert hooks == ["_get_required_batch_multiple", "_compute_advantage", "_update_actor"]
+    for name in hooks:
+        assert parameters(getattr(CreditHooks, name)) == parameters(getattr(base, name))
+    assert private(Reporting, base) == ["_compute_metrics", "_validate"]
+    assert parameters(base._compute_metrics)[:4] == ["self", "batch", "metrics", "timing_raw"]
+    assert parameters(base._validate) == ["self"]
+
+
+def test_a_step_calls_them_in_the_order_that_they_need(base):
+    order = called(base._step_once)
+    hooks = ["_balance_batch", "_compute_old_log_prob", "_compute_ref_log_prob", "_compute_advantage", "_update_actor"]
+    assert [name for name in order if name in hooks] == hooks
+    assert "_get_required_batch_multiple" in called(base._balance_batch)
+    assert "_step_once" in called(base.step)
+    assert {"on_init_end", "_setup"} <= set(called(base.init))
+
+
+def test_a_step_keeps_what_a_hook_answers(base):
+    """The batch that a hook returns is the one that goes on, and that `fit` takes out of the queue in the end."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(base._step_once)))
+    kept = {
+        node.value.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.func, ast.Attribute)
+        and ast.unparse(node.targets[0]) == "batch"
+    }
+    assert {"_balance_batch", "_compute_advantage", "_update_actor"} <= kept
+    assert "tq.kv_clear(keys=batch.keys" in inspect.getsource(base.fit)
+
+
+def test_our_trainers_are_verls_of_the_same_mode(base):
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from ajet.backbone.verl import trainers
+    from ajet.backbone.verl.hooks import CreditHooks
+    from ajet.config.verl.refusals import MODES
+
+    for name in MODES:
+        ours = get_trainer_cls(name)
+        verls = get_trainer_cls(name.removeprefix("ajet_"))
+        assert issubclass(ours, verls) and issubclass(ours, CreditHooks) and ours.mode == name.removeprefix("ajet_")
+        assert ours.__mro__.index(CreditHooks) < ours.__mro__.index(verls)
+        assert ours.__module__ == trainers.__name__
+
+
+def test_the_mode_decides_what_we_think_it_does(base):
+    source = inspect.getsource(base.__init__) + inspect.getsource(base._build_replay_buffer)
+    assert "self.trainer_mode = self.config.trainer.v1.trainer_mode" in source
+    assert 'ReplayBuffer if self.trainer_mode == "sync" else ReplayBufferAsync' in source
+    assert 'self.config.trainer.v1.get(self.trainer_mode, {}).get("parameter_sync_step", 1)' in source
+
+
+def test_workers_cut_an_update_as_we_count_on():
+    """Equal parts for the ranks, of each in order equal parts for the optimizer steps, and the rate moves once."""
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    source = inspect.getsource(TrainingWorker.train_mini_batch)
+    assert 'tu.pop(data, key="num_mini_batch", default=None)' in source
+    assert "mini_batch_size_per_gpu = batch_size_per_dp // num_mini_batch" in source
+    assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
+    assert parameters(ActorRolloutRefWorker.set_loss_fn) == ["self", "loss_fn"]
+    assert "self.actor.train_mini_batch(data=data)" in inspect.getsource(ActorRolloutRefWorker.update_actor)
+
+
+def test_engines_average_over_ranks_as_verls_own_loss_counts_on():
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
+    from verl.workers.utils.losses import sft_loss
+
+    assert "dp_size=self.get_data_parallel_size()" in inspect.getsource(FSDPEngine.forward_backward_batch)
+    assert "loss_function(\n" in inspect.getsource(FSDPEngineWithLMHead.forward_step)
+    assert "* dp_size" in inspect.getsource(sft_loss)
+    assert parameters(sft_loss)[1:] == ["model_output", "data", "dp_group"]

@@ -1,0 +1,59 @@
+"""Our settings through verl's config and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet.config.verl import verl_config
+from ajet.config.verl.credit import credit_settings
+from tests.verl_fixtures import experiment, nested, without_verl
+
+pytestmark = without_verl
+TC = "trainer_common"
+ACTOR = "actor_rollout_ref.actor"
+READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
+
+
+@pytest.mark.parametrize(
+    "ajet",
+    [
+        {},
+        {"data.train_batch_size": 64, "rollout.num_repeat": 8, "data.max_response_length": 99},
+        {"rollout.temperature": 0.5, "rollout.top_p": 0.9, "rollout.top_k": 20},
+        {f"{TC}.mini_batch_num": 4, f"{TC}.use_kl_loss": False},
+        {f"{TC}.kl_loss_coef": 0.25, f"{TC}.kl_loss_type": "abs"},
+        {f"{TC}.algorithm.adv_estimator": "rloo", f"{TC}.algorithm.norm_adv_by_std": False},
+        {f"{TC}.algorithm.clip_low": 0.1, f"{TC}.algorithm.clip_high": 0.3, f"{TC}.algorithm.clip_dual": 3.0},
+        {f"{TC}.algorithm.loss_aggregation": "token", f"{TC}.algorithm.is_cap": 1.5},
+        {f"{TC}.algorithm.loss_aggregation": "sequence-sum", f"{TC}.algorithm.dynamic_sampling": True},
+        {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.5},
+        {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.adv_estimator": "reinforce_plus_plus"},
+    ],
+)
+def test_what_the_layer_writes_is_read_back(ajet):
+    chosen = experiment(ajet)
+    have, want = credit_settings(verl_config(chosen)), chosen.ajet
+    assert have.data.max_response_length == want.data.max_response_length
+    for name in ("temperature", "top_p", "top_k", "num_repeat"):
+        assert getattr(have.rollout, name) == getattr(want.rollout, name)
+    for name in READ:
+        assert getattr(have.trainer_common, name) == getattr(want.trainer_common, name)
+    bounds = {"clip_dual": want.trainer_common.algorithm.clip_dual or 1e9}
+    assert have.trainer_common.algorithm == want.trainer_common.algorithm.model_copy(update=bounds)
+
+
+def test_the_users_own_section_wins():
+    tree = verl_config(
+        experiment(verl={**nested(f"{ACTOR}.clip_ratio_low", 0.05), "algorithm": {"norm_adv_by_std_in_grpo": False}})
+    )
+    algorithm = credit_settings(tree).trainer_common.algorithm
+    assert algorithm.clip_low == 0.05 and algorithm.norm_adv_by_std is False
+
+
+def test_what_our_loss_does_not_have_is_an_error_there_too():
+    tree: dict[str, Any] = verl_config(experiment())
+    tree["actor_rollout_ref"]["actor"]["policy_loss"]["loss_mode"] = "gspo"
+    with pytest.raises(ValueError, match="loss_mode is 'gspo', expected vanilla"):
+        credit_settings(tree)
