@@ -62,7 +62,7 @@ class Endpoint:
                 told = _object(body)
                 asked = self._dialect.read(told, caller_of(grant, headers, told))
                 if asked.count is not None:
-                    await answer(send, 200, asked.count(session.count(asked.turns[0])))
+                    await answer(send, 200, asked.count(await session.count(asked.turns[0])))
                     return
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)

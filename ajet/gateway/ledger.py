@@ -61,6 +61,9 @@ class Ledger:
         self.recorder = Recorder()
         self.closed = False
         self.waiting = waiting
+        self.turnstile = asyncio.Lock()
+        """Held from a call's arrival until it is in the capture, which may be a while: so that calls enter in the
+        order in which they came."""
         self._inspect, self._terminate = inspect, terminate
         self._active: dict[int, tuple[asyncio.Task[Any] | None, Entry, Sampled]] = {}
 

@@ -1,17 +1,20 @@
 """Prompting: a request as the ids to go on from, and how to draw what follows.
 
 Invariant: a request that extends an earlier call does so with that call's exact ids, otherwise it forks with a reason;
-the policy's own sampling rules over a client's wishes wherever a call trains.
+the policy's own sampling rules over a client's wishes wherever a call trains. The recorder is read on the loop; what is
+long is rendered and encoded aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from ajet.context_tracker.matching import Match
 from ajet.engine.contract import Sampling
+from ajet.gateway.aside import Aside, size_of
 from ajet.gateway.capture import Entry, Recorder
 from ajet.gateway.raw_prompt import place
 from ajet.gateway.turn import Refused, TurnRequest
@@ -33,11 +36,12 @@ class Prompt:
     """Of a raw prompt; see `raw_prompt.Placed`."""
 
 
-def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> Prompt:
-    """The prompt of a request: an earlier call's ids with a suffix, or the whole rendered anew. Raises Refused."""
+async def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer, aside: Aside) -> Prompt:
+    """The prompt of a request: an earlier call's ids with a suffix, or the whole rendered anew. Other tasks run
+    meanwhile only where it is long. Raises Refused."""
     match = recorder.conversations.match(request.agent, request.messages)
     if request.prompt is not None:
-        return _raw(request.prompt, request.agent, match, recorder, renderer)
+        return await _raw(request.prompt, request.agent, match, recorder, renderer, aside)
     parent, fork = match.nearest, match.reason
     before: Rendered | None = None
     prompt: Rendered | None = None
@@ -46,18 +50,12 @@ def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> P
         if match.extends is not None:
             earlier = recorder.entries[match.extends]
             before = recorder.prompt(match.extends)
-            prompt = renderer.extend(
-                before,
-                earlier.call.response_ids,
-                earlier.call.finish,
-                told,
-                request.tools,
-                verbatim=earlier.verbatim,
-            )
+            size = size_of(told, request.tools, earlier.count + 1)
+            prompt = await aside.run(size, partial(_extend, renderer, before, earlier, told, request.tools))
             if prompt is None:
                 before, fork = None, _why_forked(recorder, earlier, request)
         if prompt is None:
-            prompt = renderer.render(told, request.tools)
+            prompt = await aside.run(size_of(told, request.tools), partial(renderer.render, told, request.tools))
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="messages", code="template_refused") from refusal
     if request.tool_choice in ("required", "named"):
@@ -73,9 +71,18 @@ def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer) -> P
     return Prompt(prompt, match, parent, before, fork)
 
 
-def _raw(asked: str | Sequence[int], agent: str, match: Match, recorder: Recorder, renderer: Renderer) -> Prompt:
+def _extend(
+    renderer: Renderer, before: Rendered, earlier: Entry, told: list[dict[str, Any]], tools: Sequence[Any] | None
+) -> Rendered | None:
+    call = earlier.call
+    return renderer.extend(before, call.response_ids, call.finish, told, tools, verbatim=earlier.verbatim)
+
+
+async def _raw(
+    asked: str | Sequence[int], agent: str, match: Match, recorder: Recorder, renderer: Renderer, aside: Aside
+) -> Prompt:
     try:
-        placed = place(asked, agent, recorder, renderer)
+        placed = await place(asked, agent, recorder, renderer, aside)
     except TemplateRefused as refusal:
         raise Refused(str(refusal), param="prompt", code="invalid_value") from refusal
     if not len(placed.prompt.ids):

@@ -31,16 +31,18 @@ async def chat_turn(
     body = chat_body(request, run)
     reply.told.clear()
     reply.marks.clear()
-    entry = recorder.enter(
-        agent=request.agent,
-        target=target,
-        trained=False,
-        messages=request.messages,
-        tools=request.tools,
-        match=recorder.conversations.match(request.agent, request.messages),
-        prompt=None,
-        temperature=run.temperature if request.temperature is None else request.temperature,
-    )
+    async with ledger.turnstile:
+        ledger.refuse_ended()
+        entry = recorder.enter(
+            agent=request.agent,
+            target=target,
+            trained=False,
+            messages=request.messages,
+            tools=request.tools,
+            match=recorder.conversations.match(request.agent, request.messages),
+            prompt=None,
+            temperature=run.temperature if request.temperature is None else request.temperature,
+        )
     entry.call.extra.update(request.notes)
     with ledger.under_way(entry, Sampled()):
         if reply.streamed:

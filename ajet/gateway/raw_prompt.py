@@ -7,10 +7,12 @@ that call's ids, then its own new text; ids that the client chose itself are tak
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ajet.gateway.aside import Aside
 from ajet.gateway.capture import Recorder
 from ajet.schema.call import ForkReason, Ids
 from ajet.tokens import Rendered, Renderer
@@ -29,27 +31,41 @@ class Placed(NamedTuple):
     do it again. None: the client chose the ids."""
 
 
-def place(prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer: Renderer) -> Placed:
+async def place(
+    prompt: str | Sequence[int], agent: str, recorder: Recorder, renderer: Renderer, aside: Aside
+) -> Placed:
     """The ids of a raw prompt. Raises TemplateRefused."""
-    asked = prompt if isinstance(prompt, str) else renderer.raw(prompt)
-    text = asked if isinstance(asked, str) else asked.text
+    asked: str | Rendered
+    if isinstance(prompt, str):
+        asked = text = prompt
+    else:
+        asked = await aside.run(len(prompt), partial(renderer.raw, prompt))
+        text = asked.text
     parent = recorder.texts.match(agent, text)
     if parent is None:
-        if isinstance(asked, str):
-            return Placed(renderer.raw(asked), None, None, None, {"after": 0, "text": asked})
-        return Placed(asked, None, None, None)
-    before = recorder.prompt(parent)
-    call = recorder.entries[parent].call
+        return await aside.run(len(text), partial(_alone, asked, renderer))
+    before, reply = recorder.prompt(parent), recorder.entries[parent].call.response_ids
+    return await aside.run(len(text) - len(before.text), partial(_after, asked, parent, before, reply, renderer))
+
+
+def _alone(asked: str | Rendered, renderer: Renderer) -> Placed:
+    if isinstance(asked, str):
+        return Placed(renderer.raw(asked), None, None, None, {"after": 0, "text": asked})
+    return Placed(asked, None, None, None)
+
+
+def _after(asked: str | Rendered, parent: int, before: Rendered, reply: Ids, renderer: Renderer) -> Placed:
+    """A prompt whose text begins with that of call `parent`, its prompt `before` and its reply."""
     if not isinstance(asked, str):
-        head = np.concatenate([before.ids, call.response_ids])
+        head = np.concatenate([before.ids, reply])
         extends = np.array_equal(asked.ids[: len(head)], head)
         return Placed(asked, parent, before if extends else None, None if extends else "client_edit")
-    for kept in (call.response_ids, _without_end(call.response_ids, renderer.end_ids)):
+    for kept in (reply, _without_end(reply, renderer.end_ids)):
         said = before.text + renderer.decode(kept, after=before.ids)
         if asked.startswith(said):
             new = asked[len(said) :]
             ids = np.concatenate([before.ids, kept, renderer.encode(new)]).astype(np.int32, copy=False)
-            whole = len(kept) == len(call.response_ids)
+            whole = len(kept) == len(reply)
             encoded = {"after": len(before.ids) + len(kept), "text": new}
             fork: ForkReason | None = None if whole else "client_edit"
             return Placed(Rendered(asked, ids), parent, before if whole else None, fork, encoded)

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
+from ajet.gateway.aside import Aside
 from ajet.gateway.exchange import LOST
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Inspect, Waiting
@@ -62,7 +63,7 @@ class Gateway:
         self.engine, self.renderer = engine, renderer
         self.max_model_len, self.max_response_tokens = max_model_len, max_response_tokens
         self.force_disable_toolcalls, self.chat_engine_for = force_disable_toolcalls, chat_engine_for
-        self.keys, self.waiting = Keys(), Waiting(max_calls)
+        self.keys, self.waiting, self.aside = Keys(), Waiting(max_calls), Aside()
         self.app = build_app(self)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
@@ -98,6 +99,7 @@ class Gateway:
             return
         self._server.should_exit = self._server.force_exit = True
         thread.join()
+        self.aside.close()
 
     def open(
         self,

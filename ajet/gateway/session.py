@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
 from ajet.gateway.ledger import Inspect, Ledger
-from ajet.gateway.prompting import prompt_of
 from ajet.gateway.proxy import chat_turn
 from ajet.gateway.reply import Reader, Reply
 from ajet.gateway.retries import Askings
@@ -68,11 +67,11 @@ class Session:
         self._tokens: TokenTurns | None = None
         if gateway.samples_tokens:
             assert gateway.renderer is not None, "a token engine needs a renderer"
-            self._renderer = gateway.renderer.on_day(date.today())
             self._tokens = TokenTurns(
                 self._ledger,
                 cast(TokenEngine, gateway.engine),
-                self._renderer,
+                gateway.renderer.on_day(date.today()),
+                gateway.aside,
                 key=key,
                 sampling=self._sampling,
                 max_model_len=gateway.max_model_len,
@@ -140,12 +139,12 @@ class Session:
             task.cancel()
             await asyncio.wait([task])
 
-    def count(self, request: TurnRequest) -> int:
+    async def count(self, request: TurnRequest) -> int:
         """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
         request, _, samples_tokens, _ = self._route(request)
-        if not samples_tokens:
+        if not samples_tokens or self._tokens is None:
             raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
-        return len(prompt_of(request, self._ledger.recorder, self._renderer).rendered.ids)
+        return await self._tokens.count(request)
 
     def _route(self, request: TurnRequest) -> tuple[TurnRequest, TokenEngine | ChatEngine, bool, bool]:
         """(the request, who answers it, whether in tokens, whether it trains)."""

@@ -15,9 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.gateway.aside import Aside
 from ajet.gateway.demands import Broken, broken_by, demands
 from ajet.gateway.ledger import Ledger
-from ajet.gateway.prompting import prompt_of, sampling_of
+from ajet.gateway.prompting import Prompt, prompt_of, sampling_of
 from ajet.gateway.reply import Draft, Reply
 from ajet.gateway.tool_call_ids import with_ids
 from ajet.gateway.turn import Refused, Turn, TurnRequest
@@ -37,12 +38,13 @@ class TokenTurns:
         ledger: Ledger,
         engine: TokenEngine,
         renderer: Renderer,
+        aside: Aside,
         *,
         key: tuple[int, int, int],
         sampling: Sampling,
         max_model_len: int,
     ) -> None:
-        self._ledger, self._engine, self._renderer = ledger, engine, renderer
+        self._ledger, self._engine, self._renderer, self._aside = ledger, engine, renderer, aside
         self._key, self._run = key, sampling
         self._room = min(max_model_len, engine.max_model_len)
 
@@ -52,7 +54,8 @@ class TokenTurns:
         while True:
             draft = reply.draft
             if draft is None:
-                draft = reply.draft = self._begin(request, target, trained, reply.rejected)
+                async with self._ledger.turnstile:
+                    draft = reply.draft = await self._begin(request, target, trained, reply.rejected)
             judged = demands(request, constrained=draft.sampling.json_schema is not None)
             if not judged:
                 reply.show(draft)
@@ -66,17 +69,29 @@ class TokenTurns:
             reply.show(draft)
         return self._settle(draft, message, finish)
 
-    def _begin(self, request: TurnRequest, target: str, trained: bool, rejected: int) -> Draft:
-        recorder, renderer = self._ledger.recorder, self._renderer
-        prompt = prompt_of(request, recorder, renderer)
-        sampling, notes = sampling_of(
+    async def count(self, request: TurnRequest) -> int:
+        """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
+        return len((await self._prompt(request)).rendered.ids)
+
+    async def _prompt(self, request: TurnRequest) -> Prompt:
+        return await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
+
+    def _sampling(self, request: TurnRequest, prompt: Prompt, trained: bool) -> tuple[Sampling, dict[str, Any]]:
+        return sampling_of(
             request,
             self._run,
             trained=trained,
             prompt_tokens=len(prompt.rendered.ids),
             room=self._room,
-            end_ids=renderer.end_ids,
+            end_ids=self._renderer.end_ids,
         )
+
+    async def _begin(self, request: TurnRequest, target: str, trained: bool, rejected: int) -> Draft:
+        self._ledger.refuse_ended()
+        recorder, renderer = self._ledger.recorder, self._renderer
+        prompt = await self._prompt(request)
+        self._ledger.refuse_ended()  # a long prompt takes its time
+        sampling, notes = self._sampling(request, prompt, trained)
         if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
             sampling = replace(sampling, seed=sampling.seed ^ rejected << 48)
         may_call = bool(request.tools) and request.tool_choice != "none"

@@ -7,6 +7,7 @@ the suffix is newly encoded, and only if the chat template renders the whole his
 from __future__ import annotations
 
 import copy
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +76,9 @@ class Renderer:
     ) -> None:
         self.tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
+        os.environ.setdefault(
+            "TOKENIZERS_PARALLELISM", "false"
+        )  # or each child process is warned of our batches of one
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self._keep_thinking = keep_thinking
         self._texts: OrderedDict[str, Ids] = OrderedDict()
@@ -221,8 +225,8 @@ class Renderer:
             text.encode()
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
-        if self._fast is not None:
-            listed = self._fast.encode(text, add_special_tokens=False).ids
+        if self._fast is not None:  # in a batch, which lets other threads run, and without offsets, which take as long
+            listed = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             listed = self.tokenizer.encode(text, add_special_tokens=False)
         ids = np.array(listed, dtype=np.int32)
