@@ -1,0 +1,74 @@
+"""`ajet cluster render slurm|kuberay`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import Conf, ExpDir, Overrides
+from ajet.schema.errors import UserError
+
+app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
+
+
+class Scheduler(str, Enum):
+    """What starts the run."""
+
+    slurm = "slurm"
+    kuberay = "kuberay"
+
+
+@app.command("render")
+def render(
+    scheduler: Annotated[Scheduler, typer.Argument(metavar="slurm|kuberay", help="What starts the run.")],
+    conf: Conf = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", metavar="FILE", help="Where to write it; otherwise it is printed.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="What every node sees, and the run starts in (the YAML's folder).",
+            show_default=False,
+        ),
+    ] = None,
+    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="Container image with ajet (kuberay).")] = "",
+    claim: Annotated[
+        str,
+        typer.Option(
+            "--claim",
+            metavar="NAME[/SUBFOLDER]",
+            help="Volume claim that holds the folder (kuberay); otherwise the nodes have it.",
+        ),
+    ] = "",
+    exp_dir: ExpDir = None,
+    overrides: Overrides = None,
+) -> None:
+    """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
+    from ajet.config import load_experiment
+    from ajet.run.cluster import cluster_job, kuberay, slurm
+
+    if conf is None:
+        raise UserError("There is no --conf.", expected=f"ajet cluster render {scheduler.value} --conf FILE.yaml")
+    if scheduler is Scheduler.kuberay and not image:
+        raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")
+    if scheduler is Scheduler.slurm and (image or claim):
+        raise UserError(
+            "--image and --claim are for kuberay.", do="Slurm takes the environment that renders the script"
+        )
+    experiment = load_experiment(conf, backbone="verl", overrides=overrides or (), exp_dir=exp_dir)
+    job = cluster_job(experiment, folder=folder, exp_dir=exp_dir)
+    text = slurm(job) if scheduler is Scheduler.slurm else kuberay(job, image=image, claim=claim or None)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+    start = "sbatch" if scheduler is Scheduler.slurm else "kubectl apply -f"
+    typer.echo(f"wrote {out}\nStart it:  {start} {out}")

@@ -1,0 +1,101 @@
+"""A RayJob for KubeRay: a Ray cluster of one head and equal workers, the run as its job, all removed at its end.
+
+Invariant: head and workers have the same image, folder, variables and accelerators, so that it does not matter on which
+of them a process lands; secrets are references to one Kubernetes secret, whose keys may be missing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from importlib import metadata
+from typing import Any
+
+from ajet.config.document import dump_yaml
+from ajet.run.cluster.job import ClusterJob
+
+_RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
+KEPT_S = 60
+"""How long the pods stay after the run, for their logs."""
+_HEAD = """\
+# {name}: written by `ajet cluster render kuberay`, for KubeRay 1.0 or newer. Start it with `kubectl apply -f FILE`.
+"""
+_SECRET = """\
+# Variables come from the secret {name}, which may also be missing:
+#   kubectl create secret generic {name} --from-env-file=.env
+"""
+
+
+def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
+    """The manifest's text.
+
+    image: holds ajet[verl]; the same Ray on all nodes. claim: NAME or NAME/SUBFOLDER of a persistent volume claim that
+    is mounted as the job's folder; None: the nodes themselves have the folder there.
+    """
+    start = {} if job.kind == "npu" else {"num-gpus": str(job.accelerators)}
+    cluster: dict[str, Any] = {}
+    if version := _ray_version():
+        cluster["rayVersion"] = version
+    cluster["headGroupSpec"] = {
+        "rayStartParams": {"dashboard-host": "0.0.0.0", **start},
+        "template": _pod("ray-head", job, image, claim),
+    }
+    if others := job.nodes - 1:
+        cluster["workerGroupSpecs"] = [
+            {
+                "groupName": "workers",
+                "replicas": others,
+                "minReplicas": others,
+                "maxReplicas": others,
+                "rayStartParams": start,
+                "template": _pod("ray-worker", job, image, claim),
+            }
+        ]
+    manifest = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {"name": job.name},
+        "spec": {
+            "entrypoint": shlex.join(job.command),
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": KEPT_S,
+            "rayClusterSpec": cluster,
+        },
+    }
+    head = _HEAD + (_SECRET if job.variables else "")
+    return head.format(name=job.name) + dump_yaml(manifest)
+
+
+def _pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
+    container: dict[str, Any] = {"name": name, "image": image, "workingDir": str(job.folder)}
+    if job.variables:
+        container["env"] = [_from_secret(each, job.name) for each in job.variables]
+    spec: dict[str, Any] = {"containers": [container]}
+    resource = _RESOURCES.get(job.kind)
+    if resource and job.accelerators:
+        container["resources"] = {"limits": {resource: job.accelerators}}
+        spec["tolerations"] = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
+    mount: dict[str, Any] = {"name": "project", "mountPath": str(job.folder)}
+    if claim is None:
+        project: dict[str, Any] = {"hostPath": {"path": str(job.folder), "type": "Directory"}}
+    else:
+        name, _, inside = claim.partition("/")
+        project = {"persistentVolumeClaim": {"claimName": name}}
+        if inside:
+            mount["subPath"] = inside
+    container["volumeMounts"] = [mount, {"name": "shared-memory", "mountPath": "/dev/shm"}]
+    memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+    spec["volumes"] = [{"name": "project", **project}, memory]
+    return {"spec": spec}
+
+
+def _from_secret(variable: str, secret: str) -> dict[str, Any]:
+    reference = {"name": secret, "key": variable, "optional": True}
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _ray_version() -> str:
+    """Of this environment, which KubeRay should expect in the image; "" without one."""
+    try:
+        return metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,119 @@
+"""A batch script for Slurm: Ray's head on the first node, workers on the others, the run beside the head.
+
+Invariant: the run starts when the head answers, and waits itself for the workers; whatever ends the script, the steps
+that it started are ended with it. Secrets need nothing: Slurm hands the submitting shell's environment on, and the run
+reads .env files itself.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from ajet.run.cluster.job import ClusterJob
+
+WARNING_S = 120
+"""How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {name}: written by `ajet cluster render slurm`. Start it with `sbatch FILE`; options of sbatch win over those below.
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --mem=0
+# Whole nodes; where they are shared, write --cpus-per-task and --mem in place of the two lines above.
+{accelerators}#SBATCH --output=%x-%j.log
+#SBATCH --signal=B:TERM@{warning}
+set -euo pipefail
+
+bin=${{AJET_BIN:-{bin}}} # of the environment with ajet[verl]; every node sees it
+cd {folder}
+
+step=(srun --overlap --ntasks-per-node=1 --cpu-bind=none --mem=0)
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${{nodes[0]}}
+on_head=("${{step[@]}}" --nodes=1 --ntasks=1 --nodelist="$head")
+address=$("${{on_head[@]}}" hostname --ip-address)
+case $address in 127.*) address=$("${{on_head[@]}}" hostname --all-ip-addresses) ;; esac
+address=${{address%% *}}
+port=$((20000 + SLURM_JOB_ID % 10000))
+temporary=/tmp/ray-$SLURM_JOB_ID
+
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN # nobody else's commands are taken; older Rays know neither and ask nobody
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+
+steps=()
+run=
+finish() {{
+  trap - EXIT TERM INT
+  [ -z "$run" ] || kill -TERM "$run" 2>/dev/null || true
+  [ -z "$run" ] || wait "$run" || true
+  for ((each = ${{#steps[@]}} - 1; each >= 0; each--)); do
+    kill -TERM "${{steps[each]}}" 2>/dev/null || true
+    wait "${{steps[each]}}" 2>/dev/null || true
+  done
+  "${{step[@]}}" --nodes={nodes} --ntasks={nodes} rm -rf "$temporary" || true
+}}
+trap finish EXIT
+trap 'exit 143' TERM INT
+
+ray_start=("$bin/ray" start --block --disable-usage-stats {resources})
+"${{on_head[@]}}" "${{ray_start[@]}}" --head \\
+  --node-ip-address="$address" --port="$port" --include-dashboard=false --temp-dir="$temporary" &
+steps+=($!)
+
+answers=
+for _ in {{1..150}}; do
+  if "$bin/ray" health-check --address "$address:$port" >/dev/null 2>&1; then answers=yes; break; fi
+  kill -0 "${{steps[0]}}" 2>/dev/null || break
+  sleep 1
+done
+[ -n "$answers" ] || {{ echo "Ray's head on $head does not answer at $address:$port" >&2; exit 1; }}
+{workers}
+export RAY_ADDRESS=$address:$port
+"$bin"/{command} &
+run=$!
+code=0
+wait "$run" || code=$?
+run=
+exit "$code"
+"""
+_WORKERS = """
+"${{step[@]}}" --nodes={others} --ntasks={others} --exclude="$head" "${{ray_start[@]}}" \\
+  --address="$address:$port" &
+steps+=($!)
+"""
+
+
+def slurm(job: ClusterJob) -> str:
+    """The script's text."""
+    others = job.nodes - 1
+    return _SCRIPT.format(
+        name=job.name,
+        nodes=job.nodes,
+        accelerators=_accelerators(job),
+        warning=WARNING_S,
+        bin=shlex.quote(str(Path(sys.prefix) / "bin")),
+        folder=shlex.quote(str(job.folder)),
+        resources=_resources(job),
+        workers=_WORKERS.format(others=others) if others else "",
+        command=shlex.join(job.command),
+    )
+
+
+def _accelerators(job: ClusterJob) -> str:
+    """The option of sbatch that asks for them."""
+    if not job.accelerators or job.kind == "cpu":
+        return ""
+    asked = f"gpus-per-node={job.accelerators}" if job.kind == "cuda" else f"gres=npu:{job.accelerators}"
+    return f"#SBATCH --{asked}\n"
+
+
+def _resources(job: ClusterJob) -> str:
+    """What each node tells Ray that it has."""
+    if job.kind == "npu":
+        return f"--resources='{{\"NPU\": {job.accelerators}}}'"
+    return f"--num-gpus={job.accelerators}"
