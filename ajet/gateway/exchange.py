@@ -64,6 +64,7 @@ class Endpoint:
                 if asked.count is not None:
                     await answer(send, 200, asked.count(await session.count(asked.turns[0])))
                     return
+                session.waiting.refuse_more(len(asked.turns))
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
@@ -103,7 +104,7 @@ class _Exchange:
         watch = asyncio.ensure_future(_disconnected(receive))
         watch.add_done_callback(self._leave)
         asking = self._asking
-        asking.join(session.make)
+        asking.join(session.make, session.check)
         self._waiting.clients += 1
         for task in asking.tasks:
             task.add_done_callback(self._wake)

@@ -43,11 +43,11 @@ class Waiting:
         """Seconds in which a stream gathers tokens before it sends again; 0: it sends them as they come."""
         return self.clients / _EVENTS if self.busy else 0.0
 
-    def refuse_more(self) -> None:
-        """Raises Refused where there are too many."""
-        if self.now >= self._most:
+    def refuse_more(self, calls: int = 1) -> None:
+        """Raises Refused where so many more are too many."""
+        if self.now + calls > self._most:
             raise Refused(
-                f"{self.now} calls are under way, which is as many as this gateway takes; try again later.",
+                f"{self.now} calls are under way, and this gateway takes no more than {self._most}; try again later.",
                 status=429,
                 code="overloaded",
                 retry_after=1,

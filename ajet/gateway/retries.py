@@ -13,12 +13,14 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from ajet.gateway.dialects.contract import Asked
 from ajet.gateway.reply import Reply
-from ajet.gateway.turn import Turn
+from ajet.gateway.turn import Turn, TurnRequest
 
 Make = Callable[[Reply], Awaitable[Turn]]
+Check = Callable[[Sequence[TurnRequest]], Awaitable[None]]
 _KEPT = 64
 """Requests whose clients have left that a session remembers."""
 
@@ -59,6 +61,8 @@ class Asking:
     """The largest retry count heard."""
     replies: list[Reply] = field(default_factory=list)
     readers: int = 0
+    checked: asyncio.Future[None] | None = None
+    """Done, or failed, once it is known whether all of it can be made; None: there is nothing to know."""
 
     def __post_init__(self) -> None:
         self.replies = [Reply(turn, streamed=self.asked.stream) for turn in self.asked.turns]
@@ -73,15 +77,24 @@ class Asking:
         """A reply ended with an error: asking again means asking anew."""
         return any(task.done() and not task.cancelled() and task.exception() is not None for task in self.tasks)
 
-    def join(self, make: Make) -> None:
+    def join(self, make: Make, check: Check) -> None:
         """Somebody takes the replies; they are begun, or gone on with."""
         self.readers += 1
+        if self.asked.checks and self.checked is None:
+            self.checked = asyncio.ensure_future(check(self.asked.checks))
+            self.checked.add_done_callback(_retrieve)
         for reply in self.replies:
             if reply.task is None:
-                reply.task = asyncio.ensure_future(make(reply))
+                reply.task = asyncio.ensure_future(self._checked(make, reply))
             elif reply.left:
-                reply.task = asyncio.ensure_future(_after(reply.task, make, reply))
+                reply.task = asyncio.ensure_future(_after(reply.task, partial(self._checked, make), reply))
             reply.left = False
+
+    async def _checked(self, make: Make, reply: Reply) -> Turn:
+        if self.checked is not None:
+            await asyncio.wait([self.checked])
+            self.checked.result()
+        return await make(reply)
 
     async def leave(self) -> None:
         """Somebody has gone. What nobody takes any more is cancelled."""
@@ -101,6 +114,12 @@ async def _after(earlier: asyncio.Task[Turn], make: Make, reply: Reply) -> Turn:
     """Make the rest of a reply whose making was cancelled; or take what it came to all the same."""
     await asyncio.wait([earlier])
     return await make(reply) if earlier.cancelled() else earlier.result()
+
+
+def _retrieve(checked: asyncio.Future[None]) -> None:
+    """Whoever has left needs not know what came of it."""
+    if not checked.cancelled():
+        checked.exception()
 
 
 class Askings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, cast
@@ -118,6 +118,16 @@ class Session:
         if samples_tokens and self._tokens is not None:
             return await self._tokens.make(reply, request, target, own)
         return await chat_turn(reply, request, target, cast(ChatEngine, engine), self._ledger, self._sampling)
+
+    async def check(self, requests: Sequence[TurnRequest]) -> None:
+        """Refuse all of these where one cannot be made. Raises Refused, which says which. Nothing is recorded."""
+        for at, asked in enumerate(requests):
+            request, _, samples_tokens, own = self._route(asked)
+            if samples_tokens and self._tokens is not None:
+                try:
+                    await self._tokens.check(request, own)
+                except Refused as refused:
+                    raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:
         """One reply as pieces, ended by the Turn; closing the iterator aborts the call."""

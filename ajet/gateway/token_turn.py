@@ -73,6 +73,11 @@ class TokenTurns:
         """The tokens of the prompt that this request would be given now. Nothing is recorded. Raises Refused."""
         return len((await self._prompt(request)).rendered.ids)
 
+    async def check(self, request: TurnRequest, trained: bool) -> None:
+        """Raises Refused where `make` would before it samples. Nothing is recorded."""
+        _refuse_passed(request)
+        self._sampling(request, await self._prompt(request), trained)
+
     async def _prompt(self, request: TurnRequest) -> Prompt:
         return await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
 

@@ -32,6 +32,16 @@ class Refused(AjetError):
         self.message, self.status, self.code, self.param = message, status, code, param
         self.retry_after = retry_after
 
+    def within(self, part: str) -> Refused:
+        """The same, of a part of the request."""
+        return Refused(
+            f"{part}: {self.message}",
+            status=self.status,
+            code=self.code,
+            param=self.param,
+            retry_after=self.retry_after,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:

@@ -327,3 +327,47 @@ def test_raw_and_chat_calls_of_an_episode_do_not_mix():
         assert [call.parent for call in calls] == [None, None, 0]
         assert [call.fork for call in calls] == [None, None, "client_edit"]
         assert [len(call.messages) for call in calls] == [0, 2, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("bad", [[1 << 30], [-1], [], "word " * 2000, [40] * 2000], ids=str)
+@pytest.mark.parametrize("at", [0, 2])
+def test_one_bad_prompt_of_several_refuses_them_all_before_anything_is_sampled(stream, bad, at):
+    prompts = [[40, 41], [42], [43]]
+    prompts[at] = bad if isinstance(bad, list) else [40] * 2000
+    if isinstance(bad, str):
+        prompts = [bad if index == at else "1 + 2 =" for index in range(3)]
+    with bench(lambda request: "fine") as on:
+        session = on.open()
+        with pytest.raises(openai.BadRequestError) as caught:
+            asyncio.run(complete(session("a", "a", None), prompt=prompts, n=2, stream=stream))
+        assert f"prompt {at} of 3" in caught.value.message and caught.value.param == "prompt"
+        assert session.close().calls == [] and on.engine.requests == 0
+
+
+def test_more_choices_than_may_wait_are_refused_before_anything_is_sampled():
+    with bench(lambda request: "fine", max_calls=3) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        for prompt, n in (("1 + 2 =", 4), (["1 + 2 =", "3 + 4 ="], 2)):
+            with pytest.raises(openai.RateLimitError):
+                asyncio.run(complete(endpoint, prompt=prompt, n=n))
+        assert len(asyncio.run(complete(endpoint, prompt="1 + 2 =", n=3)).choices) == 3
+        assert len(session.close().calls) == 3 == on.engine.requests
+
+
+def test_a_client_that_leaves_while_its_prompts_are_checked_gets_them_when_it_asks_again():
+    """The check of a long prompt takes its time, and its result holds for the retry."""
+    with bench(lambda request: "fine", max_model_len=1 << 20) as on:
+        session = on.open()
+        endpoint = session("a", "a", None)
+        prompts = ["word " * 20_000, "1 + 2 ="]
+
+        async def play():
+            with pytest.raises(openai.APITimeoutError):
+                async with client_of(endpoint) as client:
+                    await client.with_options(timeout=1e-4).completions.create(model="m", prompt=prompts)
+            return await complete(endpoint, prompt=prompts, extra_headers={"x-stainless-retry-count": "1"})
+
+        assert [choice.text for choice in asyncio.run(play()).choices] == ["fine", "fine"]
+        assert [call.error for call in session.close().calls] == [None, None]

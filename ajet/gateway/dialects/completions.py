@@ -1,8 +1,9 @@
 """OpenAI Completions: a raw prompt, as a text or as token ids, and the text that follows. Streaming and not.
 
 Invariant: no chat template is applied and the reply is not parsed; ids of the client's are taken as they are, a text
-that goes on from an earlier reply gets that reply's sampled ids. Each choice is one call; usage counts each prompt
-once and every captured token. Without `max_tokens` a reply has at most 16 tokens, as the protocol says.
+that goes on from an earlier reply gets that reply's sampled ids. Each choice is one call, and none is made where one of
+the prompts is refused; usage counts each prompt once and every captured token. Without `max_tokens` a reply has at most
+16 tokens, as the protocol says.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ class CompletionsDialect:
         )
         turns = [turn for prompt in prompts for turn in choices(replace(shared, prompt=prompt), count)]
         echoes = [self._text(prompt) if echo else "" for prompt in prompts]
-        return Asked(turns, stream, _Options(model or "ajet", usage, logprobs, count, echoes))
+        options = _Options(model or "ajet", usage, logprobs, count, echoes)
+        return Asked(turns, stream, options, checks=turns[::count] if len(prompts) > 1 else ())
 
     def reply(self, asked: Asked, turns: Sequence[Turn]) -> dict[str, Any]:
         """A text_completion."""

@@ -33,6 +33,8 @@ class Asked:
     stream: bool
     options: Any = None
     """The dialect's own, for its replies."""
+    checks: Sequence[TurnRequest] = ()
+    """Turns that must all be possible before any is made: the first of each prompt, where there are several."""
     count: Callable[[int], dict[str, Any]] | None = None
     """Nothing is to be sampled: this makes the answer, of the number of tokens in the prompt of `turns[0]`."""
 
