@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.carried import KEY, restored
 from ajet.backbone.verl.engine import ServerEngine
@@ -22,6 +23,9 @@ from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
 _lock = threading.Lock()
 _host: Host | None = None
 
@@ -31,7 +35,14 @@ def host_of(config: Any, client: Any, tokenizer: Any) -> Host:
     global _host
     with _lock:
         if _host is None:
-            _host = Host(config, client, tokenizer)
+            sender = Sender()
+            sender.introduce("agent loop")
+            about, rollout = config.data[KEY], config.actor_rollout_ref.rollout
+            longest, server = int(rollout.max_model_len), rollout.name
+            engine = ServerEngine(client, max_model_len=longest, vocabulary=len(tokenizer), server=server)
+            _host = Host(
+                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Played(group))
+            )
         return _host
 
 
@@ -53,31 +64,30 @@ class _Servers:
 class Host:
     """Made once a process, ended with it."""
 
-    def __init__(self, config: Any, client: Any, tokenizer: Any) -> None:
-        about = config.data[KEY]
-        self.experiment = experiment = restored(about)
-        self._sender = Sender()
-        self._sender.introduce("agent loop")
-        rollout = config.actor_rollout_ref.rollout
-        engine = ServerEngine(
-            client, max_model_len=int(rollout.max_model_len), vocabulary=len(tokenizer), server=rollout.name
-        )
-        self._engine = engine
-        gateway = open_gateway(experiment, _Servers(engine, tokenizer))
+    def __init__(
+        self,
+        experiment: Experiment,
+        run_id: str,
+        engine: ServerEngine,
+        tokenizer: Any,
+        post: Callable[[Group], Awaitable[None]],
+    ) -> None:
+        """`post` hands a closed group to the record."""
+        self._engine, self._post = engine, post
+        self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer))
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
-        self._rollout = Rollout(
-            experiment,
-            gateway,
-            workflow_of(experiment),
-            judge,
-            run_id=about["run_id"],
-        )
+        self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id)
         self._groups: dict[str, _Waiting] = {}
 
     @property
     def version(self) -> int:
         """The newest weights that answered here."""
         return self._engine.version
+
+    def close(self) -> None:
+        """End the rollout and the gateway. For tests: a process of verl is ended from outside."""
+        self._rollout.close()
+        self._gateway.close()
 
     async def group(self, uid: str, order: int, task: Task, *, step: int, split: Split, sessions: int) -> Group:
         """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once."""
@@ -94,5 +104,5 @@ class Host:
         group = await asyncio.wrap_future(
             self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
         )
-        await self._sender.posted(Played(group))
+        await self._post(group)
         return group

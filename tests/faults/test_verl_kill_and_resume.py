@@ -1,0 +1,99 @@
+"""The life of one run on verl: an agent-loop process dies, the run is killed with -9, goes on, and is stopped."""
+
+import os
+import signal
+
+import pytest
+
+from ajet.record import EpisodeFiles
+from ajet.run.summary import Tally
+from tests.ajet_command import ajet
+from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """Everything that is done to the run; the tests look at what came of it."""
+    skip_without_verl()
+    yaml = tool_project(tmp_path_factory.mktemp("verl"))
+    seen = {}
+    first = Life(yaml, "life")
+    try:
+        first.wait_for_step(2)
+        seen["roles"] = {entry["role"] for entry in first.status()["processes"]}
+        (worker,) = first.processes("agent loop")
+        os.kill(worker.pid, signal.SIGKILL)
+        first.wait_for_step(4)
+        seen["after the worker died"] = first.log.read_text()
+        first.wait_for_step(5)
+        left = first.processes()
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+        seen["alive after kill -9"] = all_gone(left)
+        seen["steps before"] = [row["step"] for row in first.rows()]
+    finally:
+        first.end()
+    second = Life(yaml, "life")
+    try:
+        second.wait(lambda: "step    5/" in second.log.read_text().split("verl's processes start")[-1], "a step")
+        second.wait_for_step(9)
+        left = second.processes()
+        stopped = ajet("stop", "life", cwd=second.folder)
+        seen["stopped"] = stopped.stdout
+        seen["exit"] = second.process.wait(timeout=60)
+        seen["alive after stop"] = all_gone(left)
+    finally:
+        second.end()
+    return second, seen
+
+
+def test_a_dead_agent_loop_process_is_replaced_and_its_tasks_are_played_again(life):
+    run, seen = life
+    assert "warning: agent loop: " in seen["after the worker died"]
+    for step in (3, 4):
+        episodes = EpisodeFiles(run.run / "episodes").read(step)
+        assert len(episodes) == len({episode.uuid for episode in episodes}) == 128
+        assert all(episode.scored for episode in episodes)
+
+
+def test_nothing_is_lost_or_trained_twice(life):
+    run, seen = life
+    assert seen["steps before"][-1] >= 5, "it was killed after a step that no checkpoint holds"
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    for row in rows:
+        assert row["tasks"] == list(range(16 * row["step"] - 16, 16 * row["step"])), "the order goes on where it was"
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled) == (0, 0)
+
+
+def test_no_process_outlives_the_run(life):
+    _, seen = life
+    assert {"run", "trainer", "agent loop", "raylet", "gcs_server"} <= seen["roles"]
+    assert seen["alive after kill -9"] == [] and seen["alive after stop"] == []
+
+
+def test_stop_saves_what_was_learned(life):
+    run, seen = life
+    last = run.rows()[-1]["step"]
+    assert "life was stopped." in seen["stopped"] and seen["exit"] == 130
+    assert (run.run / "checkpoints" / f"step-{last}" / f"global_step_{last}" / "actor").is_dir()
+    assert run.status()["outcome"] == "interrupted"
+
+
+def test_it_learns_and_engine_and_trainer_are_one_policy(life):
+    rows = life[0].rows()
+    rewards = [row["train/reward"] for row in rows]
+    assert sum(rewards[-3:]) > 1.5 * sum(rewards[:3]), rewards
+    assert max(row["logprob_gap_max"] for row in rows) < 1e-3
+    assert all(row["train/staleness_max"] == 0 for row in rows)
+    for row in rows:
+        episodes = EpisodeFiles(life[0].run / "episodes").read(row["step"])
+        sampled = sum(episode.sampled_tokens for episode in episodes)
+        untrained = sum(sum(episode.untrained.values()) for episode in episodes)
+        trained = sum(
+            line.sampled for episode in episodes if episode.advantage is not None for line in episode.timelines
+        )
+        assert sampled == trained + untrained == row["train/sampled_tokens"]
