@@ -1,7 +1,8 @@
 """Exit codes: the one place where an exception becomes a number and a screen.
 
-Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, the
-traceback in a log whose path is shown with its last lines; 130 Ctrl-C. Usage errors are typer's own, also 2.
+Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
+its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown; 130 Ctrl-C. Usage
+errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import UserError
+from ajet.schema.errors import RunFailed, UserError
 
 OK, UNEXPECTED, USER, INTERRUPTED = 0, 1, 2, 130
 LAST_LINES = 6
@@ -32,6 +33,10 @@ class Boundary(TyperGroup):
             code = super().invoke(ctx)
         except (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError):  # type: ignore[misc]
             raise
+        except RunFailed as error:
+            show_user_error(error)
+            show_traceback_place(error, shown=show_traceback)
+            raise typer.Exit(UNEXPECTED) from None
         except UserError as error:
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(USER) from None
@@ -59,10 +64,17 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
 
 def show_unexpected(error: Exception, *, show_traceback: bool = False) -> None:
     """The last lines, and where the whole traceback is."""
+    lines = _redacted("".join(traceback.format_exception(error))).rstrip().splitlines()
+    typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
+    typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
+    show_traceback_place(error)
+
+
+def show_traceback_place(error: Exception, *, shown: bool = False) -> None:
+    """Write the whole traceback into the log and say where that is; `shown`: also print it."""
     text = _redacted("".join(traceback.format_exception(error)))
-    lines = text.rstrip().splitlines()
-    shown = lines if show_traceback else lines[-LAST_LINES:]
-    typer.echo("\n".join(shown), err=True)
+    if shown:
+        typer.echo(text, err=True)
     log = getattr(error, "log", None) or Path("launcher_record") / "crash.log"
     try:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
@@ -71,9 +83,7 @@ def show_unexpected(error: Exception, *, show_traceback: bool = False) -> None:
     except OSError as refusal:
         typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
         return
-    typer.echo(
-        f"This is unexpected, a bug in ajet most likely. The whole traceback is in {Path(log).absolute()}", err=True
-    )
+    typer.echo(f"The whole traceback is in {Path(log).absolute()}", err=True)
 
 
 def _redacted(text: str) -> str:

@@ -38,6 +38,11 @@ class UserError(AjetError):
         return [(label, text) for label, text in pairs if text]
 
 
+class RunFailed(UserError):
+    """Something that ajet stands on ended the run: a process, a node, a library. One screen like its kin, but exit code
+    1, and the traceback is in the log."""
+
+
 class ConfigError(UserError):
     """A YAML file, key, value or override that cannot be used."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -19,7 +20,7 @@ from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.mailbox import open_mailbox
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, RunFailed
 from ajet.task_reader.overlong import within_prompt_length
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     import ray
     from omegaconf import OmegaConf
 
-    from ajet.backbone.verl import logs
+    from ajet.backbone.verl.logs import kept
     from ajet.run.progress import TrainingProgress
     from ajet.run.summary import finish
     from ajet.run.verl.runner import Runner
@@ -56,18 +57,18 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     try:
         with (
             joined(config, address=address, folder=experiment.base, environment=environment, on_wait=_waiting),
-            logs.kept(run.path / "logs", run.redact),
+            kept(run.path / "logs", run.redact),
         ):
             logger.info("Ray is there after {:.0f} s; verl's processes start", time.monotonic() - began)
             mailbox = open_mailbox()
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
             done = runner.run.remote(OmegaConf.create(config))
             try:
-                _listen(mailbox, done, record)
+                _listen(mailbox, done, record, run.path / "logs")
             except KeyboardInterrupt:
                 logger.warning("interrupted: the run ends after its present step, with a checkpoint")
                 ray.get(mailbox.ask_to_stop.remote())
-                _listen(mailbox, done, record)
+                _listen(mailbox, done, record, run.path / "logs")
                 raise
     finally:
         progress.close()
@@ -87,8 +88,8 @@ def address_of(options: LaunchOptions) -> str | None:
     return None if options.with_ray else address
 
 
-def _listen(mailbox: Any, done: Any, record: Record) -> None:
-    """Take letters until the trainer has ended and none is left. Raises what the trainer raised."""
+def _listen(mailbox: Any, done: Any, record: Record, logs: Path) -> None:
+    """Take letters until the trainer has ended and none is left. Raises RunFailed for what the trainer raised."""
     import ray
 
     while True:
@@ -97,8 +98,20 @@ def _listen(mailbox: Any, done: Any, record: Record) -> None:
         for letter in letters:
             record.take(letter)
         if ended and not letters:
-            ray.get(done)
+            try:
+                ray.get(done)
+            except ray.exceptions.RayError as problem:
+                raise _failed(problem, logs) from problem
             return
+
+
+def _failed(problem: Exception, logs: Path) -> RunFailed:
+    said = [line for line in str(problem).strip().splitlines() if line.strip()]
+    return RunFailed(
+        f"verl ended the run: {said[-1].strip() if said else type(problem).__name__}",
+        where=str(logs),
+        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+    )
 
 
 def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], int]:
