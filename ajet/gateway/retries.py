@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from ajet.gateway.dialects.contract import Asked
 from ajet.gateway.reply import Reply
@@ -88,7 +89,10 @@ class Asking:
                 reply.task = asyncio.ensure_future(self._checked(make, reply))
             elif reply.left:
                 reply.task = asyncio.ensure_future(_after(reply.task, partial(self._checked, make), reply))
+            else:
+                continue
             reply.left = False
+            reply.task.add_done_callback(_retrieve)
 
     async def _checked(self, make: Make, reply: Reply) -> Turn:
         if self.checked is not None:
@@ -116,10 +120,10 @@ async def _after(earlier: asyncio.Task[Turn], make: Make, reply: Reply) -> Turn:
     return await make(reply) if earlier.cancelled() else earlier.result()
 
 
-def _retrieve(checked: asyncio.Future[None]) -> None:
-    """Whoever has left needs not know what came of it."""
-    if not checked.cancelled():
-        checked.exception()
+def _retrieve(ended: asyncio.Future[Any]) -> None:
+    """A client is told of one failure, and whoever has left of none: asyncio need not complain of the others."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 class Askings:
