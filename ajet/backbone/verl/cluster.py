@@ -26,6 +26,8 @@ QUIET = {
     "TRANSFER_QUEUE_ENABLE": "1",
 }
 """What verl sets for its processes, and what keeps them quiet."""
+EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
+"""What of the YAML's folder is not copied to the nodes."""
 PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
 
@@ -42,8 +44,8 @@ def joined(
     """Within the block this process is connected to Ray.
 
     config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
-    this machine. environment: variables for the run's processes. on_wait: called with GPUs found and wanted while
-    nodes are missing. Raises UserError when there is no such cluster or its GPUs do not come.
+    this machine. environment: variables for the run's processes. on_wait: called with GPUs found and wanted whenever
+    the first number changes while nodes are missing. Raises UserError when there is no such cluster or its GPUs do not come.
     """
     try:
         import ray
@@ -59,7 +61,7 @@ def joined(
         given.pop("runtime_env", None)
         ray.init(address="local", runtime_env=runtime, **{**common, "include_dashboard": False, **given})
     else:
-        runtime["working_dir"] = str(folder)
+        runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}
         try:
             ray.init(address=address, runtime_env=runtime, **common)
         except (ConnectionError, ValueError) as problem:
@@ -82,6 +84,7 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
     wanted = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
     resource = "NPU" if config["trainer"]["device"] == "npu" else "GPU"
     end = time.monotonic() + (0 if own else PATIENCE_S)
+    said = -1
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
         if time.monotonic() > end:
             raise UserError(
@@ -90,5 +93,7 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
                 do="ajet.trainer_common.device: cpu runs verl without any, for tests" if own and not found else "",
             )
-        on_wait(found, wanted)
+        if found != said:
+            on_wait(found, wanted)
+            said = found
         time.sleep(2.0)

@@ -6,13 +6,13 @@ Invariant: neither verl nor ray is imported for it, so that what is wrong is sai
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.backbone.verl.gpus import gpus
 from ajet.config.verl import ModelLimits, read_limits, verl_config
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def verl_settings(
     """
     folder = model_folder or _folder_at_hand(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()
-    gpu_bytes = _gpu_bytes()
+    gpu_bytes = min((gpu.total for gpu in gpus()), default=None)
     device = _device(gpu_bytes) if own_cluster else "cuda"
     return verl_config(
         experiment,
@@ -70,16 +70,6 @@ def _device(gpu_bytes: int | None) -> str:
     if gpu_bytes is not None:
         return "cuda"
     return "npu" if shutil.which("npu-smi") else "cpu"
-
-
-def _gpu_bytes() -> int | None:
-    """The memory of this machine's smallest GPU; None without one (the GPUs may be on other machines)."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-        return min(int(line) for line in done.stdout.split()) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):  # no such command, no GPU, or one that does not tell
-        return None
 
 
 def _folder_at_hand(experiment: Experiment) -> Path | None:

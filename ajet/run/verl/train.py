@@ -17,6 +17,7 @@ from loguru import logger
 
 from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import open_mailbox
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
@@ -49,6 +50,8 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     if run.resumed is not None and run.resumed.step >= steps:
         finish(run)
         return
+    if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
+        refuse_busy(config["trainer"]["n_gpus_per_node"])
     progress = TrainingProgress(experiment, run)
     record = Record(experiment, run, progress, steps)
     run.status.set(phase="starting Ray", steps=steps)
