@@ -45,7 +45,7 @@ def joined(
 
     config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
     this machine. environment: variables for the run's processes. on_wait: called with GPUs found and wanted whenever
-    the first number changes while nodes are missing. Raises UserError when there is no such cluster or its GPUs do not come.
+    the first number changes while nodes are missing. Raises UserError without such a cluster or without its GPUs.
     """
     try:
         import ray
