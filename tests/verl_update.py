@@ -100,7 +100,10 @@ class Group:
 def worker_of(config: Any, role: str) -> Any:
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    worker = ActorRolloutRefWorker(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
+    from ajet.backbone.verl.workers import LinearActor
+
+    kind = LinearActor if config.trainer.ajet_lr_schedule == "linear" else ActorRolloutRefWorker
+    worker = kind(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
     worker.init_model()
     return worker
 
@@ -186,10 +189,11 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     import transfer_queue
     from omegaconf import OmegaConf
 
-    queue = Queue()
+    queue, config = Queue(), OmegaConf.create(scenario["config"])
+    config.actor_rollout_ref.actor.optim.total_training_steps = config.trainer.total_training_steps or -1
     for name in ("kv_batch_put", "kv_batch_get", "kv_clear"):
         setattr(transfer_queue, name, getattr(queue, name))
-    trainer = trainer_of(OmegaConf.create(scenario["config"]), queue, rank, world)
+    trainer = trainer_of(config, queue, rank, world)
     engine = trainer.actor_rollout_wg.worker.actor.engine
     found: list[dict[str, Any]] = []
     inner = engine.optimizer_step

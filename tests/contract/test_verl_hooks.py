@@ -56,7 +56,9 @@ def test_what_we_replace_is_verls_and_has_its_parameters(base):
     from ajet.backbone.verl.reporting import Reporting
 
     hooks = private(CreditHooks, base)
-    assert hooks == ["_get_required_batch_multiple", "_compute_advantage", "_update_actor"]
+    assert hooks == [
+        "_init_resource_pool_mgr", "_get_required_batch_multiple", "_compute_advantage", "_update_actor"
+    ]  # fmt: skip
     for name in hooks:
         assert parameters(getattr(CreditHooks, name)) == parameters(getattr(base, name))
     assert private(Reporting, base) == ["_compute_metrics", "_validate"]
@@ -120,6 +122,22 @@ def test_workers_cut_an_update_as_we_count_on():
     assert "update_lr_scheduler=batch_idx == total_num_iterations - 1" in source
     assert parameters(ActorRolloutRefWorker.set_loss_fn) == ["self", "loss_fn"]
     assert "self.actor.train_mini_batch(data=data)" in inspect.getsource(ActorRolloutRefWorker.update_actor)
+
+
+def test_the_actors_schedule_is_made_where_we_replace_it(base):
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+    from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+    from ajet.backbone.verl.workers import LinearActor, LinearDetachedActor
+
+    assert "self._build_lr_scheduler(optimizer)" in inspect.getsource(FSDPEngine._build_model_optimizer)
+    assert "self.engine.initialize()" in inspect.getsource(TrainingWorker.reset)
+    assert ActorRolloutRefWorker.actor_worker_cls is TrainingWorker
+    assert "self.actor = self.actor_worker_cls(config=" in inspect.getsource(ActorRolloutRefWorker.init_model)
+    assert issubclass(LinearActor, ActorRolloutRefWorker) and issubclass(LinearDetachedActor, DetachActorWorker)
+    assert called(base._setup).index("_init_resource_pool_mgr") > 0
+    assert "cls=self.role_worker_mapping[actor_role]" in inspect.getsource(base._setup)
 
 
 def test_engines_average_over_ranks_as_verls_own_loss_counts_on():

@@ -139,13 +139,13 @@ def test_what_passes_our_refusals_passes_verls_validation(ajet, roots):
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"verl": nested(f"{ACTOR}.optim.lr_scheduler_type", "linear")}),
     ({"data.train_batch_size": 3, "rollout.num_repeat": 3}, {}),
     ({f"{TC}.mini_batch_num": 16, "data.train_batch_size": 16}, {}),
     ({f"{TC}.nnodes": 3}, {}),
     ({f"{TC}.ulysses_sequence_parallel_size": 3}, {}),
     ({TP: 3}, {}),
     ({f"{TC}.n_gpus_per_node": 6, f"{TC}.nnodes": 4, TP: 8, "data.train_batch_size": 48}, {}),
-    ({f"{TC}.optim.lr_schedule": "linear"}, {}),
     ({f"{TC}.lora.rank": 1024}, {}),
     ({"rollout.temperature": 0, "rollout.val_kwargs.do_sample": True}, {}),
     ({f"{TC}.mode": "separate_async"}, {}),

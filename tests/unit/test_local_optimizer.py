@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ajet.algorithm.learning_rate import Schedule
 from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.optimizer import FlatAdamW, Schedule
+from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.schema.errors import ConfigError
 from tests.local_fixtures import config_of
 

@@ -71,6 +71,8 @@ MAPPED = [
     (f"{TC}.lora.target_modules", ["q_proj"], f"{MODEL}.target_modules", ["q_proj"]),
     (f"{TC}.optim.lr", 3e-5, f"{ACTOR}.optim.lr", 3e-5),
     (f"{TC}.optim.lr_schedule", "cosine", f"{ACTOR}.optim.lr_scheduler_type", "cosine"),
+    (f"{TC}.optim.lr_schedule", "linear", f"{ACTOR}.optim.lr_scheduler_type", "constant"),
+    (f"{TC}.optim.lr_schedule", "linear", "trainer.ajet_lr_schedule", "linear"),
     (f"{TC}.optim.lr_warmup_steps", 5, f"{ACTOR}.optim.lr_warmup_steps", 5),
     (f"{TC}.optim.min_lr_ratio", 0.1, f"{ACTOR}.optim.min_lr_ratio", 0.1),
     (f"{TC}.optim.weight_decay", 0.1, f"{ACTOR}.optim.weight_decay", 0.1),

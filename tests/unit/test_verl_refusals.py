@@ -57,7 +57,6 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
         ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
         ({"rollout.enable_oversample": True}, "not more"),
         ({"rollout.deterministic": True}, "in rounds"),
-        ({"trainer_common.optim.lr_schedule": "linear"}, "no linear schedule"),
         ({"trainer_common.lora.rank": 1024}, "no adapters of rank 1024"),
         ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
         ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
@@ -197,6 +196,7 @@ def test_the_resolvers_are_plain_functions():
 @pytest.mark.parametrize(
     ("verl", "said"),
     [
+        (nested(f"{ACTOR}.optim.lr_scheduler_type", "linear"), "no linear schedule.*lr_schedule also linear"),
         (nested("algorithm.adv_estimator", "gae"), "adv_estimator is gae.*grpo, rloo or reinforce_plus_plus"),
         (nested("critic.enable", True), "critic.enable is true.*false"),
         (nested(f"{ACTOR}.policy_loss.loss_mode", "gspo"), "loss_mode is gspo.*vanilla"),
@@ -210,7 +210,7 @@ def test_the_resolvers_are_plain_functions():
         (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
     ],
 )
-def test_credit_and_loss_that_are_not_ours_are_refused_with_the_place(verl, said):
+def test_what_our_trainers_do_not_have_is_refused_with_the_place(verl, said):
     error = refusal(verl=verl)
     assert re.search(said, f"{error.what} {error.expected}"), error
     assert "experiment.yaml:" in error.where

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
+from ajet.algorithm.learning_rate import Schedule
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import StepLoss, Tally
 from ajet.backbone.local.machine import release_memory
-from ajet.backbone.local.optimizer import FlatAdamW, Schedule
+from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.policy import Policy
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.schema.batch import Sample, TrainingBatch

@@ -1,7 +1,8 @@
 """All methods of verl's trainer that verl keeps private and we replace: for verl 0.9.1, held by a test.
 
-They stand between verl's own steps, in this order: `_get_required_batch_multiple` (how many rows the forward passes
-need), `_compute_advantage` (credit) and `_update_actor` (optimizer steps). Invariant: episodes are credited and
+One is called once, `_init_resource_pool_mgr` (which workers train). The others stand between verl's own steps, in this
+order: `_get_required_batch_multiple` (how many rows the forward passes need), `_compute_advantage` (credit) and
+`_update_actor` (optimizer steps). Invariant: episodes are credited and
 mini batches are formed as on the local backbone; rows exist only so that verl can move tokens. Whatever verl adds to
 make numbers divisible trains nothing, and nothing is dropped for it.
 """
@@ -13,11 +14,13 @@ import uuid
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import build_padding_position_ids
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
@@ -34,6 +37,8 @@ from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 
 VERL_VERSION = "0.9.1"
+LR_SCHEDULE = "ajet_lr_schedule"
+"""The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
 SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")
 """Fields of an update's rows that hold tokens and what belongs to them."""
 PER_TOKEN = (
@@ -53,6 +58,19 @@ class CreditHooks(PPOTrainer):
 
     def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
         """Called once the episodes of a batch carry their advantage and what of them is not trained."""
+
+    def _init_resource_pool_mgr(self) -> None:
+        """verl's FSDP knows no linear schedule of the learning rate; where one is asked for, the workers are ours."""
+        super()._init_resource_pool_mgr()
+        optim = self.config.actor_rollout_ref.actor.optim
+        if self.config.trainer.get(LR_SCHEDULE) != "linear" or optim.get("lr_scheduler_type") != "constant":
+            return
+        from ajet.backbone.verl.workers import LinearActor, LinearDetachedActor
+
+        worker = LinearDetachedActor if self.trainer_mode == "separate_async" else LinearActor
+        for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
+            if role in self.role_worker_mapping:
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """verl would pad to whole mini batches of rows, so that one timeline more becomes another optimizer step; the

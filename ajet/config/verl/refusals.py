@@ -268,7 +268,7 @@ def _learning(s: Settings) -> Iterator[ConfigError]:
             f"verl's FSDP has no {schedule} schedule of the learning rate.",
             f"{ACTOR}.optim.lr_scheduler_type",
             f"{TRAINER}.optim.lr_schedule",
-            expected="constant or cosine (megatron has linear, too)",
+            expected="constant or cosine; ajet.trainer_common.optim.lr_schedule also linear",
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.megatron else "lora_rank")
     rank = s.count(key, 0)

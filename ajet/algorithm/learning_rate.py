@@ -1,0 +1,48 @@
+"""The learning rate of a training step.
+
+Invariant: it depends on the number of the step alone, not on how many optimizer steps that one makes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import Optim
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate by step: a linear warm-up from 0, then constant, linear or cosine down to `floor` * lr."""
+
+    lr: float
+    kind: str
+    warmup: int
+    floor: float
+    total: int | None
+
+    @classmethod
+    def from_config(cls, optim: Optim, total: int | None) -> Schedule:
+        """Raises ConfigError for a falling schedule whose end is unknown."""
+        if optim.lr_schedule != "constant" and total is None:
+            raise ConfigError(
+                f"The {optim.lr_schedule} schedule needs to know the last step.",
+                where="ajet.trainer_common.optim.lr_schedule",
+                expected="trainer_common.total_training_steps",
+                do="set trainer_common.total_training_steps, or take lr_schedule: constant",
+            )
+        return cls(optim.lr, optim.lr_schedule, optim.lr_warmup_steps, optim.min_lr_ratio, total)
+
+    def at(self, step: int) -> float:
+        """The rate of step `step`, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / (self.warmup + 1)
+        if self.kind == "constant" or self.total is None:
+            return self.lr
+        part = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        fall = 1 - part if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * part))
+        return self.lr * (self.floor + (1 - self.floor) * fall)
