@@ -54,6 +54,7 @@ def launch(
             "--prefix",
             metavar="TEXT",
             help="Prefix for the names of services (none in this version).",
+            hidden=True,
             rich_help_panel=_CLUSTER,
         ),
     ] = "",

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, cluster, config, doctor, init, prove, runs, serve, stop, view
+from ajet.cli import chat, cluster, config, doctor, export, init, prove, runs, serve, stop, view
 from ajet.cli.exit import Boundary
 from ajet.cli.launch import launch
 
@@ -63,6 +63,7 @@ app.command("view")(view.view)
 app.command("runs")(runs.runs)
 app.command("episodes")(runs.episodes)
 app.command("prove")(prove.prove)
+app.command("export")(export.export)
 app.add_typer(cluster.app, name="cluster")
 app.command("doctor")(doctor.doctor)
 

@@ -1,0 +1,244 @@
+"""verl's FSDP checkpoint as a model folder in Hugging Face layout: weights whole and exact, config and tokenizer.
+
+Invariant: every tensor is put together bit for bit from what the ranks saved, and has the shape that they say it has;
+only adapters are added in, and only a number format that was asked for is rounded to. verl is not imported: its shards
+are plain torch files of DTensors, read lazily, so that one output file at a time is in memory.
+
+    model_world_size_W_rank_R.pt    the state dict of rank R, FSDP 1 or 2
+    fsdp_config.json                W
+    lora_train_meta.json            with LoRA: rank and alpha
+    huggingface/                    config, tokenizer, chat template; no weights
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard  # which also makes torch.load accept them
+
+from ajet.schema.errors import UserError
+
+FILE_BYTES = 4 * 2**30
+"""Of one file of weights, if no single tensor is larger."""
+_PREFIX, _BASE = "base_model.model.", ".base_layer."
+_LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor to write. `make` reads it."""
+
+    name: str
+    bytes: int
+    make: Callable[[], torch.Tensor]
+
+
+def merge(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> None:
+    """Fill the empty folder `into` from `actor`, the folder `global_step_N/actor` of a checkpoint.
+
+    dtype: float32 or bfloat16; None keeps the one that was trained in. Raises UserError for a folder that is not whole,
+    or spread in a way that cannot be put together here.
+    """
+    about = actor / "huggingface"
+    if not (about / "config.json").is_file():
+        raise _not_whole(about / "config.json")
+    shards = None if any(about.glob("*.safetensors")) else _Shards(actor)
+    for file in about.iterdir():
+        if file.is_file() and (shards is None or file.suffix != ".safetensors"):
+            shutil.copyfile(file, into / file.name)
+    if shards is None:  # Megatron through a bridge writes whole weights there
+        return
+    config = json.loads((into / "config.json").read_text(encoding="utf-8"))
+    plan = list(_plan(shards, config, _lora_scale(actor), getattr(torch, dtype) if dtype else None))
+    _write(plan, into, file_bytes)
+    config.pop("attn_implementation", None)  # verl's choice for its own processes
+    config.pop("torch_dtype", None)
+    config["dtype"] = dtype or str(shards.dtype).removeprefix("torch.")
+    (into / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class _Shards:
+    """What all ranks saved, under the names of rank 0."""
+
+    def __init__(self, actor: Path) -> None:
+        try:
+            world = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
+        except (OSError, ValueError, KeyError) as problem:
+            raise _not_whole(actor / "fsdp_config.json", do=_OF_MEGATRON) from problem
+        self._place = actor
+        with _quiet():
+            self._ranks = [self._open(actor / f"model_world_size_{world}_rank_{rank}.pt") for rank in range(world)]
+        self.names = sorted(self._ranks[0])
+        self.dtype = next(self._ranks[0][name].dtype for name in self.names)
+
+    @staticmethod
+    def _open(file: Path) -> Mapping[str, torch.Tensor]:
+        try:
+            state: Mapping[str, torch.Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as problem:
+            raise _not_whole(file) from problem
+        return state
+
+    def size(self, name: str) -> int:
+        """In bytes, as a whole."""
+        tensor = self._ranks[0][name]
+        return tensor.numel() * tensor.element_size()
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """In which it was saved."""
+        return self._ranks[0][name].dtype
+
+    def whole(self, name: str) -> torch.Tensor:
+        """The tensor that all ranks' parts make."""
+        first = self._ranks[0][name]
+        if not isinstance(first, DTensor):
+            return first
+        split = [dim for dim, each in enumerate(first.placements) if type(each) is Shard]
+        if len(split) > 1 or any(type(each) not in (Shard, Replicate) for each in first.placements):
+            raise UserError(
+                f"{name} is spread over the processes as {first.placements}.",
+                where=str(self._place),
+                expected="one split dimension, as FSDP makes them",
+            )
+        if not split:
+            return first.to_local()
+        index: list[Any] = [0] * first.device_mesh.mesh.ndim
+        index[split[0]] = slice(None)
+        ranks = first.device_mesh.mesh[tuple(index)].tolist()
+        placement = first.placements[split[0]]
+        assert isinstance(placement, Shard)
+        parts = []
+        for rank in ranks:
+            part = self._ranks[rank].get(name)
+            if not isinstance(part, DTensor):
+                raise _not_whole(self._place / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
+            parts.append(part.to_local())
+        tensor = torch.cat(parts, dim=placement.dim)
+        if tensor.shape != first.shape:
+            raise UserError(
+                f"The parts of {name} make {tuple(tensor.shape)}, not {tuple(first.shape)}.",
+                where=str(self._place),
+                expected="the shards of one checkpoint",
+            )
+        return tensor
+
+
+def _plan(
+    shards: _Shards, config: Mapping[str, Any], scale: float | None, dtype: torch.dtype | None
+) -> Iterator[_Planned]:
+    """What to write, under the names that transformers knows."""
+    adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
+    if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
+        raise UserError(
+            "The checkpoint holds adapters, and not what they are added to.",
+            where="verl.actor_rollout_ref.model.lora",
+            expected="a checkpoint of the whole model, with lora_train_meta.json",
+        )
+    tied = _tied(shards, config)
+    for name in shards.names:
+        if name == tied or name.endswith((_LORA_A, _LORA_B)):
+            continue
+        if "lora_" in name:
+            raise UserError(
+                f"{name} is of a kind of adapter that is not merged here.", expected="LoRA on linear layers"
+            )
+        known = name.removeprefix(_PREFIX).replace(_BASE, ".")
+        module = name.partition(_BASE)[0]
+        floating = shards.dtype_of(name).is_floating_point
+        if name.endswith(f"{_BASE}weight") and module in adapted:
+            assert scale is not None
+            make = partial(_adapted, shards, module, scale)
+        else:
+            make = partial(shards.whole, name)
+        yield _Planned(known, shards.size(name), partial(_rounded, make, dtype if floating else None))
+
+
+def _tied(shards: _Shards, config: Mapping[str, Any]) -> str | None:
+    """The head that is the embedding again: transformers keeps one of the two."""
+    if not config.get("tie_word_embeddings"):
+        return None
+    heads = [name for name in shards.names if name.removeprefix(_PREFIX) == "lm_head.weight"]
+    embeddings = [name for name in shards.names if name.endswith(".embed_tokens.weight")]
+    if len(heads) != 1 or len(embeddings) != 1:
+        return None
+    if not torch.equal(shards.whole(heads[0]), shards.whole(embeddings[0])):
+        raise UserError(
+            "Embedding and head differ, and the model's configuration says that they are one.",
+            where="config.json: tie_word_embeddings",
+        )
+    return heads[0]
+
+
+def _adapted(shards: _Shards, module: str, scale: float) -> torch.Tensor:
+    weight = shards.whole(f"{module}{_BASE}weight")
+    up, down = shards.whole(module + _LORA_B).float(), shards.whole(module + _LORA_A).float()
+    return (weight.float() + scale * (up @ down)).to(weight.dtype)
+
+
+def _rounded(make: Callable[[], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
+    tensor = make()
+    return (tensor if dtype is None else tensor.to(dtype)).contiguous()
+
+
+def _lora_scale(actor: Path) -> float | None:
+    file = actor / "lora_train_meta.json"
+    if not file.is_file():
+        return None
+    told = json.loads(file.read_text())
+    return float(told["lora_alpha"]) / float(told["r"])
+
+
+def _write(plan: list[_Planned], into: Path, file_bytes: int) -> None:
+    """One file, or several with an index."""
+    from safetensors.torch import save_file
+
+    files: list[list[_Planned]] = [[]]
+    for each in plan:
+        if files[-1] and sum(one.bytes for one in files[-1]) + each.bytes > file_bytes:
+            files.append([])
+        files[-1].append(each)
+    where: dict[str, str] = {}
+    written = 0
+    for number, group in enumerate(files, start=1):
+        file = f"model-{number:05}-of-{len(files):05}.safetensors" if len(files) > 1 else "model.safetensors"
+        tensors = {each.name: each.make() for each in group}
+        save_file(tensors, into / file, metadata={"format": "pt"})
+        written += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        where.update(dict.fromkeys(tensors, file))
+    if len(files) > 1:
+        index = {"metadata": {"total_size": written}, "weight_map": where}
+        (into / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch warns of meshes without process groups; none is needed to read."""
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+_OF_MEGATRON = "a checkpoint of Megatron is merged by `python -m verl.model_merger merge --backend megatron`"
+
+
+def _not_whole(file: Path, do: str = "") -> UserError:
+    return UserError(
+        "The checkpoint is not whole.",
+        where=str(file),
+        expected="the shards of every process, as verl's FSDP engine saves them",
+        do=do or "export another step: an interrupted save leaves such a folder",
+    )

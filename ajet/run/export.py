@@ -1,0 +1,101 @@
+"""`ajet export RUN`: a checkpoint as a model folder that transformers, vLLM and `model.path` load.
+
+Invariant: the run is only read; the folder appears whole or not at all, and none that is there is written into.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.files import sync_tree
+from ajet.run.named import run_folder
+from ajet.schema.errors import UserError
+
+_NOT_THE_MODEL = ("trainer", "state.json")
+"""What a checkpoint of the local backbone holds beside the model."""
+
+
+def export(run: str, root: Path, *, step: int | None = None, out: Path | None = None, dtype: str | None = None) -> Path:
+    """The folder with the model of `step`, or of the last checkpoint.
+
+    out: a folder that does not exist yet; None is `exports/step-N` in the run's. dtype: float32 or bfloat16, of a
+    checkpoint of verl; None keeps the one that was trained in. Raises UserError.
+    """
+    folder = run_folder(run, root, holding="run.json")
+    if not (folder / "run.json").is_file():
+        raise UserError(
+            f"There is no training run named {run}.",
+            where=str(folder),
+            expected="a run directory with checkpoints",
+            do="ajet runs lists them",
+        )
+    checkpoint = _checkpoint(_checkpoints(folder), step)
+    target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
+    if target.exists():
+        raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
+    aside = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        _fill(aside, checkpoint, dtype)
+        sync_tree(aside)
+        aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return target
+
+
+def _checkpoints(folder: Path) -> Checkpoints:
+    """Also where `trainer_common.checkpoint_base_dir` put them."""
+    import yaml
+
+    try:
+        told: dict[str, Any] = yaml.safe_load((folder / "resolved.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        told = {}
+    base = ((told.get("ajet") or {}).get("trainer_common") or {}).get("checkpoint_base_dir")
+    elsewhere = Path(base).expanduser() / folder.name if base else folder
+    return Checkpoints(elsewhere if elsewhere != folder and elsewhere.is_dir() else folder / "checkpoints")
+
+
+def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+    known = checkpoints.all()
+    if not known and step is None:
+        raise UserError("The run has no complete checkpoint.", where=str(checkpoints.folder))
+    for each in reversed(known):
+        if step is None or each.step == step:
+            return each
+    steps = ", ".join(str(each.step) for each in known) or "none"
+    place = checkpoints.folder / f"step-{step}"
+    unfinished = place.exists() or (checkpoints.folder / f".step-{step}.partial").exists()
+    raise UserError(
+        f"The checkpoint of step {step} is not whole." if unfinished else f"There is no checkpoint of step {step}.",
+        where=str(place if unfinished else checkpoints.folder),
+        expected=f"one of the complete ones: {steps}",
+        do="trainer_common.max_checkpoints_to_keep says how many are kept" if known and not unfinished else "",
+    )
+
+
+def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+    if "verl" in checkpoint.state:
+        from ajet.backbone.verl.merge import merge
+
+        merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)
+        return
+    if dtype is not None:
+        raise UserError(
+            "The local backbone's checkpoints are in Hugging Face layout already, and copied as they are.",
+            where="--dtype",
+            do="leave it out; transformers takes another number format when it loads",
+        )
+    for each in checkpoint.path.iterdir():
+        if each.name in _NOT_THE_MODEL:
+            continue
+        if each.is_dir():
+            shutil.copytree(each, target / each.name)
+        else:
+            shutil.copy2(each, target / each.name)

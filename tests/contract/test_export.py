@@ -1,0 +1,229 @@
+"""`ajet export`: checkpoints of both backbones as folders that transformers and our own loader take, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ajet.cli import launcher
+from ajet.record.checkpoints import Checkpoints
+from ajet.run.export import export
+from ajet.schema.errors import UserError
+from tests.ajet_command import ajet
+from tests.verl_fixtures import without_verl
+
+SMALL = ("data.train_batch_size=2", "rollout.num_repeat=2", "trainer_common.val_before_train=false")
+STEPS = ("trainer_common.total_training_steps=2", "trainer_common.save_freq=1", "trainer_common.test_freq=0")
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a run of the local backbone, `tool`, has saved steps 1 and 2."""
+    folder = tmp_path_factory.mktemp("local")
+    assert ajet("init", ".", "--template", "tool", cwd=folder).returncode == 0
+    done = ajet("--conf", "tool.yaml", "--backbone", "local", *SMALL, *STEPS, cwd=folder)
+    assert done.returncode == 0, done.stdout
+    return folder / "launcher_record"
+
+
+@pytest.mark.slow
+def test_a_local_runs_checkpoint_is_copied_without_the_trainers_state(record, tmp_path):
+    folder = export("tool", record, step=1, out=tmp_path / "model")
+    saved = record / "tool" / "checkpoints" / "step-1"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {path.name for path in saved.iterdir()} - {"trainer", "state.json"}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
+    assert all((folder / name).read_bytes() == (saved / name).read_bytes() for name in names)
+    assert (folder / "model.safetensors").stat().st_ino != (saved / "model.safetensors").stat().st_ino
+    assert loads(folder).keys() == load_file(folder / "model.safetensors").keys() | {"lm_head.weight"}
+
+
+@pytest.mark.slow
+def test_the_command_names_the_folder_and_takes_the_last_step(record, capsys):
+    folder = record / "tool" / "exports" / "step-2"
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["export", "tool", "--exp-dir", str(record)])
+    assert not ended.value.code and capsys.readouterr().out.splitlines()[-1] == f"Use it:  model.path={folder}"
+    saved = record / "tool" / "checkpoints" / "step-2" / "model.safetensors"
+    assert (folder / "model.safetensors").read_bytes() == saved.read_bytes()
+    assert "exists already" in refused(capsys, str(record / "tool"))
+
+
+def loads(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights as transformers and our own loader find them; the two agree."""
+    from transformers import AutoModelForCausalLM
+
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_model, load_tokenizer
+
+    model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(told.values()), told
+    source = locate(str(folder))
+    ours = load_model(source, dtype=model.dtype).state_dict()
+    assert ours.keys() == model.state_dict().keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in model.state_dict().items())
+    assert load_tokenizer(source).apply_chat_template([{"role": "user", "content": "1+1"}], tokenize=False)
+    return ours
+
+
+# verl
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """KIND/actor and KIND/source.safetensors of each kind, by verl's own manager in two processes."""
+    folder = tmp_path_factory.mktemp("verl")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.verl_checkpoints"]
+    root = Path(__file__).parents[2]
+    log = (folder / "log").open("w")
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(folder)], cwd=root, stdout=log, stderr=log) for rank in range(2)
+    ]
+    assert [each.wait(timeout=300) for each in ranks] == [0, 0], (folder / "log").read_text()
+    yield folder
+
+
+def run_with(root: Path, actor: Path, step: int = 3) -> Path:
+    """A run's folder, as the verl backbone leaves it, with this checkpoint."""
+    run = root / "trained"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "run.json").write_text(json.dumps({"run_id": "x", "backbone": "verl", "training": {}}))
+
+    def write(into: Path) -> None:
+        shutil.copytree(actor, into / f"global_step_{step}" / "actor")
+
+    Checkpoints(run / "checkpoints").save(step, write, {"verl": f"global_step_{step}"})
+    return run
+
+
+@without_verl
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, dtype", [("fsdp2", "float32"), ("fsdp1", "float32"), ("single", "bfloat16")])
+def test_shards_make_the_tensors_that_the_processes_held(saved, tmp_path, kind, dtype):
+    run_with(tmp_path, saved / kind / "actor")
+    folder = export("trained", tmp_path)
+    assert folder == tmp_path / "trained" / "exports" / "step-3"
+    told, source = json.loads((folder / "config.json").read_text()), load_file(saved / kind / "source.safetensors")
+    assert told["dtype"] == dtype
+    written = load_file(folder / "model.safetensors")
+    left_out = {"lm_head.weight"} if told["tie_word_embeddings"] else set()
+    assert written.keys() == source.keys() - left_out and len(source) > 20
+    found = loads(folder)
+    for name, tensor in source.items():
+        assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype == getattr(torch, dtype), name
+
+
+@without_verl
+@pytest.mark.slow
+def test_adapters_are_added_into_the_weights(saved, tmp_path):
+    run_with(tmp_path, saved / "lora" / "actor")
+    found = loads(export("trained", tmp_path))
+    source = load_file(saved / "lora" / "source.safetensors")
+    changed = 0
+    for name, tensor in found.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{module}.base_layer.weight" not in source:
+            assert torch.equal(tensor, source[f"base_model.model.{name}"]), name
+            continue
+        a, b = (source[f"{module}.lora_{each}.default.weight"] for each in "AB")
+        expected = source[f"{module}.base_layer.weight"] + 6 / 4 * b @ a
+        assert torch.allclose(tensor, expected, atol=1e-6) and not torch.equal(
+            tensor, source[f"{module}.base_layer.weight"]
+        )
+        changed += 1
+    assert changed == 4
+
+
+@without_verl
+@pytest.mark.slow
+def test_large_models_take_several_files_and_another_number_format_on_demand(saved, tmp_path):
+    from ajet.backbone.verl.merge import merge
+
+    merge(saved / "fsdp2" / "actor", tmp_path, dtype="bfloat16", file_bytes=20_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(files) > 2 and set(index["weight_map"].values()) == {file.name for file in files}
+    source = load_file(saved / "fsdp2" / "source.safetensors")
+    for name, tensor in loads(tmp_path).items():
+        assert tensor.dtype == torch.bfloat16 and torch.equal(tensor, source[name].bfloat16()), name
+
+
+@without_verl
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda actor: (actor / "model_world_size_2_rank_1.pt").unlink(),
+        lambda actor: os.truncate(actor / "model_world_size_2_rank_1.pt", 5000),
+        lambda actor: (actor / "fsdp_config.json").unlink(),
+        lambda actor: (actor / "huggingface" / "config.json").unlink(),
+    ],
+    ids=["shard gone", "shard cut short", "no fsdp_config", "no config"],
+)
+def test_a_folder_that_lacks_something_is_refused_and_nothing_is_left(saved, tmp_path, harm):
+    actor = shutil.copytree(saved / "fsdp2" / "actor", tmp_path / "actor")
+    harm(actor)
+    run = run_with(tmp_path, actor)
+    with pytest.raises(UserError, match="not whole"):
+        export("trained", tmp_path)
+    assert not list((run / "exports").iterdir())
+
+
+@without_verl
+@pytest.mark.slow
+def test_shards_of_two_checkpoints_are_refused(saved, tmp_path):
+    actor = shutil.copytree(saved / "fsdp2" / "actor", tmp_path / "actor")
+    shutil.copy(saved / "lora" / "actor" / "model_world_size_2_rank_1.pt", actor)
+    run_with(tmp_path, actor)
+    with pytest.raises(UserError):
+        export("trained", tmp_path)
+
+
+# Runs and steps that are not there.
+
+
+def refused(capsys: Any, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["export", *arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_not_there_is_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    root = ("--exp-dir", str(tmp_path))
+    assert "There is no training run named nothing" in refused(capsys, "nothing", *root)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text("{}")
+    assert "has no complete checkpoint" in refused(capsys, "r", *root)
+    checkpoints = Checkpoints(tmp_path / "r" / "checkpoints", keep=5)
+    for step in (2, 4, 6):
+        checkpoints.save(step, lambda into: (into / "config.json").write_text("{}"), {})
+    said = refused(capsys, "r", "--step", "3", *root)
+    assert "There is no checkpoint of step 3" in said and "2, 4, 6" in said
+    (tmp_path / "r" / "checkpoints" / "step-4" / "config.json").write_text("")
+    said = refused(capsys, "r", "--step", "4", *root)
+    assert "The checkpoint of step 4 is not whole" in said and "2, 6" in said
+    assert "copied as they are" in refused(capsys, "r", "--dtype", "bfloat16", *root)
+    assert not list((tmp_path / "r" / "exports").iterdir())
+
+
+def test_checkpoints_kept_elsewhere_are_found(tmp_path):
+    run = tmp_path / "record" / "r"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "resolved.yaml").write_text(f"ajet: {{trainer_common: {{checkpoint_base_dir: {tmp_path / 'far'}}}}}\n")
+    Checkpoints(tmp_path / "far" / "r").save(7, lambda into: (into / "config.json").write_text("{}"), {})
+    assert (export("r", tmp_path / "record") / "config.json").read_text() == "{}"
