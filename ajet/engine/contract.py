@@ -72,6 +72,8 @@ class TokenChunk:
     finish: Literal["stop", "length"] | None = None
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Per token, (id, logprob at temperature 1) of the most likely ones, if asked for."""
+    newest: int | None = None
+    """Where the engine went on with newer weights somewhere within the chunk: theirs. `version` is then the oldest."""
 
 
 @runtime_checkable

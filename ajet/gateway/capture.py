@@ -245,10 +245,18 @@ class Sampled:
         self.top: list[list[tuple[int, float]]] = []
         self.versions: list[VersionRun] = []
 
-    def add(self, ids: Sequence[int], logprobs: Sequence[float], logprobs_unit: Sequence[float], version: int) -> None:
+    def add(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        logprobs_unit: Sequence[float],
+        version: int,
+        newest: int | None = None,
+    ) -> None:
         """One chunk of the engine's."""
-        if ids and (not self.versions or self.versions[-1].low != version):
-            self.versions.append(VersionRun(len(self.ids), version, version))
+        now = (version, version if newest is None else newest)
+        if ids and (not self.versions or self.versions[-1][1:] != now):
+            self.versions.append(VersionRun(len(self.ids), *now))
         self.ids += ids
         self.logprobs += logprobs
         self.logprobs_unit += logprobs_unit

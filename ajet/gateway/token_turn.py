@@ -139,7 +139,7 @@ class TokenTurns:
             draft.begun += 1
             async with aclosing(cast(Any, self._engine.generate(asked))) as chunks:
                 async for chunk in chunks:
-                    sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version)
+                    sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version, chunk.newest)
                     sampled.top += chunk.top
                     draft.finish = chunk.finish
                     if watched or (reply.streamed and reply.shown and not self._ledger.waiting.busy):

@@ -40,13 +40,13 @@ class ServerEngine:
             raise EngineFailure("verl's server gave the request up")
         if len(ids) != len(logprobs):
             raise EngineFailure(f"verl's server sent {len(ids)} tokens with {len(logprobs)} logprobs", retryable=False)
-        oldest = output.extra_fields.get("min_global_steps")
-        version = int(oldest if oldest is not None else self.version)
-        self.version = max(self.version, int(output.extra_fields.get("max_global_steps") or version))
+        steps = [output.extra_fields.get(name) for name in ("min_global_steps", "max_global_steps")]
+        oldest, newest = (self.version if step is None else int(step) for step in steps)
+        self.version = max(self.version, newest)
         cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if cut else "stop"
         unit = logprobs if _alike(request) else await self._at_temperature_one(request, ids)
-        yield TokenChunk(ids, _sampled(request, logprobs), unit, version, finish)
+        yield TokenChunk(ids, _sampled(request, logprobs), unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
         """verl has changed them. Raises ValueError when `version` is older than the present one."""

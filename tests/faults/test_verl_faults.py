@@ -1,0 +1,82 @@
+"""What goes wrong on verl: an agent that raises, a tool that hangs, servers that die, settings that cannot work."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from ajet.record import EpisodeFiles
+from tests.ajet_command import ajet
+from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+
+pytestmark = pytest.mark.slow
+FAULTY = '''
+
+class Faulty(PriceAgent):
+    """Of eight attempts one raises and one hangs in a tool."""
+
+    async def execute(self, workflow_task, tuner):
+        if workflow_task.task_thread_index == 3:
+            raise ValueError("a broken agent")
+        if workflow_task.task_thread_index == 5:
+            import time
+
+            time.sleep(3600)
+        return await super().execute(workflow_task, tuner)
+'''
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """A run of the faulty agent, whose servers are killed after its second step."""
+    skip_without_verl()
+    yaml = tool_project(tmp_path_factory.mktemp("verl"))
+    code = yaml.parent / "workflow.py"
+    code.write_text(code.read_text() + FAULTY)
+    settings = ["rollout.user_workflow=workflow.py->Faulty", "rollout.episode_timeout=10", "data.train_batch_size=4"]
+    run = Life(yaml, "faulty", *settings, "trainer_common.mini_batch_num=2")
+    try:
+        run.wait_for_step(2)
+        left = run.processes()
+        killed = time.monotonic()
+        for server in run.processes("vLLMHttpServer"):
+            os.kill(server.pid, signal.SIGKILL)
+        code = run.process.wait(timeout=300)
+        yield run, {"exit": code, "after": time.monotonic() - killed, "alive": all_gone(left)}
+    finally:
+        run.end()
+
+
+def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
+    run, _ = faulty
+    for step in (1, 2):
+        episodes = EpisodeFiles(run.run / "episodes").read(step)
+        failed = {
+            episode.repeat: (episode.failure.boundary, episode.failure.kind) for episode in episodes if episode.failure
+        }
+        assert failed == {3: ("agent", "ValueError"), 5: ("agent", "timeout")}
+        assert len(episodes) == 4 * 8 and sum(episode.scored for episode in episodes) == 4 * 6
+        assert all(episode.advantage is None for episode in episodes if episode.failure)
+    row = run.rows()[0]
+    assert row["train/failed"] == 8 and row["tasks"] == [0, 1, 2, 3]
+
+
+def test_dead_servers_end_the_run_with_what_happened(faulty):
+    run, seen = faulty
+    assert seen["exit"] in (1, 2) and seen["alive"] == []
+    said = run.log.read_text()
+    assert "Traceback" not in said and ("error  verl ended the run" in said or "the first at the engine" in said), said
+    assert seen["after"] < 180 and run.status()["outcome"] == "failed"
+
+
+def test_a_wrong_configuration_is_said_before_ray_starts(tmp_path):
+    skip_without_verl()
+    yaml = tool_project(tmp_path)
+    began = time.monotonic()
+    done = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray", "data.train_batch_size=5",
+                "trainer_common.mini_batch_num=2", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 2 and "can't be dealt out to 2 mini-batches" in done.stdout
+    assert time.monotonic() - began < 30 and not (tmp_path / "launcher_record").exists()
+    missing = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray-cluster", cwd=tmp_path, RAY_ADDRESS="")
+    assert missing.returncode == 2 and "RAY_ADDRESS" in missing.stdout
