@@ -9,7 +9,13 @@ from ajet.backbone.verl.carried import carried, restored
 from ajet.config import load_experiment, resolve_reference
 from ajet.workflow import Workflow
 
-WORKFLOW = "from ajet import Workflow\n\n\nclass Mine(Workflow):\n    async def execute(self, workflow_task, tuner):\n        ...\n"
+WORKFLOW = """from ajet import Workflow
+
+
+class Mine(Workflow):
+    async def execute(self, workflow_task, tuner):
+        ...
+"""
 
 
 @pytest.fixture
