@@ -13,6 +13,7 @@ import httpx
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
+from ajet.record import PendingEpisodes
 from ajet.rollout.served import Desk, ServedOrder, routes
 from ajet.schema.task import Task
 from ajet.task_judge import Judge
@@ -66,11 +67,13 @@ def counter(
     judge: Any = None,
     tasks: int = 0,
     backlog: int | None = None,
+    pending: Path | None = None,
     latency: float = 0.0,
     gateway: dict[str, Any] | None = None,
     **rollout: Any,
 ) -> Iterator[Counter]:
-    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`; `rollout`: keys of that section."""
+    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`; `pending`: where ended episodes are
+    kept, and what is there is taken up; `rollout`: keys of that section."""
     tree = {"ajet": {"gateway": gateway or {}, "rollout": {"num_repeat": 2, **rollout}}}
     experiment = Experiment.from_dict(tree, base=Path.cwd())
     words = renderer()
@@ -81,7 +84,19 @@ def counter(
     known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
     order = ServedOrder(TaskOrder(known, seed=0, shuffle=False) if known else None)
     split = "debug" if backlog is None else "train"
-    desk = Desk(experiment, served, Judge(judge), order, run_id="test", split=split, backlog=backlog)  # type: ignore[arg-type]
+    kept = PendingEpisodes(pending) if pending is not None else None
+    desk = Desk(
+        experiment,
+        served,
+        Judge(judge),
+        order,
+        run_id="test",
+        split=split,  # type: ignore[arg-type]
+        backlog=backlog,
+        pending=kept,
+    )
+    if kept is not None:
+        desk.restore(kept.read())
     served.add_routes(routes(desk, KEY))
     root = served.base_url.removesuffix("/v1")
     try:

@@ -7,7 +7,17 @@ is enough to continue. Secrets never enter.
 
 from ajet.record.checkpoints import Checkpoint, Checkpoints
 from ajet.record.episodes import EpisodeFiles, read_episodes
+from ajet.record.pending import Pending, PendingEpisodes
 from ajet.record.run_directory import RunDirectory
 from ajet.record.status import read_status
 
-__all__ = ["Checkpoint", "Checkpoints", "EpisodeFiles", "RunDirectory", "read_episodes", "read_status"]
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "EpisodeFiles",
+    "Pending",
+    "PendingEpisodes",
+    "RunDirectory",
+    "read_episodes",
+    "read_status",
+]

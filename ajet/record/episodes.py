@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +35,27 @@ class EpisodeFiles:
         """The line file of a step; the blob has the suffix `.bin`."""
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
-    def write(self, step: int, split: str, episodes: Iterable[Episode]) -> None:
-        """Append episodes to a step. On return they are on the disk. Raises UserError when it is full."""
+    def write(
+        self, step: int, split: str, episodes: Iterable[Episode], *, notes: Mapping[str, Any] | None = None
+    ) -> None:
+        """Append episodes to a step, with `notes` as further keys of their lines. On return they are on the disk.
+        Raises UserError when it is full."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with full_disk.explained(f"the episodes of step {step}", self.folder, kept="earlier steps are whole"):
             path = self.path(step, split)
             heal(path)
             end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)
-            append_lines(path, self._append_blobs(path.with_suffix(".bin"), end, episodes))
+            append_lines(path, self._append_blobs(path.with_suffix(".bin"), end, episodes, notes or {}))
             sync_folder(self.folder)
 
-    def _append_blobs(self, path: Path, end: int, episodes: Iterable[Episode]) -> list[str]:
+    def _append_blobs(self, path: Path, end: int, episodes: Iterable[Episode], notes: Mapping[str, Any]) -> list[str]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them."""
         lines = []
         with path.open("ab") as file:
             file.truncate(end)
             for episode in episodes:
                 row, raw = encode(episode)
+                row |= notes
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)

@@ -1,7 +1,8 @@
 """`ajet serve`: a model, and perhaps its trainer, behind an address; agents come from outside.
 
-Invariants: with a backbone that trains, every episode that a client finished is trained on or recorded with the reason
-why not, step by step, while clients go on; without one it is on the disk a moment after its end. The admin key is in no
+Invariants: with a backbone that trains, every episode that a client finished is trained on once or recorded with the
+reason why not, step by step, while clients go on, whoever kills the server in between: it is kept (`record.pending`)
+until a checkpoint has used it. Without one it is on the disk a moment after its end. The admin key is in no
 file and no log: it comes from the environment, or is shown once.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
     from ajet.gateway import Gateway
-    from ajet.record import RunDirectory
+    from ajet.record import PendingEpisodes, RunDirectory
     from ajet.rollout.served import Desk, ServedOrder
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
@@ -57,12 +58,14 @@ class Served:
     gateway: Gateway
     desk: Desk
     order: ServedOrder
+    pending: PendingEpisodes | None
+    """What the trainer must not lose; None: nothing is trained."""
 
 
 def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False) -> int:
     """Serve until Ctrl-C, or until the last training step. Answers the exit code 0; raises UserError,
     KeyboardInterrupt or a bug."""
-    from ajet.record import RunDirectory
+    from ajet.record import PendingEpisodes, RunDirectory
 
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment)
@@ -78,12 +81,14 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     with recorded(experiment, run):
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()
-        with interrupts.installed(), assembled(experiment, run_id=run.run_id) as served:
+        pending = PendingEpisodes(run.path / "pending", run.redact) if trains else None
+        with interrupts.installed(), assembled(experiment, run_id=run.run_id, pending=pending) as served:
             if trains:
                 training = Training.begin(served, run, served.order, _show_step)
+                _take_up(served)
             _open_doors(served, run, key, given=given)
             if trains:
-                train_served(training, served.desk, interrupts)
+                train_served(training, served, interrupts)
                 finish(run)
             else:
                 record_served(served.desk, run)
@@ -91,7 +96,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
 
 @contextmanager
-def assembled(experiment: Experiment, *, run_id: str) -> Iterator[Served]:
+def assembled(experiment: Experiment, *, run_id: str, pending: PendingEpisodes | None = None) -> Iterator[Served]:
     """Open all parts and close them whatever happens. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk, ServedOrder
@@ -115,8 +120,9 @@ def assembled(experiment: Experiment, *, run_id: str) -> Iterator[Served]:
             run_id=run_id,
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
+            pending=pending,
         )
-        yield Served(experiment, backbone, gateway, desk, order)
+        yield Served(experiment, backbone, gateway, desk, order, pending)
     finally:
         for part in (desk, gateway, backbone):
             if part is not None:
@@ -151,10 +157,34 @@ def record_served(desk: Desk, run: RunDirectory) -> None:
         raise
 
 
-def train_served(training: Training, desk: Desk, interrupts: Interrupts) -> None:
+def _take_up(served: Served) -> None:
+    """Go on with what an earlier server acknowledged and its last checkpoint has not used."""
+    assert served.pending is not None
+    _forget_used(served)
+    pending = served.pending.read()
+    if pending:
+        logger.info("{} episodes that were finished and not trained on are taken up again", len(pending))
+    served.desk.restore(pending)
+
+
+def _forget_used(served: Served) -> None:
+    """The checkpoint that has used these is complete."""
+    assert served.pending is not None
+    served.pending.drop(served.order.used)
+    served.order.used.clear()
+
+
+def _use(served: Served, results: list[Group | Episode]) -> None:
+    """The next checkpoint contains what came of these."""
+    assert served.pending is not None
+    episodes = [e for result in results for e in (result.episodes if isinstance(result, Group) else [result])]
+    served.order.used |= served.pending.numbers(episodes)
+
+
+def train_served(training: Training, served: Served, interrupts: Interrupts) -> None:
     """Train on groups as they come in, until `total_training_steps` (None: for ever). Ends by KeyboardInterrupt after
     saving, with what was not trained on recorded."""
-    settings, run = training.parts.experiment.ajet, training.run
+    settings, run, desk = training.parts.experiment.ajet, training.run, served.desk
     trainer, size = settings.trainer_common, settings.data.train_batch_size
     last = trainer.total_training_steps
     batch = Batch(training.step + 1)
@@ -166,15 +196,17 @@ def train_served(training: Training, desk: Desk, interrupts: Interrupts) -> None
                 batch.add(desk.results.get())
             run.episodes.write(batch.step, "debug", batch.others)
             learn(training, batch.groups, interrupts, began=began, discarded=batch.discarded)
+            _use(served, batch.results)
             batch = Batch(training.step + 1)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()
+                    _forget_used(served)
     except KeyboardInterrupt:
         logger.warning("interrupted: saving what was learned up to step {}", training.step)
-        _leave(training, desk, batch)
+        _leave(training, served, batch)
         raise
-    _leave(training, desk, batch)
+    _leave(training, served, batch)
 
 
 @dataclass(slots=True)
@@ -189,6 +221,11 @@ class Batch:
     others: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
 
+    @property
+    def results(self) -> list[Group | Episode]:
+        """All of it."""
+        return [*self.groups, *self.discarded, *self.others]
+
     def add(self, result: Group | Episode) -> None:
         """Take in one result of the desk's."""
         if isinstance(result, Episode):
@@ -200,13 +237,16 @@ class Batch:
         (self.groups if result.scored else self.discarded).append(result)
 
 
-def _leave(training: Training, desk: Desk, batch: Batch) -> None:
-    """End what is under way, record what was not trained on with the last step, save."""
-    desk.close()
+def _leave(training: Training, served: Served, batch: Batch) -> None:
+    """End what is under way, record what was not trained on with the last step, save. Before the first step there is
+    no checkpoint to record it with: then it stays pending, too."""
+    served.desk.close()
     left = Batch(training.step)
-    results = _rest(desk)
-    if batch.step != training.step:
-        results += [*batch.groups, *batch.discarded, *batch.others]
+    results = _rest(served.desk)
+    if batch.step == training.step:  # the interrupt came when its step was done
+        _use(served, batch.results)
+    else:
+        results += batch.results
     for result in results:
         left.add(result)
     groups = [*left.groups, *left.discarded]
@@ -217,7 +257,9 @@ def _leave(training: Training, desk: Desk, batch: Batch) -> None:
     if left.others:
         run.episodes.write(left.step, "debug", left.others)
     if training.step:
+        _use(served, left.results)
         training.save()
+        _forget_used(served)
 
 
 def _rest(desk: Desk) -> list[Group | Episode]:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from ajet.record import PendingEpisodes
 from ajet.rollout.served import ServedOrder
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.errors import TaskError
@@ -277,3 +278,65 @@ def test_many_clients_at_once_are_all_accounted_for():
             "waiting_groups": 0,
             "version": 0,
         }
+
+
+def test_the_next_server_takes_up_what_was_acknowledged(tmp_path):
+    """A complete group, half a one whose first attempt was under way, one that does not train: all of the reader's."""
+    with counter(tasks=3, backlog=9, pending=tmp_path) as served:
+        whole = [served.play(reward) for reward in (0.0, 1.0)]
+        under_way, half = served.open(), served.play(0.5)
+        alone = served.play(task="hello", train=False)
+        assert under_way["task_id"] == half["task_id"] == "t1"
+        kept = {one.episode.uuid: one for one in PendingEpisodes(tmp_path).read()}
+        assert kept.keys() == {row["episode"] for row in (*whole, half, alone)}
+        assert [kept[row["episode"]].episode.reward for row in whole] == [0.0, 1.0]
+    assert len(PendingEpisodes(tmp_path).read()) == 4, "what the closing desk ended counts as no attempt"
+
+    with counter(tasks=3, backlog=9, pending=tmp_path) as served:
+        found = [served.desk.results.get(timeout=10) for _ in range(2)]
+        (group,) = (result for result in found if isinstance(result, Group))
+        (single,) = (result for result in found if isinstance(result, Episode))
+        assert single.uuid == alone["episode"]
+        assert [episode.uuid for episode in group.episodes] == [row["episode"] for row in whole]
+        assert served.finish(half, reward=0.5).json() == half, "asked again, it answers again"
+        again, fresh = served.open(), served.open()
+        assert (again["task_id"], again["repeat"]) == ("t1", 0), "the attempt that was lost"
+        assert fresh["task_id"] == "t2", "t0 is not given out again"
+        served.ask(again)
+        served.finish(again, reward=0.0)
+        other = take_group(served)
+        assert [episode.uuid for episode in other.episodes] == [again["episode"], half["episode"]]
+        served.order.done([group.order])
+        assert served.order.state()["tasks"]["unfinished"] == [1, 2], "and the reader knows"
+
+
+def test_what_is_pending_is_dropped_by_its_group_and_a_torn_end_of_it_is_not_read(tmp_path):
+    with counter(backlog=9, pending=tmp_path) as served:
+        ended = [served.play(reward, task=name) for name, reward in (("a", 0.0), ("a", 1.0), ("b", 0.0))]
+    kept = PendingEpisodes(tmp_path)
+    episodes = {one.episode.uuid: one.episode for one in kept.read()}
+    first = kept.numbers([episodes[ended[0]["episode"]]])
+    assert first == kept.numbers([episodes[ended[1]["episode"]]]) and len(kept.numbers(episodes.values())) == 2
+    kept.drop(first)
+    kept.drop(first)
+    assert [one.episode.uuid for one in kept.read()] == [ended[2]["episode"]] == [*_uuids(PendingEpisodes(tmp_path))]
+    (lines,) = tmp_path.glob("*.jsonl")
+    lines.write_bytes(lines.read_bytes() + b'{"half": ')
+    assert [*_uuids(PendingEpisodes(tmp_path))] == [ended[2]["episode"]]
+
+
+def _uuids(kept: PendingEpisodes) -> list[str]:
+    return [one.episode.uuid for one in kept.read()]
+
+
+@pytest.mark.parametrize(("source", "found"), [(0, False), (1, True), (2, True), (5, True)])
+def test_a_task_of_the_reader_is_claimed_where_it_is_to_be_had(source, found):
+    """0 is done, 1 is unfinished, 2 was never taken; 5 neither, and more than the rest lies before it."""
+    known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(9)]
+    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False))
+    taken = [order.fresh() for _ in range(2)]
+    order.done([order.number(taken[0][0])])
+    order.restore(order.state())
+    assert order.claim(source) == found
+    rest = [order.fresh()[0] for _ in range(4)]
+    assert rest == [one for one in range(1, 9) if one != source][:4], "no other is lost, and none comes twice"

@@ -286,3 +286,68 @@ def _until(condition: Any) -> Any:
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)
     return found
+
+
+def episodes_of(run: Path) -> list[tuple[int, Episode]]:
+    files = EpisodeFiles(run / "episodes")
+    return [(step, episode) for step in files.steps() for episode in files.read(step)]
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(tmp_path):
+    """Killed while groups wait for their step, then after a step that no checkpoint has; each time started again."""
+    log = tmp_path / "log"
+    settings = ["data.train_batch_size=2", "trainer_common.save_freq=2", "trainer_common.total_training_steps=4"]
+    command = ["serve", "--backbone", "local", *SMALL, *settings]
+    run = tmp_path / "launcher_record" / "serve"
+    ended: dict[str, dict[str, Any]] = {}
+
+    def serve() -> tuple[Any, str]:
+        (run / "status.json").unlink(missing_ok=True)
+        process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+        return process, address(run, process, log)
+
+    def finish(root: str, name: str, reward: float) -> None:
+        told = play(root, reward, task=name)
+        assert told["status"] == "completed", told
+        ended[told["episode"]] = told
+
+    def kill(process: Any) -> None:
+        process.kill()
+        process.wait()
+
+    process, root = serve()
+    for name, reward in (("a", 0.0), ("a", 1.0), ("b", 0.0)):  # a waits for another group, b for another attempt
+        finish(root, name, reward)
+    kill(process)
+
+    process, root = serve()
+    assert metric_rows(run) == []
+    first = next(iter(ended))
+    headers = {"authorization": f"Bearer {KEY}"}
+    again = httpx.post(f"{root}/episodes/{first}/finish", json={"reward": 0.0}, headers=headers)
+    assert again.status_code == 200 and again.json()["reward"] == 0.0, "a client that missed the answer gets it"
+    for name, reward in (("b", 1.0), ("c", 0.0), ("c", 1.0), ("d", 0.0), ("d", 1.0), ("e", 0.0), ("e", 1.0)):
+        finish(root, name, reward)
+    _until(lambda: (run / "checkpoints" / "step-2").exists())
+    for name, reward in (("f", 0.0), ("f", 1.0), ("g", 1.0)):
+        finish(root, name, reward)
+    _until(lambda: len(metric_rows(run)) == 3)  # step 3 is in no checkpoint
+    kill(process)
+
+    process, root = serve()
+    for name, reward in (("g", 0.0), ("h", 0.0), ("h", 1.0)):
+        finish(root, name, reward)
+    assert process.wait(timeout=60) == 0, log.read_text()
+
+    found = episodes_of(run)
+    assert sorted(episode.uuid for _, episode in found) == sorted(ended), "each once, and none is missing"
+    assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]
+    tasks: dict[int, set[str]] = {}
+    for step, episode in found:
+        told = ended[episode.uuid]
+        assert (episode.reward, episode.sampled_tokens) == (told["reward"], told["sampled_tokens"])
+        assert not episode.untrained and episode.advantage
+        tasks.setdefault(step, set()).add(episode.task.main_query)
+    assert tasks == {1: {"a", "b"}, 2: {"c", "d"}, 3: {"e", "f"}, 4: {"g", "h"}}
+    assert not list((run / "pending").iterdir()), "what a checkpoint has is kept nowhere else"

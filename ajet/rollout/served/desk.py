@@ -1,8 +1,9 @@
 """Desk: where agents outside of this process get episodes, and bring back how they went.
 
 Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
-with the desk; every one that began becomes a result, alone or in its group. Its state lives on a loop of its own, on
-which neither user code nor the gateway runs. The coroutines may be awaited from any loop.
+with the desk; every one that began becomes a result, alone or in its group. Where there is `pending`, an end is
+acknowledged when it is on the disk there. The desk's state lives on a loop of its own, on which neither user code nor
+the gateway runs. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.gateway import Refused
+from ajet.record.pending import Pending, PendingEpisodes
 from ajet.rollout.assembly import Played, build_episode
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
@@ -42,6 +44,8 @@ REMEMBERED = 10_000
 LONGEST_GLANCE = 2.0
 """Seconds between two looks for episodes whose time is over, at most."""
 MANY_GROUPS = 1_000
+CLOSING = "closing"
+"""What ends the episodes that are under way when the desk closes: they are no attempts that count."""
 STOP_TIME = 5.0
 """Seconds that the desk's thread gets to end."""
 
@@ -72,10 +76,11 @@ class Desk:
         run_id: str,
         split: Split,
         backlog: int | None = None,
+        pending: PendingEpisodes | None = None,
     ) -> None:
         settings = experiment.ajet
         self._settings, self._gateway, self._order = settings, gateway, order
-        self._run_id, self._split, self._backlog = run_id, split, backlog
+        self._run_id, self._split, self._backlog, self._pending = run_id, split, backlog, pending
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._verdicts = Verdicts(judge, settings)
         self._open: dict[str, Served] = {}
@@ -113,6 +118,10 @@ class Desk:
         """Counts over all episodes."""
         return await self._here(self._overview())
 
+    def restore(self, pending: Iterable[Pending]) -> None:
+        """Take in what an earlier server acknowledged and did not come to use. Before any client comes; blocks."""
+        asyncio.run_coroutine_threadsafe(self._restore(list(pending)), self._loop).result()
+
     def close(self) -> None:
         """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
         if self._closing:
@@ -131,6 +140,24 @@ class Desk:
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
 
     # On the desk's loop.
+
+    async def _restore(self, pending: list[Pending]) -> None:
+        groups: dict[int, OpenGroup] = {}
+        for one in pending:
+            self._begun = max(self._begun, one.number + 1)
+            self._remember(one.episode, one.ended_by)
+            if one.alone:
+                self.results.put(one.episode)
+                continue
+            if one.number not in groups:
+                source = one.source if one.source is not None and self._order.claim(one.source) else None
+                places = self._settings.rollout.num_repeat
+                groups[one.number] = OpenGroup(one.episode.task, one.number, places, source)
+            groups[one.number].restore(one.episode)
+        for group in groups.values():
+            self._groups.append(group)
+            if group.complete:
+                self._completed(group)
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         self._refuse_more()
@@ -265,12 +292,19 @@ class Desk:
             played.failure = by_the_calls(played)
         verdict = await self._verdicts.of(served.identity, played, served.stopped)
         episode = build_episode(served.identity, played, verdict, self._settings)
+        if self._pending is not None and by != CLOSING:
+            source = served.group.source if served.group is not None else None
+            pending = Pending(episode, served.identity.index, served.group is None, source, by)
+            await asyncio.to_thread(self._pending.add, pending)
         self.counts[episode.status] += 1
+        self._remember(episode, by)
+        self._hand_over(served.group, episode)
+        return episode
+
+    def _remember(self, episode: Episode, by: str) -> None:
         self._ended[episode.uuid] = {**outcome_of(episode), "ended_by": by}
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
-        self._hand_over(served.group, episode)
-        return episode
 
     def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
         if group is not None:
@@ -319,18 +353,18 @@ class Desk:
         if under_way and group.scored < min(self._settings.rollout.min_group, self._settings.rollout.num_repeat):
             return
         group.close()
-        await self._stop(under_way, "group_deadline")
+        await self._stop(under_way, "group_deadline", "server")
         self._completed(group)
 
-    async def _stop(self, these: list[Served], reason: str) -> None:
+    async def _stop(self, these: list[Served], reason: str, by: str) -> None:
         for served in these:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
-        await asyncio.gather(*(self._end(served, Played(aborted=reason), "server") for served in these))
+        await asyncio.gather(*(self._end(served, Played(aborted=reason), by) for served in these))
 
     async def _close(self) -> None:
         self._watching.cancel()
-        await self._stop(list(self._open.values()), "interrupted")
+        await self._stop(list(self._open.values()), "interrupted", CLOSING)
         for group in list(self._groups):
             group.close()
             if group.episodes:

@@ -6,6 +6,7 @@ an episode and no further one is to be taken: all are, or its deadline has passe
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from ajet.schema.episode import Episode, Group
@@ -19,12 +20,13 @@ class OpenGroup:
         self.task, self.index, self.source = task, index, source
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
-        self.places, self._taken = places, 0
+        self.places = places
+        self._taken: set[int] = set()
 
     @property
     def has_place(self) -> bool:
         """Whether another attempt belongs to it."""
-        return self._taken < self.places
+        return len(self._taken) < self.places
 
     def suits(self, task: Task | None) -> bool:
         """Whether an attempt at this task belongs here; None is any task of the reader's."""
@@ -35,7 +37,7 @@ class OpenGroup:
     @property
     def complete(self) -> bool:
         """Whether all attempts are in."""
-        return not self.has_place and len(self.episodes) == self._taken
+        return not self.has_place and len(self.episodes) == len(self._taken)
 
     @property
     def scored(self) -> int:
@@ -44,12 +46,18 @@ class OpenGroup:
 
     def take_place(self) -> int:
         """The next attempt's number."""
-        self._taken += 1
-        return self._taken - 1
+        repeat = next(number for number in itertools.count() if number not in self._taken)
+        self._taken.add(repeat)
+        return repeat
+
+    def restore(self, episode: Episode) -> None:
+        """An attempt that an earlier server acknowledged."""
+        self._taken.add(episode.repeat)
+        self.episodes.append(episode)
 
     def close(self) -> None:
         """No further attempt is taken."""
-        self.places = self._taken
+        self.places = len(self._taken)
 
     def group(self, order: int) -> Group:
         """The group, as training takes it."""

@@ -1,7 +1,8 @@
 """ServedOrder: which tasks clients still get, and the numbers of the groups that came back.
 
 Invariant: groups are numbered in the order in which they are complete, without a gap, whatever clients leave undone;
-a task of the reader that was handed out and never came back is handed out again after a restart. Thread-safe.
+a task of the reader that was handed out and never came back is handed out again after a restart. What a checkpoint
+holds of it says which acknowledged episodes (`record.pending`) that checkpoint has used. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class ServedOrder:
         self._lock = threading.Lock()
         self._sources: dict[int, int | None] = {}
         self._next = self._done = 0
+        self.used: set[int] = set()
+        """Numbers of pending episodes that the next checkpoint has used and that are still kept."""
 
     def __len__(self) -> int:
         return 0 if self._tasks is None else len(self._tasks)
@@ -38,6 +41,20 @@ class ServedOrder:
         with self._lock:
             taken = self._tasks.take(1)
         return taken[0] if taken else None
+
+    def claim(self, source: int) -> bool:
+        """Take the task at this place of the reader's order, whose attempts an earlier server has; False where it is
+        not to be had."""
+        if self._tasks is None:
+            return False
+        others: list[int] = []
+        with self._lock:
+            while (taken := self._tasks.take(1)) and taken[0][0] != source:
+                others.append(taken[0][0])
+                if others[-1] > source:
+                    break
+            self._tasks.give_back(others)
+        return bool(taken) and taken[0][0] == source
 
     def number(self, source: int | None) -> int:
         """The next number, for a group that is complete. `source`: its task's place in the reader's order."""
@@ -66,12 +83,14 @@ class ServedOrder:
     def state(self) -> dict[str, Any]:
         """As JSON values. Groups that are complete and not done count as never played."""
         with self._lock:
-            return {"next": self._done, "tasks": None if self._tasks is None else self._tasks.state()}
+            tasks = None if self._tasks is None else self._tasks.state()
+            return {"next": self._done, "tasks": tasks, "used": sorted(self.used)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Raises TaskError when the reader's tasks are not the same."""
         with self._lock:
             self._next = self._done = int(state["next"])
             self._sources.clear()
+            self.used = set(state.get("used", ()))
             if self._tasks is not None and state["tasks"] is not None:
                 self._tasks.restore(state["tasks"])
