@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
+from ajet.run.export import model_folder
 from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -54,10 +55,9 @@ def chat(
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
-    console.print(f"[dim]{checkpoint.path} · an empty line ends the chat[/]")
-    experiment = load_experiment(
-        folder / "resolved.yaml", backbone="debug", overrides=[f"model.path={checkpoint.path}"]
-    )
+    model = model_folder(folder, checkpoint)
+    console.print(f"[dim]{model} · an empty line ends the chat[/]")
+    experiment = load_experiment(folder / "resolved.yaml", backbone="debug", overrides=[f"model.path={model}"])
     if through_agent:
         _with_agent(experiment, prompt)
     else:

@@ -49,6 +49,15 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
     return target
 
 
+def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Where the model of a checkpoint of the run in `folder` can be loaded: the checkpoint itself, or, of verl's, what
+    `export` makes of it, once. Raises UserError."""
+    if "verl" not in checkpoint.state:
+        return checkpoint.path
+    exported = folder / "exports" / f"step-{checkpoint.step}"
+    return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step)
+
+
 def _checkpoints(folder: Path) -> Checkpoints:
     """Also where `trainer_common.checkpoint_base_dir` put them."""
     import yaml
