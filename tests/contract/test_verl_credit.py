@@ -152,6 +152,14 @@ def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
 def one_rank(tmp_path_factory):
     made = scenarios(SETTINGS, 1)
     made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
+    made["no signal"] = {**made["cap"], "steps": [groups[2:3] for groups in groups_of_steps()]}
+    fixed = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 3}
+    by_rows = {"actor": fixed, "rollout": {"log_prob_micro_batch_size_per_gpu": 5}}
+    chosen = experiment({**PLAIN, **TWO, f"{TC}.n_gpus_per_node": 1}, verl={"actor_rollout_ref": by_rows})
+    made["micro batches by rows"] = {
+        "config": verl_config(chosen, model_folder=shipped_folder("tiny-tools")),
+        "steps": groups_of_steps(),
+    }
     return updated(made, tmp_path_factory.mktemp("verl"), 1)
 
 
@@ -217,6 +225,20 @@ def test_the_gradient_is_the_local_backbones(one_rank, name):
 
 def test_the_rows_of_an_episode_do_not_show(one_rank):
     assert_alike({**one_rank["a row for each reply"], "metrics": []}, {**local(CAP), "metrics": []})
+
+
+def test_micro_batches_of_equal_numbers_of_rows_are_padded(one_rank):
+    assert_alike({**one_rank["micro batches by rows"], "metrics": []}, {**local(TWO), "metrics": []})
+
+
+def test_a_batch_without_signal_changes_nothing(one_rank):
+    from transformers import AutoModelForCausalLM
+
+    silent = one_rank["no signal"]
+    assert silent["gradients"] == [] and [row["credit/left_out_groups"] for row in silent["metrics"]] == [1, 1]
+    before = AutoModelForCausalLM.from_pretrained(shipped_folder("tiny-tools"))
+    for name, values in before.named_parameters():
+        np.testing.assert_array_equal(silent["weights"][name], values.detach().numpy())
 
 
 def test_the_ranks_do_not_show(two_ranks):
