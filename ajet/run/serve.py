@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import console
-from ajet.run.accounting import count_discarded, episode_metrics
+from ajet.run.accounting import count_discarded, episode_metrics, staleness_metrics
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
@@ -193,7 +193,7 @@ def train_served(training: Training, served: Served, interrupts: Interrupts) -> 
             began = time.monotonic()
             run.status.set(phase="serving", step=batch.step)
             while len(batch.groups) < size:
-                batch.add(desk.results.get())
+                batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
             run.episodes.write(batch.step, "debug", batch.others)
             learn(training, batch.groups, interrupts, began=began, discarded=batch.discarded)
             _use(served, batch.results)
@@ -217,7 +217,7 @@ class Batch:
     groups: list[Group] = field(default_factory=list)
     """With something to train on."""
     discarded: list[Group] = field(default_factory=list)
-    """Without any scored episode."""
+    """Without any scored episode, or too old."""
     others: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
 
@@ -226,15 +226,31 @@ class Batch:
         """All of it."""
         return [*self.groups, *self.discarded, *self.others]
 
-    def add(self, result: Group | Episode) -> None:
-        """Take in one result of the desk's."""
+    def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
+        """Take in one result of the desk's, for an update of the policy's `version`."""
         if isinstance(result, Episode):
             result.step = self.step
             self.others.append(result)
             return
         for episode in result.episodes:
             episode.step = self.step
-        (self.groups if result.scored else self.discarded).append(result)
+        staleness = staleness_metrics(result.episodes, version).get("train/staleness_max", 0)
+        stale = max_staleness is not None and staleness > max_staleness
+        if stale:
+            _count_stale(result)
+            logger.warning(
+                "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
+                result.task.task_id,
+                staleness,
+            )
+        (self.groups if result.scored and not stale else self.discarded).append(result)
+
+
+def _count_stale(group: Group) -> None:
+    for episode in group.episodes:
+        left = episode.sampled_tokens - sum(episode.untrained.values())
+        if left:
+            episode.untrained["stale"] += left
 
 
 def _leave(training: Training, served: Served, batch: Batch) -> None:

@@ -10,10 +10,14 @@ import pytest
 
 from ajet.record import PendingEpisodes
 from ajet.rollout.served import ServedOrder
+from ajet.run.accounting import check_tokens, count_discarded
+from ajet.run.serve import Batch
+from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
+from tests import record_fixtures
 from tests.served_fixtures import Counter, counter
 
 
@@ -340,3 +344,20 @@ def test_a_task_of_the_reader_is_claimed_where_it_is_to_be_had(source, found):
     assert order.claim(source) == found
     rest = [order.fresh()[0] for _ in range(4)]
     assert rest == [one for one in range(1, 9) if one != source][:4], "no other is lost, and none comes twice"
+
+
+@pytest.mark.parametrize(("most", "taken"), [(None, True), (5, True), (4, False), (0, False)])
+def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
+    """Its calls were sampled by version 3; the policy is at 8."""
+    episodes = [record_fixtures.episode(f"e{repeat}", repeat=repeat) for repeat in range(2)]
+    for episode in episodes:
+        episode.untrained.clear()
+    group = Group(episodes[0].task, 0, episodes)
+    batch = Batch(9)
+    batch.add(group, 8, most)
+    assert (batch.groups, batch.discarded) == (([group], []) if taken else ([], [group]))
+    assert [episode.step for episode in episodes] == [9, 9]
+    if not taken:
+        count_discarded(batch.discarded)
+        assert [dict(one.untrained) for one in episodes] == [{"stale": one.sampled_tokens} for one in episodes]
+        check_tokens(batch.discarded, TrainingBatch(step=9, samples=[], temperature=1.0))

@@ -89,7 +89,7 @@ class TrainerCommon(Section):
     max_staleness: int | None = key(
         4,
         "Training steps between an episode's first weights and those that it trains, at most; null: any number (verl, "
-        "in its asynchronous modes).",
+        "in its asynchronous modes; ajet serve, which drops older groups).",
         ge=0,
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
