@@ -163,7 +163,7 @@ def test_the_batch_script_is_bash_and_asks_for_what_the_experiment_has(project, 
 
 @pytest.mark.parametrize(
     "device, asked, started",
-    [("cpu", None, "--num-gpus=4"), ("npu", "#SBATCH --gres=npu:4", "--resources='{\"NPU\": 4}'")],
+    [("cpu", None, "--num-gpus=4 --num-cpus=16)"), ("npu", "#SBATCH --gres=npu:4", "--resources='{\"NPU\": 4}'")],
 )
 def test_other_devices_are_asked_for_by_their_own_names(project, render, device, asked, started):
     _, script, _ = render("slurm", "--conf", str(write(project, device=device, nnodes=1)))

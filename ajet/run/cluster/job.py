@@ -36,6 +36,8 @@ class ClusterJob:
     nodes: int
     accelerators: int
     """On each node."""
+    cpus: int | None
+    """On each node, where verl's settings say so (`ray_kwargs.ray_init.num_cpus`); None: as many as Ray finds."""
     kind: Literal["cuda", "npu", "cpu"]
     """cpu: slots by name only, for tests."""
     folder: Path
@@ -75,6 +77,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
         name=_name(experiment.name),
         nodes=trainer.nnodes,
         accelerators=trainer.n_gpus_per_node,
+        cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
         folder=seen,
         command=(*command, "--exp-dir", str(root), *experiment.overrides),

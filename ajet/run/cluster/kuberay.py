@@ -32,6 +32,8 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
     is mounted as the job's folder; None: the nodes themselves have the folder there.
     """
     start = {} if job.kind == "npu" else {"num-gpus": str(job.accelerators)}
+    if job.cpus is not None:
+        start["num-cpus"] = str(job.cpus)
     cluster: dict[str, Any] = {}
     if version := _ray_version():
         cluster["rayVersion"] = version

@@ -114,6 +114,5 @@ def _accelerators(job: ClusterJob) -> str:
 
 def _resources(job: ClusterJob) -> str:
     """What each node tells Ray that it has."""
-    if job.kind == "npu":
-        return f"--resources='{{\"NPU\": {job.accelerators}}}'"
-    return f"--num-gpus={job.accelerators}"
+    told = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
+    return told if job.cpus is None else f"{told} --num-cpus={job.cpus}"
