@@ -23,7 +23,7 @@ def message_key(message: Mapping[str, Any]) -> Key:
     role = message["role"]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        content = "".join(block.get("text") or "" for block in content)
+        content = "".join(block.get("text") or str(block.get("image_url") or "") for block in content)
     calls = message.get("tool_calls")
     if not calls:
         return ("system" if role == "developer" else role, content or "")

@@ -21,7 +21,7 @@ from ajet.gateway.ledger import Ledger
 from ajet.gateway.prompting import Prompt, prompt_of, sampling_of
 from ajet.gateway.reply import Draft, Reply
 from ajet.gateway.tool_call_ids import with_ids
-from ajet.gateway.turn import Refused, Turn, TurnRequest
+from ajet.gateway.turn import Refused, Turn, TurnRequest, refuse_images
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 from ajet.tokens import Renderer
@@ -79,6 +79,7 @@ class TokenTurns:
         self._sampling(request, await self._prompt(request), trained)
 
     async def _prompt(self, request: TurnRequest) -> Prompt:
+        refuse_images(request)
         return await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
 
     def _sampling(self, request: TurnRequest, prompt: Prompt, trained: bool) -> tuple[Sampling, dict[str, Any]]:

@@ -47,12 +47,15 @@ class Refused(AjetError):
 class TurnRequest:
     """What a client asks of the model, as one reply.
 
-    `messages` and `tools` have OpenAI's shape, checked, with text contents as strings. None: not asked for.
+    `messages` and `tools` have OpenAI's shape, checked, with contents as strings, or as lists of parts where there are
+    images. None: not asked for.
     """
 
     agent: str
     messages: Sequence[dict[str, Any]]
     """Empty only where there is a `prompt`."""
+    images: tuple[str, ...] = ()
+    """Where the client's request has images, in its dialect's words."""
     prompt: str | Sequence[int] | None = None
     """A text or ids to go on from, in place of messages: no chat template, and the reply is not parsed."""
     target: str = ""
@@ -75,6 +78,16 @@ class TurnRequest:
     """Fields that only a chat engine can honour, by their name on the wire."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For people: goes into the call's `extra`."""
+
+
+def refuse_images(request: TurnRequest) -> None:
+    """Raises Refused for a request with images: a text model cannot be shown them."""
+    if request.images:
+        raise Refused(
+            f"Unsupported value for '{request.images[0]}': this is a text model, it cannot take images.",
+            param=request.images[0],
+            code="unsupported_value",
+        )
 
 
 def choices(request: TurnRequest, count: int) -> list[TurnRequest]:

@@ -138,11 +138,18 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
     if message.get("reasoning_content"):
         lines.append(f"(thinks) {_clipped(message['reasoning_content'])}\n", style="dim")
     if message.get("content"):
-        lines.append(_clipped(message["content"]))
+        lines.append(_clipped(_as_text(message["content"])))
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
         lines.append(f"\n  → {function.get('name')}({_clipped(function.get('arguments'))})", style="yellow")
     lines.append("\n")
+
+
+def _as_text(content: Any) -> str:
+    """A message's content; images by name only."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
 
 
 def _hint(failure: Failure) -> str:

@@ -60,7 +60,10 @@ def with_message(**message):
         (with_message(role=["user"]), "messages[0].role"),
         (with_message(content=None), "messages[0].content"),
         (with_message(content=3), "messages[0].content"),
-        (with_message(content=[{"type": "image_url", "image_url": {"url": "x"}}]), "messages[0].content[0].type"),
+        (
+            with_message(content=[{"type": "image_url", "image_url": {"url": "https://x/y.png"}}]),
+            "messages[0].content[0].type",
+        ),
         (with_message(content=[{"type": "text"}]), "messages[0].content[0].text"),
         (with_message(name=3), "messages[0].name"),
         (with_message(role="assistant", tool_calls=3), "messages[0].tool_calls"),

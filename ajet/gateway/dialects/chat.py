@@ -80,11 +80,13 @@ class ChatDialect:
         if top and not logprobs:
             raise fields.wrong("top_logprobs", "'logprobs' to be true with it")
         fields.seed(body)
+        images: list[str] = []
         request = TurnRequest(
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
-            messages=read_messages(body.get("messages")),
+            messages=read_messages(body.get("messages"), images),
+            images=tuple(images),
             tools=tools,
             tool_choice=choice,
             named_tool=named,

@@ -1,7 +1,7 @@
 """Messages and tools of Chat Completions, checked and brought to one shape.
 
 Invariant: what leaves here has text contents as strings (null only beside tool calls), tool calls with a name and
-arguments as JSON text, and nothing that a text model cannot be shown; images and audio are refused, not dropped.
+arguments as JSON text; audio is refused, not dropped. A user's message with images has a list of parts, and says where.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.dialects.images import BLOCKS, image_part
 from ajet.gateway.dialects.response_format import read_schema
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """The request's messages."""
+def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
+    """The request's messages; the places of images are added to `images`."""
     if not isinstance(value, list) or not value:
         raise wrong("messages", "a non-empty list of messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(value)]
+    return [_message(message, f"messages[{index}]", images) for index, message in enumerate(value)]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
@@ -64,7 +65,7 @@ def check_parameters(schema: Any, where: str, *, strict: bool) -> None:
         read_schema(schema, where)
 
 
-def _message(message: Any, where: str) -> dict[str, Any]:
+def _message(message: Any, where: str, images: list[str]) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise wrong(where, "an object")
     role = message.get("role")
@@ -72,7 +73,7 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
     calls = message.get("tool_calls") if role == "assistant" else None
     read: dict[str, Any] = {"role": role}
-    content = read_content(message.get("content"), f"{where}.content")
+    content: Any = read_content(message.get("content"), f"{where}.content", images if role == "user" else None)
     if role == "assistant":
         legacy = message.get("function_call")
         if legacy:
@@ -95,13 +96,15 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return read
 
 
-def read_content(content: Any, where: str) -> str | None:
-    """A message's content as one text; None where it is null."""
+def read_content(content: Any, where: str, images: list[str] | None = None) -> Any:
+    """A message's content as one text; None where it is null. With `images` given, blocks of images are taken, their
+    places are added to it, and the content is then a list of parts."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise wrong(where, "a string or a list of text blocks")
-    parts: list[str] = []
+    parts: list[Any] = []
+    pictures = False
     for index, block in enumerate(content):
         if isinstance(block, str):
             parts.append(block)
@@ -109,13 +112,23 @@ def read_content(content: Any, where: str) -> str | None:
         if not isinstance(block, dict):
             raise wrong(f"{where}[{index}]", "a text block")
         kind = block.get("type")
+        if kind in BLOCKS and images is not None:
+            images.append(f"{where}[{index}].type")
+            parts.append(image_part(block, f"{where}[{index}]"))
+            pictures = True
+            continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(f"{where}[{index}].type", f"this is a text model, it cannot take {kind!r} blocks.")
         value = block.get("refusal" if kind == "refusal" else "text")
         if not isinstance(value, str):
             raise wrong(f"{where}[{index}].text", "a string")
         parts.append(value)
-    return "".join(parts)
+    return as_parts(parts) if pictures else "".join(parts)
+
+
+def as_parts(parts: list[Any]) -> list[dict[str, Any]]:
+    """Texts and parts as parts."""
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:

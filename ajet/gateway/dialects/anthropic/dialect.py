@@ -113,11 +113,13 @@ def _request(body: Mapping[str, Any], caller: Caller) -> tuple[TurnRequest, Show
     choice, named, several = read_tool_choice(body, tools)
     thinking, budget = _thinking(body.get("thinking"))
     notes = {"model": model, "thinking_budget": budget}
+    images: list[str] = []
     request = TurnRequest(
         agent=caller.agent,
         target=caller.target,
         debug_model=caller.debug_model,
-        messages=[*read_system(body.get("system")), *read_messages(body.get("messages"))],
+        messages=[*read_system(body.get("system")), *read_messages(body.get("messages"), images)],
+        images=tuple(images),
         tools=tools,
         tool_choice=choice,
         named_tool=named,

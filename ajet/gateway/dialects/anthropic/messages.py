@@ -1,6 +1,6 @@
 """System and messages of Messages, brought to the shape of Chat Completions.
 
-Invariant: nothing that a text model cannot be shown gets through; images and documents are refused, not dropped. Only
+Invariant: documents are refused, not dropped; a user's message with images has a list of parts, and says where. Only
 `redacted_thinking`, which nobody can read, and the line by which a client bills itself are left out.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ajet.gateway.dialects.chat_messages import as_parts
 from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
+from ajet.gateway.dialects.images import image_part
 from ajet.gateway.turn import Refused
 
 _BILLING = "x-anthropic-billing-header:"
@@ -24,8 +26,9 @@ def read_system(value: Any) -> list[dict[str, Any]]:
     return [{"role": "system", "content": said}] if said else []
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """The request's messages, several for a turn that brings results of tools."""
+def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
+    """The request's messages, several for a turn that brings results of tools; the places of images are added to
+    `images`."""
     if not isinstance(value, list) or not value:
         raise wrong("messages", "a non-empty list of messages")
     read: list[dict[str, Any]] = []
@@ -35,7 +38,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
             raise wrong(where, "an object")
         role, content = message.get("role"), message.get("content")
         if role == "user":
-            read += _user(content, f"{where}.content")
+            read += _user(content, f"{where}.content", images)
         elif role == "assistant":
             read.append(_assistant(content, f"{where}.content"))
         elif role == "system":
@@ -82,22 +85,30 @@ def _text(content: Any, where: str, *, skip: str | None = None) -> str:
     return "".join(parts)
 
 
-def _user(content: Any, where: str) -> list[dict[str, Any]]:
+def _user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
-    parts: list[str] = []
+    parts: list[Any] = []
+
+    def say() -> None:
+        pictures = any(not isinstance(part, str) for part in parts)
+        read.append({"role": "user", "content": as_parts(parts) if pictures else "".join(parts)})
+        parts.clear()
+
     for block, place in _blocks(content, where):
         kind = block.get("type")
         if kind == "text":
             parts.append(_said(block, "text", place))
         elif kind == "tool_result":
             if parts:
-                read.append({"role": "user", "content": "".join(parts)})
-                parts = []
+                say()
             read.append(_tool_result(block, place))
+        elif kind == "image":
+            images.append(f"{place}.type")
+            parts.append(image_part(block, place))
         else:
-            raise _misplaced(block, place, "'text' or 'tool_result' in a user's turn")
+            raise _misplaced(block, place, "'text', 'image' or 'tool_result' in a user's turn")
     if parts or not read:
-        read.append({"role": "user", "content": "".join(parts)})
+        say()
     return read
 
 

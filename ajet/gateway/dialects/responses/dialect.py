@@ -119,7 +119,8 @@ class ResponsesDialect:
         previous = _previous(body.get("previous_response_id"), kept)
         own = read_input(body.get("input", []), kept)
         earlier = previous.conversation() + previous.response["output"] if previous is not None else []
-        messages = messages_of(earlier, own, kept)
+        images: list[str] = []
+        messages = messages_of(earlier, own, kept, images)
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
@@ -142,6 +143,7 @@ class ResponsesDialect:
             target=caller.target,
             debug_model=caller.debug_model,
             messages=messages,
+            images=tuple(images),
             tools=tools,
             tool_choice=choice,
             named_tool=named,

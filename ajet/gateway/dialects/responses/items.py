@@ -42,9 +42,12 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
     return items
 
 
-def messages_of(earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses) -> list[dict[str, Any]]:
-    """The conversation of these items, as Chat Completions has it. Raises Refused."""
-    conversation = _Conversation(kept)
+def messages_of(
+    earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses, images: list[str]
+) -> list[dict[str, Any]]:
+    """The conversation of these items, as Chat Completions has it; the places of images are added to `images`. Raises
+    Refused."""
+    conversation = _Conversation(kept, images)
     for index, item in enumerate(earlier):
         conversation.add(item, f"previous_response_id: item {index}")
     for index, item in enumerate(own):
@@ -64,8 +67,9 @@ def sealed(thought: str) -> str:
 class _Conversation:
     """Messages, growing item by item."""
 
-    def __init__(self, kept: KeptResponses) -> None:
+    def __init__(self, kept: KeptResponses, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []
+        self._images = images
         self._kept = kept
         self._reply: dict[str, Any] | None = None
         """The assistant message that the next item of the same reply belongs to."""
@@ -89,7 +93,8 @@ class _Conversation:
         role = item.get("role")
         if role not in _ROLES:
             raise wrong(f"{where}.role", "one of " + ", ".join(_ROLES))
-        content = read_content(item.get("content"), f"{where}.content")
+        images = self._images if role == "user" else None
+        content = read_content(item.get("content"), f"{where}.content", images)
         if content is None:
             raise wrong(f"{where}.content", "a text or a list of text parts")
         if role != "assistant":
