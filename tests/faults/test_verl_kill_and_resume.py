@@ -7,7 +7,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.run.summary import Tally
-from tests.ajet_command import ajet
+from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
 
 pytestmark = pytest.mark.slow
@@ -97,3 +97,18 @@ def test_it_learns_and_engine_and_trainer_are_one_policy(life):
             line.sampled for episode in episodes if episode.advantage is not None for line in episode.timelines
         )
         assert sampled == trained + untrained == row["train/sampled_tokens"]
+
+
+def test_the_curve_is_the_local_backbones(life):
+    """Same seed, tasks and settings: the two differ by the draws of their engines only."""
+    run, _ = life
+    rows = run.rows()
+    yaml = next((run.folder / "tool").glob("*.yaml"))
+    settings = ["experiment_name=local", "model.dtype=float32", f"trainer_common.total_training_steps={len(rows)}"]
+    done = ajet("--conf", str(yaml), "--backbone", "local", *settings, "trainer_common.test_freq=-1", cwd=run.folder)
+    assert done.returncode == 0, done.stdout
+    local = [row for row in metric_rows(run.folder / "launcher_record" / "local") if "tasks" in row]
+    assert [row["tasks"] for row in local] == [row["tasks"] for row in rows]
+    ours, theirs = ([row["train/reward"] for row in each] for each in (local, rows))
+    apart = [abs(one - other) for one, other in zip(ours, theirs, strict=True)]
+    assert sum(apart) / len(apart) < 0.12, (ours, theirs)  # one step's mean over 128 episodes has a deviation of 0.04

@@ -53,7 +53,6 @@ def joined(
         raise MissingExtra("ray", "verl", needed_for="The verl backbone") from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}}
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if address is None:

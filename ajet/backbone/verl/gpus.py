@@ -20,15 +20,17 @@ class Gpu(NamedTuple):
 
     total: int
     used: int
+    generation: int
+    """Of its compute capability the number before the dot: 8 and 9 are Ampere and Hopper."""
 
 
 def gpus() -> list[Gpu]:
     """All of this machine."""
-    command = ["nvidia-smi", "--query-gpu=memory.total,memory.used", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
         rows = [line.split(",") for line in done.stdout.splitlines() if line.strip()]
-        return [Gpu(int(total) * 2**20, int(used) * 2**20) for total, used in rows]
+        return [Gpu(int(total) * 2**20, int(used) * 2**20, int(float(cap))) for total, used, cap in rows]
     except (OSError, subprocess.SubprocessError, ValueError):  # no such command, no GPU, or one that does not tell
         return []
 

@@ -58,9 +58,15 @@ def verl_settings(
 
 
 def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that verl's processes need for `config`. Warns where that is for tests only."""
-    if config["trainer"]["device"] != "cpu":
-        return {}
+    """Variables that verl's processes need for `config`, as verl's own program sets them. Warns where that is for tests
+    only."""
+    device = config["trainer"]["device"]
+    if device == "npu":
+        return {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
+    if device != "cpu":
+        megatron = config["actor_rollout_ref"]["actor"]["strategy"] == "megatron"
+        ordered = megatron and any(gpu.generation in (8, 9) for gpu in gpus())  # kernels in the order of their launch
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if ordered else {}
     logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
     return dict(CPU_ENVIRONMENT)
 
