@@ -47,6 +47,7 @@ class Record:
         self._failed: list[Group] = []
         self._deaths = 0
         self._children: set[int] = set()
+        self._elsewhere: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
@@ -67,8 +68,11 @@ class Record:
         elif isinstance(letter, Phase):
             self._run.status.set(phase=letter.name, step=letter.step)
             self._enter_children()
-        elif isinstance(letter, Process) and letter.host == socket.gethostname() and letter.pid != os.getpid():
+        elif isinstance(letter, Process) and letter.host == socket.gethostname():
             self._run.status.add_process(letter.pid, letter.role)
+        elif isinstance(letter, Process):
+            self._elsewhere.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
+            self._run.status.set(elsewhere=self._elsewhere)
 
     def _enter_children(self) -> None:
         """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
