@@ -76,9 +76,9 @@ class Record:
 
     def _enter_children(self) -> None:
         """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
+        self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._children:
-                self._children.add(child.pid)
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 

@@ -139,6 +139,12 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
         config["data"]["val_batch_size"] = 1
     config["trainer"]["resume_mode"] = "disable"
     if run.resumed is not None:
+        if "verl" not in run.resumed.state:
+            raise ConfigError(
+                "The checkpoint is of another backbone: verl cannot go on from it.",
+                where=str(run.resumed.path),
+                do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+            )
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, steps
