@@ -5,9 +5,23 @@ from __future__ import annotations
 from typing import Annotated, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides
 from ajet.schema.errors import UserError
+
+
+class _Context(typer.Context):
+    @property
+    def command_path(self) -> str:
+        return self.parent.command_path if self.parent is not None else super().command_path
+
+
+class Launch(TyperCommand):
+    """A command that is called by its program's name alone, also in what it says of a wrong use."""
+
+    context_class = _Context
+
 
 _START, _CLUSTER, _OTHERS = "Start", "Ray and services", "Earlier runs"
 

@@ -16,7 +16,7 @@ import typer
 import ajet
 from ajet.cli import chat, cluster, config, doctor, export, init, prove, runs, serve, stop, view
 from ajet.cli.exit import Boundary
-from ajet.cli.launch import launch
+from ajet.cli.launch import Launch, launch
 
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -53,7 +53,7 @@ root.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
 root.__annotations__ = {each.name: each.annotation for each in _options}
 app.callback()(root)
 
-app.command("launch", hidden=True)(launch)
+app.command("launch", cls=Launch, hidden=True)(launch)
 app.command("init")(init.init)
 app.add_typer(config.app, name="config")
 app.command("serve")(serve.serve)

@@ -45,7 +45,7 @@ ExpDir = Annotated[
 ]  # fmt: skip
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]

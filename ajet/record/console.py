@@ -6,3 +6,8 @@ from rich.console import Console
 
 console = Console(highlight=False)
 """Standard output: results, tables, bars."""
+
+
+def counted(count: int, thing: str) -> str:
+    """So many things: "1 call", "2 calls"."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
@@ -107,6 +109,16 @@ class RunDirectory:
         self.log_file.close()
         if self._lock is not None:
             self._lock.release()
+
+    def discard(self) -> None:
+        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays."""
+        self.close("failed")
+        if self._lock is not None or self.episodes.folder.exists():
+            return
+        shutil.rmtree(self.path)
+        for folder in self.path.parents[:2]:
+            with suppress(OSError):  # others' runs are in it
+                folder.rmdir()
 
     _closed = False
 

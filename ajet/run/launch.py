@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.run.options import LaunchOptions
-from ajet.schema.errors import UserError
+from ajet.schema.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -86,7 +86,8 @@ def refuse_untrainable(experiment: Experiment) -> None:
 
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory) -> Iterator[None]:
-    """Within the block the run goes on; however it ends, its record says how."""
+    """Within the block the run goes on; however it ends, its record says how. A mistake of the person's that leaves no
+    episode leaves no record either, but of a run that can be continued."""
     for key, reason in experiment.ignored:
         logger.info("{} has no effect: {}", key, reason)
     outcome = "failed"
@@ -98,6 +99,8 @@ def recorded(experiment: Experiment, run: RunDirectory) -> Iterator[None]:
         raise
     except Exception as error:
         vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
+        if isinstance(error, UserError) and not isinstance(error, RunFailed):
+            run.discard()
         raise
     finally:
         run.close(outcome)

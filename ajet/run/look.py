@@ -12,7 +12,7 @@ from typing import get_args
 
 from rich.table import Table
 
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.record.viewer.episode_page import read_episode
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
@@ -72,7 +72,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
     for _, place in chosen[:count]:
         show_episode(read_episode(place))
-    console.print(f"{min(count, len(chosen))} of {len(found)} episodes")
+    console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
     return 0
 
 

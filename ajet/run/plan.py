@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ajet.record.console import console
+from ajet.record.console import console, counted
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -55,7 +55,8 @@ def dry_run(experiment: Experiment) -> None:
         plan.add_row("model", settings.model.path)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text}")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
-    a_step = f"{data.train_batch_size} tasks × {rollout.num_repeat} episodes, {trainer.mini_batch_num} update(s)"
+    played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
+    a_step = f"{played}, {counted(trainer.mini_batch_num, 'update')}"
     plan.add_row("a step", a_step)
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.context_tracker.proof import CLASSES
+from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.run.prove import Play, Report
 from ajet.schema.errors import UserError
@@ -82,9 +83,11 @@ def show(report: Report, console: Console) -> None:
         table.add_row(name, f"{tally.tokens:,}", f"{tally.checked:,}", equal, compared, gap)
     console.print(table)
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
-    _say(console, f"{proof.episodes} episodes, {proof.calls} calls, {proof.timelines} timelines; forks: {forks}.")
+    seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
+    _say(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
     for reason, count in proof.unchecked.most_common():
-        _say(console, f"{count:,} tokens could not be checked: {UNCHECKED.get(reason, reason)}.")
+        tokens = f"{count:,} token{'' if count == 1 else 's'}"
+        _say(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
     for line in _recomputed(report):
         _say(console, line)
     for token in proof.wrong[:SHOWN]:

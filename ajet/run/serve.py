@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.run.accounting import count_discarded, episode_metrics, staleness_metrics
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
@@ -346,6 +346,6 @@ def _show_episode(episode: Episode) -> None:
     words = [f"{episode.task.task_id[:40]}: {episode.status}"]
     words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
     words += [f"{episode.failure.boundary}: {episode.failure.message[:200]}"] if episode.failure else []
-    words += [f"{len(episode.calls)} calls", f"{episode.sampled_tokens} tokens"]
+    words += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
     words.append(f"{episode.ended - episode.started:.1f} s")
     console.print(", ".join(words), markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class Tally:
     def line(self) -> str:
         """One line for the person."""
         return (
-            f"{self.trained} tasks trained, {self.skipped} skipped, {self.doubled} doubled; "
-            f"{self.failed} episodes failed, {self.forked} calls forked"
+            f"{counted(self.trained, 'task')} trained, {self.skipped} skipped, {self.doubled} doubled; "
+            f"{counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} forked"
         )
 
 
@@ -64,8 +64,9 @@ def finish(run: RunDirectory) -> None:
     validations = [row for row in rows if "validation/reward" in row]
     if len(validations) > 1:
         first, last = validations[0], validations[-1]
+        held_out = counted(int(last["validation/tasks"]), "task")
         console.print(
-            f"Held out ({int(last['validation/tasks'])} tasks): reward {first['validation/reward']:.2f} after step "
+            f"Held out ({held_out}): reward {first['validation/reward']:.2f} after step "
             f"{first['step']} → [bold]{last['validation/reward']:.2f}[/] after step {last['step']}"
         )
     console.print(Tally.of(rows).line())

@@ -30,3 +30,26 @@ def test_the_worst_episodes_come_first_and_obey_no_terminal(tmp_path):
     assert "reward 1 " in best
     missing = ajet("episodes", "nosuch", "--exp-dir", str(tmp_path), cwd=tmp_path)
     assert missing.returncode == 2 and "no episodes of a run named nosuch" in missing.stdout
+
+
+def test_one_of_a_thing_is_one(tmp_path):
+    write_run(tmp_path / "one", steps=1)
+    (lines,) = (tmp_path / "one" / "episodes").glob("step-1.jsonl")
+    lines.write_text(lines.read_text().splitlines(keepends=True)[0])
+    done = ajet("episodes", "one", "--exp-dir", str(tmp_path), cwd=tmp_path)
+    assert "1 of 1 episode\n" in done.stdout, done.stdout
+
+
+def test_a_mistake_before_the_first_episode_leaves_no_run_behind(tmp_path):
+    made = ajet("init", "try", "--template", "tool", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    command = ["--conf", "try/tool.yaml", "model.path=/nowhere/at/all"]
+    for _ in range(2):
+        done = ajet(*command, cwd=tmp_path)
+        assert done.returncode == 2 and "/nowhere/at/all" in done.stdout, done.stdout
+    assert "No runs" in ajet("runs", cwd=tmp_path).stdout
+    assert list((tmp_path / "launcher_record").rglob("*")) == []
+    other = tmp_path / "launcher_record" / "tool" / "debug" / "earlier"
+    other.mkdir(parents=True)
+    assert ajet(*command, cwd=tmp_path).returncode == 2
+    assert list(other.parent.iterdir()) == [other], "what others left is theirs"

@@ -139,6 +139,7 @@ def test_what_is_missing_is_exit_code_2(project, run, launched):
 def test_usage_errors_are_exit_code_2(project, run, launched, arguments):
     code, _, err = run(*arguments)
     assert code == 2 and err and "Traceback" not in err and launched == []
+    assert "ajet launch" not in err, "nobody types it"
 
 
 def raising(monkeypatch, error):
