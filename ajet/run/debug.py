@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.panel import Panel
 from rich.text import Text
 
-from ajet.record.console import console
+from ajet.record.console import console, counted
 from ajet.run.accounting import episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.format_log import log_formats
@@ -112,10 +112,9 @@ def _outcome(episode: Episode) -> str:
 def _footer(episode: Episode) -> str:
     trained = sum(timeline.sampled for timeline in episode.timelines)
     forks = Counter(call.fork for call in episode.calls if call.fork)
-    calls = len(episode.calls)
     parts = [
-        f"{calls} call{'s' if calls != 1 else ''}",
-        f"{episode.sampled_tokens} tokens sampled",
+        counted(len(episode.calls), "call"),
+        f"{counted(episode.sampled_tokens, 'token')} sampled",
         f"{trained} to train",
     ]
     parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
@@ -165,8 +164,8 @@ def _show_summary(episodes: list[Episode], metrics: dict[str, float], run: RunDi
     scored = int(metrics["debug/scored"])
     reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
     console.print(
-        f"{len(episodes)} episodes: {scored} scored{reward}, {int(metrics['debug/failed'])} failed, "
-        f"{int(metrics['debug/forks'])} calls forked"
+        f"{counted(len(episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed, "
+        f"{counted(int(metrics['debug/forks']), 'call')} forked"
     )
     console.print(f"Record: {run.path}", markup=False, soft_wrap=True)
     for boundary, hint in sorted({(e.failure.boundary, _hint(e.failure)) for e in episodes if e.failure}):
