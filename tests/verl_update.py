@@ -121,9 +121,10 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)
     trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
-    trainer.parameter_sync_step, trainer.global_steps, trainer.ref_in_actor = 1, 1, False
+    trainer.parameter_sync_step, trainer.global_steps = 1, 1
+    trainer.ref_in_actor = config.actor_rollout_ref.model.get("lora_rank", 0) > 0
     trainer.tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
-    if trainer.use_reference_policy:
+    if trainer.use_reference_policy and not trainer.ref_in_actor:
         trainer.ref_policy_wg = Group(queue, worker_of(config, "ref"), "ref", rank, world)
     actor = worker_of(config, "actor")
     actor.set_loss_fn(WeightedSum(TokenLoss.from_settings(trainer.settings.trainer_common)))

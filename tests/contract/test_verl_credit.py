@@ -152,6 +152,7 @@ def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
 def one_rank(tmp_path_factory):
     made = scenarios(SETTINGS, 1)
     made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
+    made |= scenarios({"adapters": KL | {f"{TC}.lora.rank": 4, f"{TC}.optim.lr": 0.05}}, 1)
     made["no signal"] = {**made["cap"], "steps": [groups[2:3] for groups in groups_of_steps()]}
     fixed = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 3}
     by_rows = {"actor": fixed, "rollout": {"log_prob_micro_batch_size_per_gpu": 5}}
@@ -229,6 +230,13 @@ def test_the_rows_of_an_episode_do_not_show(one_rank):
 
 def test_micro_batches_of_equal_numbers_of_rows_are_padded(one_rank):
     assert_alike({**one_rank["micro batches by rows"], "metrics": []}, {**local(TWO), "metrics": []})
+
+
+def test_adapters_train_against_the_model_without_them(one_rank):
+    adapters = one_rank["adapters"]
+    assert all("lora_" in name for step in adapters["gradients"] for name in step)
+    first, second = adapters["metrics"]
+    assert first["kl"] == 0 and second["kl"] > 0.1 and second["grad_norm"] > 0
 
 
 def test_a_batch_without_signal_changes_nothing(one_rank):
