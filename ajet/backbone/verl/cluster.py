@@ -28,6 +28,9 @@ QUIET = {
 """What verl sets for its processes, and what keeps them quiet."""
 EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
 """What of the YAML's folder is not copied to the nodes."""
+CPUS = 4
+"""CPUs that Ray must have beside those that verl asks for with each GPU: for its trainer, queues and agents."""
+CPUS_A_GPU = 3
 PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
 
@@ -96,3 +99,10 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
             on_wait(found, wanted)
             said = found
         time.sleep(2.0)
+    cpus, needed = int(ray.cluster_resources().get("CPU", 0)), CPUS + CPUS_A_GPU * wanted
+    if cpus < needed:
+        raise UserError(
+            f"verl's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",
+            where="verl.ray_kwargs.ray_init.num_cpus" if own else f"{ADDRESS}: the cluster's --num-cpus",
+            expected=f"at least {needed}; they are places for processes that mostly wait, not cores",
+        )

@@ -8,6 +8,7 @@ reply says which training step's weights sampled it. A reply comes as one chunk:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Literal
 
 from ajet.engine.contract import TokenChunk, TokenRequest
@@ -75,21 +76,25 @@ class ServerEngine:
         return params
 
     async def _at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
-        """[R] the reply's logprobs, scored as part of a prompt."""
+        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+        from verl.workers.rollout.llm_server import LLMServerClient
+
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
-        output = await self._ask(request, [*request.prompt_ids.tolist(), *ids], params)
+        # the client of the asynchronous modes, which goes on with aborted replies, would lose what is said of the prompt
+        output = await self._ask(request, [*request.prompt_ids.tolist(), *ids], params, LLMServerClient.generate)
         rows = output.extra_fields.get("prompt_logprobs")
         if rows is None:
             raise EngineFailure("verl's server does not score prompts", retryable=False)
         first = len(request.prompt_ids) - 1
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 
-    async def _ask(self, request: TokenRequest, prompt: list[int], params: dict[str, Any]) -> Any:
+    async def _ask(self, request: TokenRequest, prompt: list[int], params: dict[str, Any], generate: Any = None) -> Any:
         from ray.exceptions import RayError
 
         key = request.key
         try:
-            return await self._client.generate(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
+            ask = self._client.generate if generate is None else partial(generate, self._client)
+            return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
         except RayError as problem:
             first = str(problem).strip().splitlines()
             raise EngineFailure(f"verl's server failed: {first[-1] if first else type(problem).__name__}") from problem
