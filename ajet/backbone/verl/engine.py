@@ -80,7 +80,7 @@ class ServerEngine:
         from verl.workers.rollout.llm_server import LLMServerClient
 
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
-        # the client of the asynchronous modes, which goes on with aborted replies, would lose what is said of the prompt
+        # the client of the asynchronous modes goes on with aborted replies and loses what is said of the prompt
         output = await self._ask(request, [*request.prompt_ids.tolist(), *ids], params, LLMServerClient.generate)
         rows = output.extra_fields.get("prompt_logprobs")
         if rows is None:
