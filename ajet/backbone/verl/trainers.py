@@ -23,6 +23,10 @@ from ajet.backbone.verl.reporting import Reporting
 from ajet.config.verl.credit import credit_settings
 
 
+POLL_S = 0.25
+"""Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""
+
+
 class _Ours(Reporting, CreditHooks):
     """What the three modes share."""
 
@@ -36,6 +40,7 @@ class _Ours(Reporting, CreditHooks):
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)
+        self.replay_buffer.poll_interval = POLL_S
 
     def on_init_end(self) -> None:
         """Once the workers are there: the loss is ours."""
