@@ -22,7 +22,6 @@ from ajet.backbone.verl.losses import WeightedSum
 from ajet.backbone.verl.reporting import Reporting
 from ajet.config.verl.credit import credit_settings
 
-
 POLL_S = 0.25
 """Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""
 
