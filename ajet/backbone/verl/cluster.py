@@ -71,7 +71,7 @@ def joined(
                 f"There is no Ray cluster to join: {str(problem).strip().splitlines()[0]}",
                 where=f"{ADDRESS}={address}",
                 expected="the address of a running head, such as 10.0.0.1:6379, or auto on one of its nodes",
-                do="start one with `ray start --head`, or use --with-ray to have one started here",
+                do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
             ) from problem
     try:
         _wait_for_gpus(config, own=address is None, on_wait=on_wait)

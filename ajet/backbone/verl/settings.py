@@ -61,14 +61,18 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Variables that verl's processes need for `config`, as verl's own program sets them. Warns where that is for tests
     only."""
     device = config["trainer"]["device"]
+    found: dict[str, str] = {}
+    if config["trainer"]["v1"]["trainer_mode"] == "ajet_separate_async":
+        found["VERL_LOGGING_LEVEL"] = "WARNING"  # a line that verl 0.9.1 logs at INFO there raises TypeError
     if device == "npu":
-        return {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
-    if device != "cpu":
-        megatron = config["actor_rollout_ref"]["actor"]["strategy"] == "megatron"
-        ordered = megatron and any(gpu.generation in (8, 9) for gpu in gpus())  # kernels in the order of their launch
-        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if ordered else {}
-    logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
-    return dict(CPU_ENVIRONMENT)
+        found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
+    elif device == "cpu":
+        logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
+        found |= CPU_ENVIRONMENT
+    elif config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
+        if any(gpu.generation in (8, 9) for gpu in gpus()):
+            found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
+    return found
 
 
 def _device(gpu_bytes: int | None) -> str:
