@@ -69,10 +69,13 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     elif device == "cpu":
         logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
         found |= CPU_ENVIRONMENT
-    elif config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
-        if any(gpu.generation in (8, 9) for gpu in gpus()):
-            found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
+    elif _megatron(config) and any(gpu.generation in (8, 9) for gpu in gpus()):
+        found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
     return found
+
+
+def _megatron(config: Mapping[str, Any]) -> bool:
+    return bool(config["actor_rollout_ref"]["actor"]["strategy"] == "megatron")
 
 
 def _device(gpu_bytes: int | None) -> str:
