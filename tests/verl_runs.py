@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import secrets
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.ajet_command import ajet, metric_rows, start
+from tests.ajet_command import ajet, environment, metric_rows, start
 
-TOOL = ["--backbone", "verl", "--with-ray", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
+TOOL = ["--backbone", "verl", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
+
+RAY_KEY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+"""Ray lets nobody in who does not know the cluster's token."""
 
 
 def skip_without_verl() -> None:
@@ -32,12 +39,15 @@ def tool_project(folder: Path) -> Path:
 class Life:
     """One launch of a run."""
 
-    def __init__(self, yaml: Path, name: str, *settings: str) -> None:
+    def __init__(self, yaml: Path, name: str, *settings: str, cluster: str = "") -> None:
+        """`cluster`: the address of one to join; without it the run has one of its own."""
         self.folder = yaml.parent.parent
         self.run = self.folder / "launcher_record" / name
         self.log = self.folder / f"{name}.txt"
-        arguments = ["--conf", str(yaml), *TOOL, f"experiment_name={name}", *settings]
-        self.process: subprocess.Popen[str] = start(*arguments, cwd=self.folder, log=self.log)
+        ray = "--with-ray-cluster" if cluster else "--with-ray"
+        arguments = ["--conf", str(yaml), *TOOL, ray, f"experiment_name={name}", *settings]
+        where = {"RAY_ADDRESS": cluster, **RAY_KEY} if cluster else {}
+        self.process: subprocess.Popen[str] = start(*arguments, cwd=self.folder, log=self.log, **where)
 
     def rows(self) -> list[dict]:
         """Its training steps so far, those of earlier launches too."""
@@ -74,6 +84,32 @@ class Life:
             self.process.kill()
         for process in self.processes():
             process.kill()
+
+
+@contextmanager
+def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A Ray head of its own with one slot for a GPU, as an operator would start it: its address, and its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command += ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false", "--disable-usage-stats"]
+    with log.open("w") as out:
+        more = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
+        head = psutil.Popen(command, env=environment(**RAY_KEY), **more)
+    try:
+        end = time.monotonic() + 120
+        while "Ray runtime started" not in log.read_text():
+            assert head.poll() is None and time.monotonic() < end, log.read_text()
+            time.sleep(0.5)
+        yield f"127.0.0.1:{port}", head
+    finally:
+        processes = [*head.children(recursive=True), head]
+        head.terminate()
+        psutil.wait_procs(processes, timeout=20)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def all_gone(processes: list[psutil.Process], timeout: float = 90) -> list[str]:

@@ -54,7 +54,7 @@ class TrainingProgress:
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
-        if "validation/reward" in metrics:
+        if "validation/tasks" in metrics:
             console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
             return
         console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
@@ -82,6 +82,8 @@ class TrainingProgress:
 
 
 def _validation(metrics: dict[str, float]) -> str:
+    if "validation/reward" not in metrics:
+        return f"no episode was scored, {metrics['validation/failed']:.0f} failed"
     reward = f"reward {metrics['validation/reward']:.3f}"
     if "validation/success_rate" in metrics:
         reward += f", success {metrics['validation/success_rate']:.0%}"

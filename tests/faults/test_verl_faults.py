@@ -1,4 +1,5 @@
-"""What goes wrong on verl: an agent that raises, a tool that hangs, servers that die, settings that cannot work."""
+"""What goes wrong on verl, on a cluster that was there before: an agent that raises, a tool that hangs, servers that
+die, settings that cannot work."""
 
 import os
 import signal
@@ -8,7 +9,7 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from tests.ajet_command import ajet
-from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+from tests.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
 
 pytestmark = pytest.mark.slow
 FAULTY = '''
@@ -34,27 +35,36 @@ def faulty(tmp_path_factory):
     yaml = tool_project(tmp_path_factory.mktemp("verl"))
     code = yaml.parent / "workflow.py"
     code.write_text(code.read_text() + FAULTY)
-    settings = ["rollout.user_workflow=workflow.py->Faulty", "rollout.episode_timeout=10", "data.train_batch_size=4"]
-    run = Life(yaml, "faulty", *settings, "trainer_common.mini_batch_num=2")
-    try:
-        run.wait_for_step(2)
-        left = run.processes()
-        killed = time.monotonic()
-        for server in run.processes("vLLMHttpServer"):
-            os.kill(server.pid, signal.SIGKILL)
-        code = run.process.wait(timeout=300)
-        yield run, {"exit": code, "after": time.monotonic() - killed, "alive": all_gone(left)}
-    finally:
-        run.end()
+    settings = [
+        "rollout.user_workflow=workflow.py->Faulty",
+        "rollout.episode_timeout=20",
+        "trainer_common.val_before_train=false",
+        "data.train_batch_size=4",
+    ]
+    settings += ["trainer_common.mini_batch_num=2", "trainer_common.device=cpu"]
+    with ray_cluster(yaml.parent / "ray.txt") as (address, head):
+        run = Life(yaml, "faulty", *settings, cluster=address)
+        try:
+            run.wait_for_step(2)
+            ours = [each for each in head.children(recursive=True) if each.name().startswith(("ray::", "VLLM"))]
+            servers = [each for each in ours if "vLLMHttpServer" in each.name()]
+            killed = time.monotonic()
+            for server in servers:
+                os.kill(server.pid, signal.SIGKILL)
+            code = run.process.wait(timeout=300)
+            seen = {"servers": len(servers), "exit": code, "after": time.monotonic() - killed}
+            run_is = [each for each in ours if not each.name().startswith(("ray::IDLE", "ray::Dashb", "ray::Runtime"))]
+            yield run, seen | {"alive": all_gone(run_is), "cluster": head.is_running()}
+        finally:
+            run.end()
 
 
 def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
     run, _ = faulty
     for step in (1, 2):
         episodes = EpisodeFiles(run.run / "episodes").read(step)
-        failed = {
-            episode.repeat: (episode.failure.boundary, episode.failure.kind) for episode in episodes if episode.failure
-        }
+        failures = {episode.repeat: episode.failure for episode in episodes if episode.failure}
+        failed = {repeat: (failure.boundary, failure.kind) for repeat, failure in failures.items()}
         assert failed == {3: ("agent", "ValueError"), 5: ("agent", "timeout")}
         assert len(episodes) == 4 * 8 and sum(episode.scored for episode in episodes) == 4 * 6
         assert all(episode.advantage is None for episode in episodes if episode.failure)
@@ -64,7 +74,8 @@ def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
 
 def test_dead_servers_end_the_run_with_what_happened(faulty):
     run, seen = faulty
-    assert seen["exit"] in (1, 2) and seen["alive"] == []
+    assert seen["servers"] == 1 and seen["exit"] in (1, 2)
+    assert seen["alive"] == [] and seen["cluster"], "what was there before stays, what the run brought is gone"
     said = run.log.read_text()
     assert "Traceback" not in said and ("error  verl ended the run" in said or "the first at the engine" in said), said
     assert seen["after"] < 180 and run.status()["outcome"] == "failed"
