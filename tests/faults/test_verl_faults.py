@@ -46,15 +46,16 @@ def faulty(tmp_path_factory):
         run = Life(yaml, "faulty", *settings, cluster=address)
         try:
             run.wait_for_step(2)
-            ours = [each for each in head.children(recursive=True) if each.name().startswith(("ray::", "VLLM"))]
-            servers = [each for each in ours if "vLLMHttpServer" in each.name()]
+            named = [(each, each.name()) for each in head.children(recursive=True)]
+            servers = [each for each, name in named if "vLLMHttpServer" in name]
+            rays = ("ray::IDLE", "ray::Dashb", "ray::Runtime")
+            ours = [each for each, name in named if name.startswith(("ray::", "VLLM")) and not name.startswith(rays)]
             killed = time.monotonic()
             for server in servers:
                 os.kill(server.pid, signal.SIGKILL)
             code = run.process.wait(timeout=300)
             seen = {"servers": len(servers), "exit": code, "after": time.monotonic() - killed}
-            run_is = [each for each in ours if not each.name().startswith(("ray::IDLE", "ray::Dashb", "ray::Runtime"))]
-            yield run, seen | {"alive": all_gone(run_is), "cluster": head.is_running()}
+            yield run, seen | {"alive": all_gone(ours), "cluster": head.is_running()}
         finally:
             run.end()
 

@@ -96,8 +96,8 @@ class ServerEngine:
             ask = self._client.generate if generate is None else partial(generate, self._client)
             return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
         except RayError as problem:
-            first = str(problem).strip().splitlines()
-            raise EngineFailure(f"verl's server failed: {first[-1] if first else type(problem).__name__}") from problem
+            last = [line for line in str(problem).splitlines() if line.strip()][-1:] or [type(problem).__name__]
+            raise EngineFailure(f"verl's server failed: {last[0].strip().split('. ')[0]}") from problem
 
 
 def _alike(request: TokenRequest) -> bool:
