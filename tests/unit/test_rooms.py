@@ -80,7 +80,8 @@ def test_frameworks_are_imported_only_where_the_name_says_so() -> None:
         for statement in on_import(ast.parse(path.read_text()).body)
         for node in ast.walk(statement)
         for name in imported(node)
-        if name in NAMED and not {name, *BUILT_ON_IT.get(name, ())} & set(path.relative_to(PACKAGE).parts)
+        if name in NAMED
+        and not {name, *BUILT_ON_IT.get(name, ())} & set(path.relative_to(PACKAGE).parts)
         and name not in path.stem
     ]
     assert found == []
