@@ -8,6 +8,7 @@ others wait for it.
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ def host_of(config: Any, client: Any, tokenizer: Any) -> Host:
             _host = Host(
                 restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Played(group))
             )
+            gc.collect()
+            gc.freeze()  # else each full collection looks through verl's half a million objects while nobody answers
         return _host
 
 
