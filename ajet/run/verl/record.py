@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from ajet.run.progress import TrainingProgress
 
 
+HOPELESS = 4
+"""After so many batches of tasks in a row without a score the run ends."""
 DEATHS = 5
 """So many processes may die before the run ends."""
 
 
 class Record:
-    """Takes letters; raises UserError when a whole batch of tasks failed."""
+    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, progress: TrainingProgress, steps: int) -> None:
         self._settings, self._run, self._steps = experiment.ajet, run, steps
@@ -93,6 +95,13 @@ class Record:
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
             refuse_if_all_failed([episode for each in self._failed for episode in each.episodes], first.step)
+        if len(self._failed) >= HOPELESS * self._settings.data.train_batch_size:
+            raise UserError(
+                f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",
+                where=f"step {first.step}",
+                expected="rewards, from the workflow or the judge",
+                do="run the same YAML with --backbone debug: it shows what the judge says of each episode",
+            )
 
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}

@@ -67,11 +67,11 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
             done = runner.run.remote(OmegaConf.create(config))
             try:
-                _listen(mailbox, done, record, run.path / "logs")
+                _listen(mailbox, done, record, run.path / "logs", interrupts)
             except KeyboardInterrupt:
                 logger.warning("interrupted: the run ends after its present step, with a checkpoint")
                 ray.get(mailbox.ask_to_stop.remote())
-                _listen(mailbox, done, record, run.path / "logs")
+                _listen(mailbox, done, record, run.path / "logs", interrupts)
                 raise
     finally:
         progress.close()
@@ -91,15 +91,17 @@ def address_of(options: LaunchOptions) -> str | None:
     return None if options.with_ray else address
 
 
-def _listen(mailbox: Any, done: Any, record: Record, logs: Path) -> None:
-    """Take letters until the trainer has ended and none is left. Raises RunFailed for what the trainer raised."""
+def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts) -> None:
+    """Take letters until the trainer has ended and none is left; a first interrupt waits until those that were taken
+    are recorded. Raises RunFailed for what the trainer raised."""
     import ray
 
     while True:
-        ended, _ = ray.wait([done], timeout=0)
-        letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
-        for letter in letters:
-            record.take(letter)
+        with interrupts.held():
+            ended, _ = ray.wait([done], timeout=0)
+            letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
+            for letter in letters:
+                record.take(letter)
         if ended and not letters:
             try:
                 ray.get(done)
