@@ -1,0 +1,153 @@
+"""What becomes of verl's letters: steps recorded whole, checkpoints after them, an end where there is no hope."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone.verl.mailbox import Credited, Died, Phase, Played, Process, Saved, Stepped, Validated
+from ajet.config import Experiment
+from ajet.record import EpisodeFiles, RunDirectory
+from ajet.run.verl.record import DEATHS, HOPELESS, Record
+from ajet.schema.episode import Episode, Failure, Group, Verdict
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task
+
+BATCH, REPEATS = 2, 2
+
+
+class Shown:
+    """Stands where the screen does."""
+
+    def __init__(self) -> None:
+        self.episodes: list[Episode] = []
+        self.steps: list[int] = []
+
+    def on_episode(self, episode: Episode) -> None:
+        self.episodes.append(episode)
+
+    def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
+        self.steps.append(step)
+
+
+@pytest.fixture
+def made(tmp_path):
+    tree = {"ajet": {"backbone": "verl", "data": {"train_batch_size": BATCH}, "rollout": {"num_repeat": REPEATS}}}
+    experiment = Experiment.from_dict(tree, base=tmp_path)
+    run = RunDirectory.open(experiment, root=tmp_path)
+    shown = Shown()
+    yield Record(experiment, run, shown, 9), run, shown  # type: ignore[arg-type]
+    run.close("finished")
+
+
+def group(
+    order: int, *, step: int = 1, split: Any = "train", reward: float | None = 1.0, failed: bool = False
+) -> Group:
+    episodes = [
+        Episode(
+            uuid=f"{split}/{step}/{order}/{repeat}",
+            task=Task(task_id=f"t{order}"),
+            repeat=repeat,
+            step=step,
+            split=split,
+            status="failed" if failed else "completed",
+            failure=Failure("agent", "ValueError", "broken") if failed else None,
+            verdict=None if failed or reward is None else Verdict(reward, reward > 0),
+        )
+        for repeat in range(REPEATS)
+    ]
+    return Group(episodes[0].task, order, episodes)
+
+
+def stepped(step: int, *groups: Group) -> Stepped:
+    credited = [Credited(e.uuid, g.order, 0.5, 0, {}) for g in groups for e in g.episodes if e.scored]
+    return Stepped(step, {"seconds/step": 1.0}, credited)
+
+
+def rows(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
+    record, run, shown = made
+    first, second, useless, later = group(0), group(1), group(2, failed=True), group(3, step=2)
+    for each in (second, useless, later, first):
+        record.take(Played(each))
+    record.take(stepped(1, first, second))
+    (row,) = rows(run)
+    assert (row["tasks"], row["discarded"], row["train/failed"]) == ([0, 1], [2], REPEATS)
+    episodes = EpisodeFiles(run.path / "episodes").read(1)
+    assert [episode.advantage for episode in episodes] == [0.5] * 4 + [None] * 2
+    assert len(shown.episodes) == 8 and shown.steps == [1]
+    record.take(stepped(2, later))
+    assert [row["tasks"] for row in rows(run)] == [[0, 1], [3]], "a group of another step waits for it"
+
+
+def test_a_group_that_was_played_again_counts_once(made):
+    record, run, _ = made
+    for _ in range(2):
+        record.take(Played(group(0)))
+    record.take(stepped(1, group(0)))
+    assert len(EpisodeFiles(run.path / "episodes").read(1)) == REPEATS
+
+
+def test_a_checkpoint_counts_once_its_step_is_recorded(made):
+    record, run, _ = made
+    written = run.path / "checkpoints" / "verl" / "global_step_1"
+    (written / "actor").mkdir(parents=True)
+    (written / "actor" / "weights").write_text("w")
+    record.take(Played(group(0, split="validation")))
+    record.take(Saved(1, str(written)))
+    record.take(Validated(1, 0.5))
+    assert run.checkpoints.latest() is None and written.is_dir()
+    record.take(Played(group(0)))
+    record.take(stepped(1, group(0)))
+    saved = run.checkpoints.latest()
+    assert saved is not None and saved.step == 1 and saved.score == 1.0
+    assert (saved.path / saved.state["verl"] / "actor" / "weights").read_text() == "w" and not written.exists()
+    assert [row["step"] for row in rows(run)] == [1, 1] and rows(run)[0]["validation/tasks"] == 1
+
+
+def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
+    record, _, _ = made
+    record.take(Played(group(0)))
+    wrong = Stepped(1, {"seconds/step": 1.0}, [Credited("train/1/0/0", 0, 0.5, 7, {})])
+    with pytest.raises(AssertionError, match="episode train/1/0/0: sampled 0 tokens, trained 7"):
+        record.take(wrong)
+
+
+def test_a_batch_that_fails_and_tasks_that_nobody_scores_end_it(made):
+    record, _, _ = made
+    record.take(Played(group(0, failed=True)))
+    with pytest.raises(UserError, match="All 4 episodes of step 1 failed; the first at the agent: ValueError"):
+        record.take(Played(group(1, failed=True)))
+    record.take(Played(group(2)))  # a score begins the count anew
+    for order in range(HOPELESS * BATCH - 1):
+        record.take(Played(group(order + 3, reward=None)))
+    with pytest.raises(UserError, match=f"No episode of the last {HOPELESS * BATCH} tasks was scored"):
+        record.take(Played(group(99, reward=None)))
+
+
+def test_processes_that_die_again_and_again_end_it(made):
+    record, run, _ = made
+    for _ in range(DEATHS - 1):
+        record.take(Died("agent loop", "killed"))
+    with pytest.raises(UserError, match=f"died {DEATHS} times, the last: agent loop: killed"):
+        record.take(Died("agent loop", "killed"))
+
+
+def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
+    import os
+    import socket
+
+    record, run, _ = made
+    record.take(Process("trainer", os.getppid(), socket.gethostname()))
+    record.take(Process("agent loop", 7, "another-node"))
+    record.take(Phase("rollout", 3))
+    status = json.loads((run.path / "status.json").read_text())
+    assert {"run", "trainer"} <= {entry["role"] for entry in status["processes"]}
+    assert status["elsewhere"] == [{"role": "agent loop", "pid": 7, "host": "another-node"}]
+    assert (status["phase"], status["step"]) == ("rollout", 3) and Path(run.path).is_dir()
