@@ -16,14 +16,16 @@ from typing import Any
 import psutil
 
 from ajet.record.console import console
+from ajet.record.files import read_rows
 from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0
-"""How long a run may take to save its checkpoint after the interrupt, before it is ended hard."""
+"""How long a run may take to save its checkpoint after the interrupt, beyond two of its steps, before it is ended
+hard."""
 
 
-def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
+def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it."""
     folder = run_folder(run, root, holding="status.json")
     processes = recorded_processes(folder)
@@ -34,7 +36,7 @@ def stop(run: str, root: Path, *, patience_s: float = PATIENCE_S) -> int:
     for process in recorded_processes(folder, role="run") or processes:  # the others are its own, and end with it
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
-    alive = _wait(processes, patience_s)
+    alive = _wait(processes, _patience(folder) if patience_s is None else patience_s)
     _end(alive + [child for child in children if _lives(child)])
     console.print(f"{folder.name} was stopped" + (" hard: it did not answer." if alive else "."))
     return 0
@@ -71,6 +73,13 @@ def recorded_processes(folder: Path, *, role: str | None = None) -> list[psutil.
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def _patience(folder: Path) -> float:
+    longest = 0.0
+    with suppress(UserError):  # a damaged record is no reason not to stop
+        longest = max((row.get("seconds/step") or 0.0 for row in read_rows(folder / "metrics.jsonl")), default=0.0)
+    return PATIENCE_S + 2 * longest
 
 
 def _no_run(folder: Path) -> UserError:
