@@ -1,0 +1,48 @@
+"""verl's asynchronous modes, for real: episodes go on across updates, or are played by servers of their own."""
+
+import pytest
+
+from ajet.record import EpisodeFiles
+from ajet.run.summary import Tally
+from tests.ajet_command import ajet, metric_rows
+from tests.verl_runs import skip_without_verl, tool_project
+
+STEPS = 4
+SHORT = [
+    f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={STEPS}", "data.train_batch_size=4",
+    "trainer_common.max_staleness=2", "trainer_common.algorithm.is_cap=2.0",
+]  # fmt: skip
+SEVERAL = [
+    "trainer_common.lora.rank=8", "trainer_common.use_kl_loss=true", "rollout.temperature=0.8",
+    "rollout.val_kwargs.do_sample=true", "trainer_common.val_pass_n=2", "trainer_common.test_freq=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        pytest.param("colocate_async", SEVERAL, marks=pytest.mark.slow),
+        pytest.param("separate_async", ["trainer_common.test_freq=-1"], marks=pytest.mark.extra_slow),
+    ],
+)
+def test_it_trains(tmp_path, mode, settings):
+    skip_without_verl()
+    yaml = tool_project(tmp_path)
+    chosen = [f"trainer_common.mode={mode}", "trainer_common.device=cpu", *SHORT, *settings]
+    done = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray", *chosen, cwd=tmp_path, timeout=900)
+    assert done.returncode == 0, done.stdout
+    run = tmp_path / "launcher_record" / "tool"
+    rows = metric_rows(run)
+    trained = [row for row in rows if "tasks" in row]
+    assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
+    assert all(0 <= row["train/staleness_max"] <= 2 and row["grad_norm"] > 0 for row in trained)
+    assert Tally.of(rows).doubled == 0
+    for row in trained:
+        episodes = EpisodeFiles(run / "episodes").read(row["step"])
+        assert len({episode.uuid for episode in episodes}) == len(episodes) == row["train/episodes"]
+    if settings is SEVERAL:
+        assert trained[-1]["kl"] > 0, "the policy has left its reference, the model without adapters"
+        validated = [row for row in rows if "validation/tasks" in row]
+        assert [row["step"] for row in validated] == [0, 2, 4] and all("validation/pass@2" in row for row in validated)
+    exported = ajet("export", "tool", cwd=tmp_path)
+    assert exported.returncode == 0 and (run / "exports" / f"step-{STEPS}" / "config.json").is_file(), exported.stdout
