@@ -462,7 +462,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,A"}]}]},
             "input[0].content[0].type",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
