@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
 ADDRESS = "RAY_ADDRESS"
 QUIET = {
@@ -61,7 +61,13 @@ def joined(
     if address is None:
         given = dict(config["ray_kwargs"].get("ray_init") or {})
         given.pop("runtime_env", None)
-        ray.init(address="local", runtime_env=runtime, **{**common, "include_dashboard": False, **given})
+        try:
+            ray.init(address="local", runtime_env=runtime, **{**common, "include_dashboard": False, **given})
+        except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
+            raise RunFailed(
+                f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
+                do="start again when the machine is less busy; `ajet doctor` looks at what Ray needs",
+            ) from problem
     else:
         runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}
         try:
