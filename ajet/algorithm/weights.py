@@ -26,7 +26,7 @@ def token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length
         return [1.0 / max(tokens, 1)] * episodes
     if aggregation == "sequence":
         return [1.0 / (episodes * max(length, 1)) for length in lengths_E]
-    return [1.0 / (episodes * max_length)] * episodes
+    return [1.0 / (max(episodes, 1) * max_length)] * episodes
 
 
 def mini_batch_scale(aggregation: Aggregation, whole: Sequence[Sample], part: Sequence[Sample]) -> float:

@@ -146,7 +146,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({f"{TC}.ulysses_sequence_parallel_size": 3}, {}),
     ({TP: 3}, {}),
     ({f"{TC}.n_gpus_per_node": 6, f"{TC}.nnodes": 4, TP: 8, "data.train_batch_size": 48}, {}),
-    ({f"{TC}.lora.rank": 1024}, {}),
+    ({f"{TC}.lora.rank": 1024}, {"verl": nested("actor_rollout_ref.model.lora.merge", False)}),
     ({"rollout.temperature": 0, "rollout.val_kwargs.do_sample": True}, {}),
     ({f"{TC}.mode": "separate_async"}, {}),
     ({**MEGATRON, f"{TC}.megatron.pipeline_model_parallel_size": 3}, {}),

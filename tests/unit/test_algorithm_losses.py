@@ -122,3 +122,9 @@ def test_mini_batches_have_the_weights_of_their_own_batch(aggregation):
     scale = mini_batch_scale(aggregation, whole, part)
     found = [sample.weight * scale for sample in part]
     np.testing.assert_allclose(found, token_weights(aggregation, [4, 6], 50))
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])
+def test_a_batch_without_an_episode_has_no_weights(aggregation):
+    assert token_weights(aggregation, [], 50) == []
+    assert all(np.isfinite(token_weights(aggregation, [0, 0], 50)))

@@ -57,7 +57,6 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
         ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
         ({"rollout.enable_oversample": True}, "not more"),
         ({"rollout.deterministic": True}, "in rounds"),
-        ({"trainer_common.lora.rank": 1024}, "no adapters of rank 1024"),
         ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
         ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
         ({"trainer_common.device": "cuda:1"}, "does not train on 'cuda:1'"),

@@ -272,7 +272,8 @@ def _learning(s: Settings) -> Iterator[ConfigError]:
         )
     key = "actor_rollout_ref.model." + ("lora.rank" if s.megatron else "lora_rank")
     rank = s.count(key, 0)
-    if rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
+    adapters = not s.value("actor_rollout_ref.model.lora.merge")  # as our layer has it, the servers get whole weights
+    if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
         yield s.problem(
             f"vLLM takes no adapters of rank {rank}.",
             key,
