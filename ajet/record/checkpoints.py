@@ -37,6 +37,11 @@ class Checkpoint:
     """The loop's own: task frontier, last validation."""
 
 
+def checkpoints_folder(run: Path, base: str | None) -> Path:
+    """Where the checkpoints of the run in `run` lie. `base`: its `trainer_common.checkpoint_base_dir`."""
+    return Path(base).expanduser().absolute() / run.name if base else run / "checkpoints"
+
+
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None when it is not there or not whole."""
     try:

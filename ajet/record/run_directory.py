@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
-from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
 from ajet.record.environment import environment
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import write_atomically
@@ -231,9 +231,7 @@ class _Place:
 
     def _open_checkpoints(self, experiment: Experiment) -> None:
         trainer = experiment.ajet.trainer_common
-        folder = self.folder / "checkpoints"
-        if trainer.checkpoint_base_dir:
-            folder = Path(trainer.checkpoint_base_dir).expanduser().absolute() / self.name
+        folder = checkpoints_folder(self.folder, trainer.checkpoint_base_dir)
         self.checkpoints = Checkpoints(folder, keep=trainer.max_checkpoints_to_keep, keep_best=trainer.keep_best)
         self.checkpoints.clean()
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
-from ajet.run.export import model_folder
+from ajet.run.export import checkpoints_of, model_folder
 from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -41,7 +41,6 @@ def chat(
 ) -> int:
     """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
-    from ajet.record import Checkpoints
 
     folder = run_folder(run, root, holding="resolved.yaml")
     if not (folder / "resolved.yaml").exists():
@@ -51,10 +50,10 @@ def chat(
             expected="a run directory with a resolved.yaml and checkpoints/",
             do="ajet runs lists them",
         )
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = checkpoints_of(folder)
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
-        raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
+        raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))
     model = model_folder(folder, checkpoint)
     console.print(f"[dim]{model} · an empty line ends the chat[/]")
     experiment = load_experiment(folder / "resolved.yaml", backbone="debug", overrides=[f"model.path={model}"])

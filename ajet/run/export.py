@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
 from ajet.record.files import sync_tree
 from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
@@ -32,7 +32,7 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
             expected="a run directory with checkpoints",
             do="ajet runs lists them",
         )
-    checkpoint = _checkpoint(_checkpoints(folder), step)
+    checkpoint = _checkpoint(checkpoints_of(folder), step)
     target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
     if target.exists():
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
@@ -58,8 +58,8 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step)
 
 
-def _checkpoints(folder: Path) -> Checkpoints:
-    """Also where `trainer_common.checkpoint_base_dir` put them."""
+def checkpoints_of(folder: Path) -> Checkpoints:
+    """Those of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
     import yaml
 
     try:
@@ -67,8 +67,8 @@ def _checkpoints(folder: Path) -> Checkpoints:
     except FileNotFoundError:
         told = {}
     base = ((told.get("ajet") or {}).get("trainer_common") or {}).get("checkpoint_base_dir")
-    elsewhere = Path(base).expanduser() / folder.name if base else folder
-    return Checkpoints(elsewhere if elsewhere != folder and elsewhere.is_dir() else folder / "checkpoints")
+    told_of = checkpoints_folder(folder, base)
+    return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
 
 
 def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:

@@ -21,6 +21,7 @@ from ajet.context_tracker.packing import pack
 from ajet.context_tracker.proof import Proof, WrongToken, compare, everything, prove, samples_of
 from ajet.context_tracker.proof_lines import prove_rows
 from ajet.record import Checkpoints
+from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episode_codec import decode
 from ajet.record.episodes import unpack
 from ajet.record.files import read_rows
@@ -261,10 +262,7 @@ def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, 
     from ajet.backbone import saved_version
 
     found: dict[int, tuple[Path | None, str]] = {0: (None, str(experiment.ajet.model.path))}
-    folder = run / "checkpoints"
-    base = experiment.ajet.trainer_common.checkpoint_base_dir
-    if base:
-        folder = Path(base).expanduser().absolute() / run.name
+    folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
     for checkpoint in Checkpoints(folder).all():
         found[saved_version(checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
     return found

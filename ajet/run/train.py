@@ -99,8 +99,7 @@ class Training:
     @property
     def total_steps(self) -> int:
         """`total_training_steps`, or `total_epochs` over the tasks."""
-        trainer, data = self.parts.experiment.ajet.trainer_common, self.parts.experiment.ajet.data
-        return trainer.total_training_steps or trainer.total_epochs * math.ceil(len(self.order) / data.train_batch_size)
+        return self.parts.experiment.ajet.total_steps(len(self.order))
 
     def save(self) -> None:
         """A checkpoint of the present step, atomically; a no-op if it exists."""

@@ -37,7 +37,7 @@ def project(tmp_path, monkeypatch):
 
 def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
     experiment = load_experiment(project / "x.yaml", backbone="verl", overrides=["seed=5"], exp_dir=tmp_path / "runs")
-    about = carried(experiment, run_id="r", steps=9)
+    about = carried(experiment, run_id="r")
     assert "a value" not in str(about)
     again = restored(about)
     assert again.ajet == experiment.ajet.model_copy(update={"base_dir": again.ajet.base_dir, **_places(again)})
@@ -46,9 +46,7 @@ def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
 
 
 def test_on_another_node_the_working_directory_is_a_copy_of_the_folder(project, tmp_path, monkeypatch):
-    about = carried(
-        load_experiment(project / "x.yaml", backbone="verl", exp_dir=tmp_path / "runs"), run_id="r", steps=9
-    )
+    about = carried(load_experiment(project / "x.yaml", backbone="verl", exp_dir=tmp_path / "runs"), run_id="r")
     copy = tmp_path / "there"
     project.rename(copy)
     monkeypatch.chdir(copy)

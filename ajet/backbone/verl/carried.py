@@ -19,15 +19,14 @@ KEY = "ajet"
 """Where it lies in verl's `data` section, the only one that verl hands to a data set."""
 
 
-def carried(experiment: Experiment, *, run_id: str, steps: int) -> dict[str, Any]:
-    """The values for `data.ajet`. `steps`: after which training ends."""
+def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
+    """The values for `data.ajet`."""
     return {
         "yaml": experiment.resolved_yaml(),
         "name": experiment.name,
         "base": str(experiment.base),
         "root": str(experiment.root),
         "run_id": run_id,
-        "steps": steps,
     }
 
 

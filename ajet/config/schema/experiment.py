@@ -6,6 +6,7 @@ Invariant: the names and defaults are those that people's YAMLs already use; a p
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from ajet.config.schema.accepted import InterchangeServer, TaskRunner
@@ -71,6 +72,11 @@ class AjetConfig(Section):
     )
     execute_test: Any = key(False, "Accepted, ignored.", ignored="it is a switch of another system's own tests")
     execute_testing_lambda: Any = key("", "Accepted, ignored.", ignored="it is a switch of another system's own tests")
+
+    def total_steps(self, tasks: int) -> int:
+        """Training steps over so many tasks: `total_training_steps`, or else `total_epochs` of them."""
+        trainer = self.trainer_common
+        return trainer.total_training_steps or trainer.total_epochs * math.ceil(tasks / self.data.train_batch_size)
 
     @property
     def validation_repeats(self) -> int:

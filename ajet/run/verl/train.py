@@ -7,7 +7,6 @@ on.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from pathlib import Path
@@ -131,10 +130,8 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     config = verl_settings(experiment, model_folder=folder_of(source), run_folder=run.path, own_cluster=own)
     reader = open_reader(experiment)
     tasks = within_prompt_length(reader.tasks("train"), settings.data, load_tokenizer(source))
-    trainer = settings.trainer_common
-    steps = trainer.total_epochs * math.ceil(len(tasks) / settings.data.train_batch_size)
-    steps = trainer.total_training_steps or steps
-    config["data"][KEY] = carried(experiment, run_id=run.run_id, steps=steps)
+    steps = settings.total_steps(len(tasks))
+    config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps
     if not reader.has("validation"):
         config["trainer"].update(test_freq=-1, val_before_train=False)
