@@ -69,7 +69,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small micro batches": SMALL | KL | CAP,
     "small micro batches, two mini batches": SMALL | TWO,
 }
-RANKS = {"two ranks": KL | CAP | TWO}
+RANKS = {
+    "two ranks": KL | CAP | TWO,
+    "three episodes to an optimizer step": {f"{TC}.mini_batch_num": 4},
+}
 
 
 def groups_of_steps() -> list[list[Group]]:
@@ -249,8 +252,9 @@ def test_a_batch_without_signal_changes_nothing(one_rank):
         np.testing.assert_array_equal(silent["weights"][name], values.detach().numpy())
 
 
-def test_the_ranks_do_not_show(two_ranks):
-    assert_alike(two_ranks["two ranks"], local(RANKS["two ranks"]))
+@pytest.mark.parametrize("name", RANKS)
+def test_the_ranks_do_not_show(two_ranks, name):
+    assert_alike(two_ranks[name], local(RANKS[name]))
 
 
 def test_optimizer_steps_are_counted_in_groups(one_rank):

@@ -61,13 +61,15 @@ def validated(config: Any) -> None:
 
 
 def mini_batches(config: Any) -> None:
-    """TrainingWorker.train_mini_batch, up to its first line after the check."""
+    """TrainingWorker.train_mini_batch with a batch as our trainers send it, up to its first line after the check."""
     import torch
     from tensordict import TensorDict
     from verl.utils import tensordict_utils
     from verl.workers.engine_workers import TrainingWorker
 
-    actor = config.actor_rollout_ref.actor
+    from ajet.backbone.verl.mini_batches import deal
+
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.strategy == "megatron":
         sizes = [actor.megatron[f"{name}_parallel_size"] for name in ("tensor_model", "pipeline_model", "context")]
     else:
@@ -76,6 +78,12 @@ def mini_batches(config: Any) -> None:
     for size in sizes:
         assert world % size == 0
         world //= size
+    groups = [list(range(task * rollout.n, (task + 1) * rollout.n)) for task in range(config.data.train_batch_size)]
+    count = actor.ppo_mini_batch_size
+    parts = [sum(groups[first : first + count], []) for first in range(0, len(groups), count)]
+    multiple = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu)
+    order = deal(parts, [1] * len(groups) * rollout.n, ranks=world, multiple=multiple)
+    assert len(order) % world == 0
 
     class Checked(Exception):
         pass
@@ -84,10 +92,9 @@ def mini_batches(config: Any) -> None:
         raise Checked
 
     engine = SimpleNamespace(get_data_parallel_size=lambda: world, get_data_parallel_rank=rank)
-    data = TensorDict({"x": torch.zeros(1, 1)}, batch_size=[1])
-    tensordict_utils.assign_non_tensor(
-        data, mini_batch_size=actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
-    )
+    mine = len(order) // world
+    data = TensorDict({"x": torch.zeros(mine, 1)}, batch_size=[mine])
+    tensordict_utils.assign_non_tensor(data, num_mini_batch=len(parts))
     with pytest.raises(Checked):
         TrainingWorker.train_mini_batch(SimpleNamespace(engine=engine), data)
 
@@ -125,6 +132,9 @@ GOOD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({f"{TC}.algorithm.clip_dual": None, f"{TC}.optim.lr_schedule": "cosine", f"{TC}.optim.grad_clip": None}, {}),
     ({f"{TC}.algorithm.is_cap": 2.0, f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.use_kl_loss": False}, {}),
     ({f"{TC}.device": "cpu", f"{TC}.n_gpus_per_node": 1}, {}),
+    ({"data.train_batch_size": 3, "rollout.num_repeat": 3}, {}),
+    ({f"{TC}.mini_batch_num": 16, "data.train_batch_size": 16}, {}),
+    ({"data.train_batch_size": 1, "rollout.num_repeat": 1, f"{TC}.nnodes": 3}, {}),
     ({**MEGATRON, f"{TC}.megatron.tensor_model_parallel_size": 2, f"{TC}.megatron.context_parallel_size": 2}, {}),
     ({**MEGATRON, f"{TC}.megatron.pipeline_model_parallel_size": 4, f"{TC}.gradient_checkpointing": True}, {}),
     ({f"{TC}.mode": "colocate_async", "rollout.val_kwargs.do_sample": True}, {}),
@@ -140,9 +150,6 @@ def test_what_passes_our_refusals_passes_verls_validation(ajet, roots):
 
 BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"verl": nested(f"{ACTOR}.optim.lr_scheduler_type", "linear")}),
-    ({"data.train_batch_size": 3, "rollout.num_repeat": 3}, {}),
-    ({f"{TC}.mini_batch_num": 16, "data.train_batch_size": 16}, {}),
-    ({f"{TC}.nnodes": 3}, {}),
     ({f"{TC}.ulysses_sequence_parallel_size": 3}, {}),
     ({TP: 3}, {}),
     ({f"{TC}.n_gpus_per_node": 6, f"{TC}.nnodes": 4, TP: 8, "data.train_batch_size": 48}, {}),

@@ -300,6 +300,7 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
 
     eight = ["trainer_common.n_gpus_per_node=8", "trainer_common.device=cuda"]
+    eight += ["trainer_common.ulysses_sequence_parallel_size=16"]
 
     def run(*arguments):
         with pytest.raises(SystemExit) as caught:
@@ -313,12 +314,12 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     code, out, _ = run("validate", "trainer_common.mode=colocate_async")
     assert code == 0 and "x.yaml is valid" in out
     code, _, err = run("validate", *eight, "trainer_common.nnodes=3")
-    assert code == 2 and "24 copies of the model" in err and "override trainer_common.nnodes=3" in err
+    assert code == 2 and "24 GPUs can't be dealt out" in err and "override trainer_common.nnodes=3" in err
     with pytest.raises(SystemExit):
         launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", *eight, "trainer_common.nnodes=3"])
-    assert "24 copies of the model" in capsys.readouterr().err
+    assert "24 GPUs can't be dealt out" in capsys.readouterr().err
     code, _, err = run("validate", *eight, "verl.trainer.nnodes=3")
-    assert code == 2 and "24 copies of the model" in err
+    assert code == 2 and "24 GPUs can't be dealt out" in err
 
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():

@@ -1,18 +1,20 @@
 """The rules of `refusals` about batches: tasks, mini-batches of them, and the rows of one pass.
 
-Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of whole tasks, and each GPU its part.
+Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of whole tasks. Its rows need not divide by
+the number of copies of the model, since our trainers fill each copy's part up (`ajet.backbone.verl.mini_batches`); only
+where micro batches are counted in rows verl's own validation wants it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ajet.config.verl.effective import ACTOR, MACHINES, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet.config.verl.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.schema.errors import ConfigError
 
 
 def batch_sizes(s: Settings) -> Iterator[ConfigError]:
-    """verl: ActorConfig.validate, TrainingWorker.train_mini_batch, PPOTrainer._balance_batch (which pads)."""
+    """verl: ActorConfig.validate."""
     batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
     key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
     ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
@@ -35,18 +37,6 @@ def batch_sizes(s: Settings) -> Iterator[ConfigError]:
             expected="a multiple",
         )
         return
-    episodes, ranks = mini * s.count(f"{ROLLOUT}.n"), s.gpus // s.model_parallel
-    if ranks and s.gpus % s.model_parallel == 0 and episodes % ranks:
-        split = f", {s.model_parallel} to a copy" if s.model_parallel > 1 else ""
-        yield s.problem(
-            f"A mini-batch has {episodes} episodes ({mini} tasks × {s.name(f'{ROLLOUT}.n', 'rollout.num_repeat')}), "
-            f"which can't be dealt out to {ranks} copies of the model ({s.gpus} GPUs{split}).",
-            key,
-            *ours,
-            also=((f"{ROLLOUT}.n", "rollout.num_repeat"), *MACHINES),
-            expected=f"a multiple of {ranks}",
-            do="change ajet.data.train_batch_size, ajet.trainer_common.mini_batch_num or the number of GPUs",
-        )
 
 
 def fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
