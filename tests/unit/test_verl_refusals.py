@@ -21,7 +21,7 @@ SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "dat
 @pytest.fixture(autouse=True)
 def no_verl(monkeypatch):
     """As on a machine without verl: what passes the refusals ends in MissingExtra."""
-    monkeypatch.setattr(layer, "_config_folder", lambda: None)
+    monkeypatch.setattr(layer, "_config_folder", lambda _: None)
 
 
 def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
@@ -39,6 +39,21 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
     passes()
     passes({**MEGATRON, "trainer_common.megatron.tensor_model_parallel_size": 4})
     passes({"trainer_common.device": "cpu", "trainer_common.n_gpus_per_node": 1})
+
+
+@pytest.mark.parametrize(
+    ("ajet", "device", "extra"),
+    [
+        ({}, "cuda", "verl"),
+        ({}, "cpu", "verl-cpu"),
+        ({"trainer_common.device": "cpu"}, "cuda", "verl-cpu"),
+        ({"trainer_common.device": "cuda"}, "cpu", "verl"),
+    ],
+)
+def test_the_extra_is_the_one_for_the_device(ajet, device, extra):
+    with pytest.raises(MissingExtra) as caught:
+        verl_config(experiment(ajet), device=device)
+    assert caught.value.do == f'pip install "ajet[{extra}]"'
 
 
 def test_episodes_need_not_divide_by_the_copies_of_the_model():

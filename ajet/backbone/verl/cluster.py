@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet.config.verl import extra_for
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
 ADDRESS = "RAY_ADDRESS"
@@ -53,7 +54,7 @@ def joined(
     try:
         import ray
     except ImportError as problem:
-        raise MissingExtra("ray", "verl", needed_for="The verl backbone") from problem
+        raise MissingExtra("ray", extra_for(config["trainer"]["device"]), needed_for="The verl backbone") from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}}

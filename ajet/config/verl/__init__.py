@@ -9,7 +9,7 @@ verl or ray is imported (verl's YAML files are read where they lie; its package 
 
 from __future__ import annotations
 
-from ajet.config.verl.layer import VERL_VERSION, shown, verl_config
+from ajet.config.verl.layer import VERL_VERSION, extra_for, shown, verl_config
 from ajet.config.verl.limits import ModelLimits, read_limits
 
-__all__ = ["VERL_VERSION", "ModelLimits", "read_limits", "shown", "verl_config"]
+__all__ = ["VERL_VERSION", "ModelLimits", "extra_for", "read_limits", "shown", "verl_config"]

@@ -59,7 +59,8 @@ def verl_config(
 
     register()
     ajet = _ajet_node(experiment, model_folder, run_folder, device)
-    folder = _config_folder()
+    extra = extra_for(ajet["trainer_common"]["device"])
+    folder = _config_folder(extra)
     layers = _own_layers(experiment, ajet)
     if folder is not None:
         layers.insert(0, _verls_defaults(folder, experiment.ajet.trainer_common.strategy))
@@ -68,11 +69,16 @@ def verl_config(
         tree: Any = OmegaConf.merge(known, OmegaConf.create(_users(experiment)))
         refuse(experiment, tree, model or ModelLimits(), gpu_bytes)
         if folder is None:
-            raise MissingExtra("verl", "verl", needed_for="The verl backbone")
+            raise MissingExtra("verl", extra, needed_for="The verl backbone")
         plain: Any = OmegaConf.to_container(known, resolve=False)
         refuse_unknown(experiment, _merged_sections(experiment), plain, folder.parents[1].rglob("*.py"))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
+
+
+def extra_for(device: str) -> str:
+    """The extra that brings verl where it trains on `device`."""
+    return "verl-cpu" if device == "cpu" else "verl"
 
 
 def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +189,7 @@ def _verls_defaults(folder: Path, strategy: str) -> Any:
     return OmegaConf.to_container(composed, resolve=False)
 
 
-def _config_folder() -> Path | None:
+def _config_folder(extra: str) -> Path | None:
     """`verl/trainer/config`; None where verl is not installed. Raises UserError for another version."""
     spec = util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
@@ -194,7 +200,7 @@ def _config_folder() -> Path | None:
             f"verl {installed} is installed.",
             where=str(place),
             expected=f"verl {VERL_VERSION}: its config differs from version to version",
-            do='pip install "ajet[verl]"',
+            do=f'pip install "ajet[{extra}]"',
         )
     return place / "trainer" / "config"
 
