@@ -127,6 +127,15 @@ def test_a_ray_job_has_the_nodes_accelerators_and_command_of_the_experiment(proj
         ]
 
 
+def test_servers_apart_from_the_trainer_have_nodes_of_their_own(project, render):
+    conf = write(project, mode="separate_async")
+    apart = {"nnodes": 2, "n_gpus_per_node": 4, "checkpoint_engine": {"backend": "nccl"}}
+    conf.write_text(conf.read_text() + yaml.safe_dump({"verl": {"actor_rollout_ref": {"rollout": apart}}}))
+    (workers,) = kuberay(render, conf)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert workers["replicas"] == 3 + 2 - 1 and workers["rayStartParams"]["num-gpus"] == "4"
+    assert "#SBATCH --nodes=5\n" in render("slurm", "--conf", str(conf))[1]
+
+
 def test_a_claim_takes_the_place_of_the_nodes_own_folder(project, render):
     (template, *_) = pods(kuberay(render, project / "My Run_1.yaml", "--claim", "data/agents/one"))
     assert {"name": "project", "persistentVolumeClaim": {"claimName": "data"}} in template["spec"]["volumes"]
@@ -178,7 +187,7 @@ def test_other_devices_are_asked_for_by_their_own_names(project, render, device,
         (["kuberay", "--conf", "my project/My Run_1.yaml"], "There is no --image"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "--image", "x"], "are for kuberay"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "--folder", "my project/inner"], "is not below"),
-        (["slurm", "--conf", "my project/My Run_1.yaml", "data.train_batch_size=13"], "train_batch_size"),
+        (["slurm", "--conf", "my project/My Run_1.yaml", "trainer_common.mini_batch_num=5"], "mini_batch_num"),
         (["slurm", "--conf", "my project/My Run_1.yaml", "+judge.api_key=abc"], "is a secret"),
     ],
     ids=str,

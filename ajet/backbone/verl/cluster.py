@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet.backbone.verl.demand import Demand
 from ajet.config.verl import extra_for
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
@@ -29,9 +30,6 @@ QUIET = {
 """What verl sets for its processes, and what keeps them quiet."""
 EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
 """What of the YAML's folder is not copied to the nodes."""
-CPUS = 4
-"""CPUs that Ray must have beside those that verl asks for with each GPU: for its trainer, queues and agents."""
-CPUS_A_GPU = 3
 PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
 
@@ -90,15 +88,17 @@ def joined(
 def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
-    wanted = config["trainer"]["nnodes"] * config["trainer"]["n_gpus_per_node"]
+    demand = Demand.of(config)
+    wanted = demand.accelerators
     resource = "NPU" if config["trainer"]["device"] == "npu" else "GPU"
     end = time.monotonic() + (0 if own else PATIENCE_S)
     said = -1
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
         if time.monotonic() > end:
             raise UserError(
-                f"The run wants {wanted} {resource}s ({config['trainer']['nnodes']} nodes), Ray has {found}.",
-                where="ajet.trainer_common.nnodes and n_gpus_per_node",
+                f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
+                where="ajet.trainer_common.nnodes and n_gpus_per_node"
+                + (", verl.actor_rollout_ref.rollout.nnodes" if demand.serving[0] else ""),
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
                 do="ajet.trainer_common.device: cpu runs verl without any, for tests" if own and not found else "",
             )
@@ -106,7 +106,7 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
             on_wait(found, wanted)
             said = found
         time.sleep(2.0)
-    cpus, needed = int(ray.cluster_resources().get("CPU", 0)), CPUS + CPUS_A_GPU * wanted
+    cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:
         raise UserError(
             f"verl's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",

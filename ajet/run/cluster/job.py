@@ -52,6 +52,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
     the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
     from ajet.backbone.verl import verl_settings
+    from ajet.backbone.verl.demand import Demand
 
     if experiment.ajet.backbone != "verl":
         raise ConfigError(
@@ -69,14 +70,14 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
             expected="a folder that holds the YAML and all that it names",
         )
     _refuse_secrets(experiment.overrides)
-    trainer, root = experiment.ajet.trainer_common, experiment.root
+    demand, root = Demand.of(settings), experiment.root
     if exp_dir is None and experiment.ajet.experiment_dir == "auto":
         root = seen / "launcher_record"
     command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", "verl", "--with-ray-cluster"]
     return ClusterJob(
         name=_name(experiment.name),
-        nodes=trainer.nnodes,
-        accelerators=trainer.n_gpus_per_node,
+        nodes=demand.nodes,
+        accelerators=demand.a_node,
         cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
         folder=seen,

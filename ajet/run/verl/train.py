@@ -16,6 +16,7 @@ from loguru import logger
 
 from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import open_mailbox
 from ajet.backbone.verl.settings import environment_of, verl_settings
@@ -50,7 +51,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
         finish(run)
         return
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
-        refuse_busy(config["trainer"]["n_gpus_per_node"])
+        refuse_busy(Demand.of(config).accelerators)
     progress = TrainingProgress(experiment, run)
     record = Record(experiment, run, progress, steps)
     run.status.set(phase="starting Ray", steps=steps)
