@@ -112,6 +112,18 @@ def test_the_mode_decides_what_we_think_it_does(base):
     assert 'self.config.trainer.v1.get(self.trainer_mode, {}).get("parameter_sync_step", 1)' in source
 
 
+def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
+    """But for `async_save`, which we refuse; and there is no other callback than the one that the config names."""
+    from ajet.config.verl import checkpoints
+    from ajet.run.verl.runner import SavedCallback
+
+    source = inspect.getsource(base._save_checkpoint)
+    saved = source.index("self.actor_rollout_wg.save_checkpoint(")
+    late = source.index('if actor_ckpt_cfg.get("async_save", False)')
+    assert saved < source.index("tq.save_checkpoint(") < late < source.rindex(".on_save(")
+    assert f"{SavedCallback.__module__}.{SavedCallback.__name__}" == checkpoints.CALLBACK
+
+
 def test_workers_cut_an_update_as_we_count_on():
     """Equal parts for the ranks, of each in order equal parts for the optimizer steps, and the rate moves once."""
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker

@@ -224,6 +224,8 @@ def test_the_resolvers_are_plain_functions():
             {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}}},
             "rollout_is_threshold is 0.5_2.*a number",
         ),
+        (nested(f"{ACTOR}.checkpoint.async_save", True), "complete, and with async_save .*false"),
+        (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback the run would not.*SavedCallback"),
         (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
     ],
 )

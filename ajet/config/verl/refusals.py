@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.validate import together
 from ajet.config.verl.batches import batch_sizes, fixed_micro_batches
+from ajet.config.verl.checkpoints import checkpoints
 from ajet.config.verl.credit import unsupported
 from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.verl.limits import ModelLimits
@@ -297,15 +298,7 @@ def _learning(s: Settings) -> Iterator[ConfigError]:
 
 
 def _modes(s: Settings) -> Iterator[ConfigError]:
-    """verl: PPOTrainerSeparateAsync.__init__, PPOTrainer._load_checkpoint."""
-    path = s.value("trainer.resume_from_path")
-    if s.value("trainer.resume_mode") == "resume_path" and "global_step_" not in str(path):
-        yield s.problem(
-            f"{path} is no checkpoint of verl.",
-            "trainer.resume_from_path",
-            f"{TRAINER}.resume",
-            expected="auto, never, or the path of a folder global_step_N",
-        )
+    """verl: PPOTrainerSeparateAsync.__init__."""
     mode = s.value("trainer.v1.trainer_mode")
     if mode not in MODES:
         yield s.problem(
@@ -355,5 +348,5 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
 
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
     _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _engine, _memory, _lengths, _sampling, _learning,
-    _modes, _credit,
+    checkpoints, _modes, _credit,
 )  # fmt: skip
