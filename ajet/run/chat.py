@@ -18,7 +18,7 @@ from rich.text import Text
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
 from ajet.run.export import checkpoints_of, model_folder
-from ajet.run.named import run_folder
+from ajet.run.named import known_run
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
@@ -42,14 +42,8 @@ def chat(
     """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
 
-    folder = run_folder(run, root, holding="resolved.yaml")
-    if not (folder / "resolved.yaml").exists():
-        raise UserError(
-            f"There is no run named {run}.",
-            where=str(folder),
-            expected="a run directory with a resolved.yaml and checkpoints/",
-            do="ajet runs lists them",
-        )
+    expected = "a run directory with a resolved.yaml and checkpoints/"
+    folder = known_run(run, root, holding="resolved.yaml", expected=expected)
     checkpoints = checkpoints_of(folder)
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
 from ajet.record.files import sync_tree
-from ajet.run.named import run_folder
+from ajet.run.named import known_run
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")
@@ -24,14 +24,7 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
     out: a folder that does not exist yet; None is `exports/step-N` in the run's. dtype: float32 or bfloat16, of a
     checkpoint of verl; None keeps the one that was trained in. Raises UserError.
     """
-    folder = run_folder(run, root, holding="run.json")
-    if not (folder / "run.json").is_file():
-        raise UserError(
-            f"There is no training run named {run}.",
-            where=str(folder),
-            expected="a run directory with checkpoints",
-            do="ajet runs lists them",
-        )
+    folder = known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
     checkpoint = _checkpoint(checkpoints_of(folder), step)
     target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
     if target.exists():

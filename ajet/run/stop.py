@@ -17,7 +17,7 @@ import psutil
 
 from ajet.record.console import console
 from ajet.record.files import read_rows
-from ajet.run.named import run_folder
+from ajet.run.named import known_run
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0
@@ -26,8 +26,9 @@ hard."""
 
 
 def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
-    """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it."""
-    folder = run_folder(run, root, holding="status.json")
+    """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it. Raises
+    UserError."""
+    folder = known_run(run, root, holding="status.json", expected="a folder with a status.json")
     processes = recorded_processes(folder)
     if not processes:
         console.print(f"{folder.name} is not running.")
@@ -56,12 +57,8 @@ def kill(names: str | None, root: Path) -> int:
 
 
 def recorded_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
-    """The still living processes of the run in `folder`, or those of one role. Raises UserError when it holds no
-    run."""
-    path = folder / "status.json"
-    if not path.exists():
-        raise _no_run(folder)
-    status: dict[str, Any] = json.loads(path.read_text())
+    """The still living processes of the run in `folder`, or those of one role."""
+    status: dict[str, Any] = json.loads((folder / "status.json").read_text())
     found = []
     for entry in status.get("processes", []):
         if role is not None and entry.get("role") != role:
@@ -80,15 +77,6 @@ def _patience(folder: Path) -> float:
     with suppress(UserError):  # a damaged record is no reason not to stop
         longest = max((row.get("seconds/step") or 0.0 for row in read_rows(folder / "metrics.jsonl")), default=0.0)
     return PATIENCE_S + 2 * longest
-
-
-def _no_run(folder: Path) -> UserError:
-    return UserError(
-        f"There is no run named {folder.name}.",
-        where=str(folder),
-        expected="a folder with a status.json",
-        do="ajet runs lists them",
-    )
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -204,7 +204,7 @@ def refused(capsys: Any, *arguments: str) -> str:
 def test_what_is_not_there_is_said(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     root = ("--exp-dir", str(tmp_path))
-    assert "There is no training run named nothing" in refused(capsys, "nothing", *root)
+    assert "There is no run named nothing" in refused(capsys, "nothing", *root)
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text("{}")
     assert "has no complete checkpoint" in refused(capsys, "r", *root)
