@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 
+from ajet.backbone.verl.ray_errors import last_line
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.schema.errors import EngineFailure
@@ -96,8 +97,7 @@ class ServerEngine:
             ask = self._client.generate if generate is None else partial(generate, self._client)
             return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
         except RayError as problem:
-            last = [line for line in str(problem).splitlines() if line.strip()][-1:] or [type(problem).__name__]
-            raise EngineFailure(f"verl's server failed: {last[0].strip().split('. ')[0]}") from problem
+            raise EngineFailure(f"verl's server failed: {last_line(problem).split('. ')[0]}") from problem
 
 
 def _alike(request: TokenRequest) -> bool:

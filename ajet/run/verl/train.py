@@ -19,6 +19,7 @@ from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import open_mailbox
+from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
 from ajet.schema.errors import ConfigError, RunFailed
@@ -111,9 +112,8 @@ def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Int
 
 
 def _failed(problem: Exception, logs: Path) -> RunFailed:
-    said = [line for line in str(problem).strip().splitlines() if line.strip()]
     return RunFailed(
-        f"verl ended the run: {said[-1].strip() if said else type(problem).__name__}",
+        f"verl ended the run: {last_line(problem)}",
         where=str(logs),
         do="each of its processes has a log there; the same command goes on from the last checkpoint",
     )
