@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from ajet.schema.batch import TrainingBatch
-from ajet.schema.episode import Episode, Group
+from ajet.schema.episode import Episode, Group, UntrainedReason
 
 
 def check_tokens(groups: Sequence[Group], batch: TrainingBatch) -> None:
@@ -28,13 +28,14 @@ def check_tokens(groups: Sequence[Group], batch: TrainingBatch) -> None:
             )
 
 
-def count_discarded(groups: Iterable[Group]) -> None:
-    """Oversampled groups that the batch had no room for: their sampled tokens are counted as such."""
+def count_discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> None:
+    """Groups that are not trained on, because the batch had no room for them or they are `stale`: their sampled tokens
+    are counted as such."""
     for group in groups:
         for episode in group.episodes:
             left = episode.sampled_tokens - sum(episode.untrained.values())
             if left:
-                episode.untrained["oversampled"] += left
+                episode.untrained[reason] += left
 
 
 def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:

@@ -237,20 +237,13 @@ class Batch:
         staleness = staleness_metrics(result.episodes, version).get("train/staleness_max", 0)
         stale = max_staleness is not None and staleness > max_staleness
         if stale:
-            _count_stale(result)
+            count_discarded([result], "stale")
             logger.warning(
                 "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
                 result.task.task_id,
                 staleness,
             )
         (self.groups if result.scored and not stale else self.discarded).append(result)
-
-
-def _count_stale(group: Group) -> None:
-    for episode in group.episodes:
-        left = episode.sampled_tokens - sum(episode.untrained.values())
-        if left:
-            episode.untrained["stale"] += left
 
 
 def _leave(training: Training, served: Served, batch: Batch) -> None:

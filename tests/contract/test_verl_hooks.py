@@ -124,6 +124,40 @@ def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
     assert f"{SavedCallback.__module__}.{SavedCallback.__name__}" == checkpoints.CALLBACK
 
 
+@pytest.mark.parametrize("threshold", [1, 2, 4, None])
+def test_groups_are_too_old_when_verl_drops_them(threshold):
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
+
+    from ajet.run.verl.waiting import Waiting
+    from ajet.schema.episode import Group
+    from ajet.schema.task import Task
+    from tests.local_fixtures import episode_of
+
+    asked = dict(enumerate((1, 1, 2, 3, 5, 7)))
+    buffer: Any = object.__new__(ReplayBufferAsync)
+    buffer.max_off_policy_threshold, buffer.max_off_policy_strategy = threshold, "drop"
+    buffer.prompt_global_steps = {"train": {str(order): step for order, step in asked.items()}}
+    for now in range(1, 10):
+        buffer.finished_keys = {"train": {str(order) for order, step in asked.items() if step <= now}}
+        waiting = Waiting(threshold)
+        for order, step in asked.items():
+            if step <= now:
+                episode = episode_of(1.0)
+                episode.step = step
+                waiting.add(Group(Task(task_id=str(order)), order, [episode]))
+        _, stale = waiting.take(now, ())
+        assert {str(group.order) for group in stale} == buffer._stale_terminal_keys(now, "train")
+
+
+def test_what_a_checkpoint_holds_of_groups_is_what_we_think(base):
+    """Finished ones are trained later on as they are; those under way are played again, by the step that goes on."""
+    source = inspect.getsource(base._reissue_inflight_prompts)
+    assert 'tag.get("status") in ("pending", "running")' in source
+    assert '"global_steps": self.global_steps' in source
+    assert "self._reissue_inflight_prompts()" in inspect.getsource(base.fit)
+    assert "tq.load_checkpoint(tq_ckpt_path)" in inspect.getsource(base._load_checkpoint)
+
+
 def test_workers_cut_an_update_as_we_count_on():
     """Equal parts for the ranks, of each in order equal parts for the optimizer steps, and the rate moves once."""
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker

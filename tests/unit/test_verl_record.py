@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import pytest
 from ajet.backbone.verl.mailbox import Credited, Died, Phase, Played, Process, Saved, Stepped, Validated
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles, RunDirectory
+from ajet.run.summary import Tally
 from ajet.run.verl.record import DEATHS, HOPELESS, Record
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from tests.local_fixtures import episode_of
 
 BATCH, REPEATS = 2, 2
 
@@ -33,14 +38,21 @@ class Shown:
         self.steps.append(step)
 
 
-@pytest.fixture
-def made(tmp_path):
+@contextmanager
+def opened(tmp_path: Path, dropped_after: int | None = None) -> Iterator[tuple[Record, RunDirectory, Shown]]:
+    """The run's record, as the first launch or a later one has it."""
     tree = {"ajet": {"backbone": "verl", "data": {"train_batch_size": BATCH}, "rollout": {"num_repeat": REPEATS}}}
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
-    yield Record(experiment, run, shown, 9), run, shown  # type: ignore[arg-type]
+    yield Record(experiment, run, shown, 9, dropped_after), run, shown  # type: ignore[arg-type]
     run.close("finished")
+
+
+@pytest.fixture
+def made(tmp_path):
+    with opened(tmp_path) as all_of_it:
+        yield all_of_it
 
 
 def group(
@@ -109,6 +121,60 @@ def test_a_checkpoint_counts_once_its_step_is_recorded(made):
     assert saved is not None and saved.step == 1 and saved.score == 1.0
     assert (saved.path / saved.state["verl"] / "actor" / "weights").read_text() == "w" and not written.exists()
     assert [row["step"] for row in rows(run)] == [1, 1] and rows(run)[0]["validation/tasks"] == 1
+
+
+def tokens(group: Group) -> Group:
+    """The same with a reply of three tokens in each episode."""
+    for episode in group.episodes:
+        played = episode_of(1.0)
+        episode.calls, episode.timelines = played.calls, played.timelines
+    return group
+
+
+def written(run: RunDirectory, step: int) -> str:
+    """A checkpoint as verl leaves it."""
+    folder = run.path / "checkpoints" / "verl" / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    return str(folder)
+
+
+def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
+    with opened(tmp_path, dropped_after=2) as (record, run, _):
+        trained, old, young = group(0), tokens(group(1)), group(2, step=2)
+        for each in (trained, old, young):
+            record.take(Played(each))
+        record.take(stepped(1, trained))
+        record.take(stepped(2))
+        assert [row["discarded"] for row in rows(run)] == [[], []], "one more step may train it"
+        record.take(stepped(3, young))
+        last = rows(run)[-1]
+        assert (last["tasks"], last["discarded"]) == ([2], [1])
+        assert last["train/untrained/stale"] == last["train/sampled_tokens"] == 3 * REPEATS
+        episodes = EpisodeFiles(run.path / "episodes").read(3)
+        assert [dict(episode.untrained) for episode in episodes] == [{}] * REPEATS + [{"stale": 3}] * REPEATS
+
+
+def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_path):
+    with opened(tmp_path) as (record, run, _):
+        first, ahead, late = group(0), tokens(group(1)), group(2)
+        record.take(Played(first))
+        record.take(Played(ahead))
+        record.take(Saved(1, written(run, 1)))
+        record.take(Played(late))  # verl's checkpoint has it as under way
+        record.take(stepped(1, first))
+        assert [row["tasks"] for row in rows(run)] == [[0]]
+    with opened(tmp_path) as (record, run, _):
+        again = group(2, step=2)
+        record.take(Played(again))
+        credited = stepped(2, group(1), again).credited
+        credited = [replace(each, trained=3) if each.order == 1 else each for each in credited]
+        record.take(Stepped(2, {"seconds/step": 1.0}, credited))
+        last = rows(run)[-1]
+        assert (last["step"], last["tasks"], last["train/episodes"]) == (2, [1, 2], 2 * REPEATS)
+        assert (last["train/sampled_tokens"], last["discarded"]) == (3 * REPEATS, [])
+        episodes = EpisodeFiles(run.path / "episodes").read(2)
+        assert [episode.uuid for episode in episodes] == [e.uuid for each in (ahead, again) for e in each.episodes]
+        assert Tally.of(rows(run)).skipped == 0
 
 
 def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):

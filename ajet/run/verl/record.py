@@ -12,15 +12,16 @@ import socket
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from loguru import logger
 
 from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import episode_metrics, staleness_metrics
+from ajet.run.accounting import count_discarded, episode_metrics, staleness_metrics
 from ajet.run.evaluate import validation_metrics
 from ajet.run.train import refuse_if_all_failed
+from ajet.run.verl.waiting import Waiting
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 
@@ -39,11 +40,18 @@ DEATHS = 5
 class Record:
     """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
 
-    def __init__(self, experiment: Experiment, run: RunDirectory, progress: TrainingProgress, steps: int) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        run: RunDirectory,
+        progress: TrainingProgress,
+        steps: int,
+        dropped_after: int | None = None,
+    ) -> None:
+        """steps: the last one. dropped_after: see `waiting.dropped_after`."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
-        self._playing: dict[tuple[int, int], Group] = {}
-        """Groups of training that no recorded step has yet, by the step that asked for them and their order."""
+        self._waiting = Waiting(dropped_after)
         self._validating: list[Group] = []
         self._saved: Saved | None = None
         self._failed: list[Group] = []
@@ -54,6 +62,8 @@ class Record:
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
+        if run.resumed:
+            self._waiting.restore(run.resumed.path, resumed.get("waiting", []))
 
     def take(self, letter: Letter) -> None:
         """Do what it asks for."""
@@ -65,6 +75,7 @@ class Record:
             self._validated(letter)
         elif isinstance(letter, Saved):
             self._saved = letter
+            self._waiting.mark()
         elif isinstance(letter, Died):
             self._died(letter)
         elif isinstance(letter, Phase):
@@ -91,7 +102,7 @@ class Record:
         if first.split == "validation":
             self._validating.append(group)
             return
-        self._playing[first.step, group.order] = group
+        self._waiting.add(group)
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
             refuse_if_all_failed([episode for each in self._failed for episode in each.episodes], first.step)
@@ -105,31 +116,22 @@ class Record:
 
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}
-        groups = self._take_groups(letter.step, credited)
-        episodes = [episode for group in groups for episode in group.episodes]
+        groups, stale = self._waiting.take(letter.step, credited)
+        count_discarded(stale, "stale")
+        episodes = [episode for group in (*groups, *stale) for episode in group.episodes]
         for episode in episodes:
             _enter(episode, credited.get(episode.uuid))
-        metrics = episode_metrics(episodes, "train") | staleness_metrics(episodes, letter.step - 1)
+        metrics = episode_metrics(episodes, "train")
+        metrics |= staleness_metrics([e for group in groups for e in group.episodes], letter.step - 1)
         metrics |= letter.metrics
         self._run.episodes.write(letter.step, "train", episodes)
         tasks = sorted(group.order for group in groups if group.scored)
-        unused = sorted(group.order for group in groups if not group.scored)
+        unused = sorted(group.order for group in [*(group for group in groups if not group.scored), *stale])
         self._on_step(letter.step, self._steps, metrics)
         self._run.metrics.log(letter.step, metrics, tasks=tasks, discarded=unused)
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)
-
-    def _take_groups(self, step: int, credited: dict[str, Credited]) -> list[Group]:
-        """The groups that this step trained, and those that are over and train nothing. Others are still wanted."""
-        over = {
-            key: group
-            for key, group in sorted(self._playing.items())
-            if not group.scored or any(episode.uuid in credited for episode in group.episodes)
-        }
-        for key in over:
-            del self._playing[key]
-        return sorted(over.values(), key=lambda group: group.order)
 
     def _died(self, letter: Died) -> None:
         self._deaths += 1
@@ -155,11 +157,13 @@ class Record:
         """Make verl's folder a checkpoint of the run: complete, or not there."""
         self._saved = None
         folder = Path(saved.folder)
+        state: dict[str, Any] = {"verl": folder.name, "validation": self._validation, "validated": saved.step}
+        state["waiting"] = self._waiting.index()
 
         def write(into: Path) -> None:
             os.rename(folder, into / folder.name)
+            self._waiting.write(into, self._run.redact)
 
-        state = {"verl": folder.name, "validation": self._validation, "validated": saved.step}
         self._run.checkpoints.save(saved.step, write, state, score=self._validation.get("validation/reward"))
 
 

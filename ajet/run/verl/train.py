@@ -22,6 +22,7 @@ from ajet.backbone.verl.mailbox import open_mailbox
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
+from ajet.run.verl.waiting import dropped_after
 from ajet.schema.errors import ConfigError, RunFailed
 from ajet.task_reader.overlong import within_prompt_length
 
@@ -54,7 +55,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, steps)
+    record = Record(experiment, run, progress, steps, dropped_after(config))
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     environment = environment_of(config)
