@@ -2,11 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.run.summary import Tally
+from ajet.run.verl.segments import mapped
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
 
@@ -29,9 +31,11 @@ def life(tmp_path_factory):
         seen["after the worker died"] = first.log.read_text()
         first.wait_for_step(5)
         left = first.processes()
+        segments = {name for server in first.processes("VLLM::") for name, _ in mapped(server.pid)}
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
         seen["alive after kill -9"] = all_gone(left)
+        seen["segments"] = {name: Path("/dev/shm", name).exists() for name in segments}
         seen["steps before"] = [row["step"] for row in first.rows()]
     finally:
         first.end()
@@ -73,6 +77,11 @@ def test_no_process_outlives_the_run(life):
     _, seen = life
     assert {"run", "trainer", "agent loop", "raylet", "gcs_server"} <= seen["roles"]
     assert seen["alive after kill -9"] == [] and seen["alive after stop"] == []
+
+
+def test_no_shared_memory_of_its_servers_outlives_the_run(life):
+    _, seen = life
+    assert len(seen["segments"]) >= 2 and not any(seen["segments"].values()), seen["segments"]
 
 
 def test_stop_saves_what_was_learned(life):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,11 @@ from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
-from ajet.backbone.verl.mailbox import open_mailbox
+from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
+from ajet.run.verl.segments import Segments
 from ajet.run.verl.waiting import dropped_after
 from ajet.schema.errors import ConfigError, RunFailed
 from ajet.task_reader.overlong import within_prompt_length
@@ -61,6 +64,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     environment = environment_of(config)
     try:
         with (
+            closing(Segments()) as segments,
             joined(config, address=address, folder=experiment.base, environment=environment, on_wait=_waiting),
             kept(run.path / "logs", run.redact),
         ):
@@ -68,12 +72,13 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
             mailbox = open_mailbox()
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
             done = runner.run.remote(OmegaConf.create(config))
+            listen = partial(_listen, mailbox, done, record, run.path / "logs", interrupts, segments)
             try:
-                _listen(mailbox, done, record, run.path / "logs", interrupts)
+                listen()
             except KeyboardInterrupt:
                 logger.warning("interrupted: the run ends after its present step, with a checkpoint")
                 ray.get(mailbox.ask_to_stop.remote())
-                _listen(mailbox, done, record, run.path / "logs", interrupts)
+                listen()
                 raise
     finally:
         progress.close()
@@ -93,7 +98,7 @@ def address_of(options: LaunchOptions) -> str | None:
     return None if options.with_ray else address
 
 
-def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts) -> None:
+def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts, segments: Segments) -> None:
     """Take letters until the trainer has ended and none is left; a first interrupt waits until those that were taken
     are recorded. Raises RunFailed for what the trainer raised."""
     import ray
@@ -104,6 +109,8 @@ def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Int
             letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
             for letter in letters:
                 record.take(letter)
+            if any(isinstance(letter, Phase) for letter in letters):
+                segments.look()
         if ended and not letters:
             try:
                 ray.get(done)
