@@ -7,7 +7,7 @@ Invariant: what a path means never depends on the network: a local file or folde
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from loguru import logger
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, find
+from ajet.task_reader.image_columns import ImageColumns
 from ajet.task_reader.rows import BadRow, Columns, task_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Place:
 
 
 class HuggingFaceReader:
-    """`huggingface_dat_repo`: rows become tasks with the whole row as metadata."""
+    """`huggingface_dat_repo`: rows become tasks with the whole row as metadata, images as `data:` URLs."""
 
     judge = None
 
@@ -86,12 +87,13 @@ class HuggingFaceReader:
         place = locate(self._path, self._config, self._base)
         return self._made(load_rows(place, name), f"{place}, split {name}")
 
-    def _made(self, rows: Iterable[Mapping[str, Any]], where: str) -> list[Task]:
+    def _made(self, dataset: Any, where: str) -> list[Task]:
+        images = ImageColumns(dataset.features)
         tasks: list[Task] = []
         bad: list[tuple[int, str]] = []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(images.rows(dataset)):
             try:
-                tasks.append(task_of(row, self._columns))
+                tasks.append(task_of(images.urls(row), self._columns))
             except BadRow as problem:
                 if not self._skip:
                     raise TaskError(
@@ -131,8 +133,8 @@ def locate(path: str, config: str | None, base: Path) -> Place:
     return _on_hub(path, config)
 
 
-def load_rows(place: Place, split: str) -> Iterable[Mapping[str, Any]]:
-    """The rows of one split (`datasets` slices such as `train[:100]` are understood). Raises TaskError."""
+def load_rows(place: Place, split: str) -> Any:
+    """The `datasets.Dataset` of one split (slices such as `train[:100]` are understood). Raises TaskError."""
     datasets = _library()
     if place.file is not None:
         return _of_file(datasets, place, split)

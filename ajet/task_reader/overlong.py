@@ -1,7 +1,7 @@
 """Tasks whose prompt alone exceeds `data.max_prompt_length`: left out and counted, or an error that names one.
 
 Invariant: no prompt is ever cut. A task is judged by its own text (init_messages, or main_query as one user
-message); what a workflow adds on top is bounded later, call by call, by the gateway.
+message); its images, and what a workflow adds on top, are bounded later, call by call, by the gateway.
 """
 
 from __future__ import annotations
@@ -39,7 +39,14 @@ def within_prompt_length(tasks: Sequence[Task], data: Data, tokenizer: Any) -> S
 
 
 def _fits(task: Task, tokenizer: Any, limit: int) -> bool:
-    text = "\n".join(str(message.get("content", "")) for message in task.init_messages) + task.main_query
+    text = "\n".join(_said(message.get("content")) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True
     return len(tokenizer.encode(text, add_special_tokens=False)) <= limit
+
+
+def _said(content: Any) -> str:
+    """The text of a message, which may be in parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import socket
@@ -21,6 +23,7 @@ from ajet.schema.errors import ConfigError, JudgeFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_reader import open_reader
 from ajet.task_reader.hugging_face import locate
+from ajet.task_reader.overlong import within_prompt_length
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
 
@@ -278,6 +281,143 @@ def test_broken_files_and_foreign_columns_are_errors(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="task_reader.columns.main_query") as caught:
         hub(tmp_path, "foreign.parquet").tasks("train")
     assert "row 0" in caught.value.where
+
+
+def picture(form: str = "PNG", **more: Any) -> bytes:
+    """Six by four pixels, the left half red."""
+    from PIL import Image
+
+    image, file = Image.new("RGB", (6, 4), "blue"), io.BytesIO()
+    image.paste("red", (0, 0, 3, 4))
+    image.save(file, form, **more)
+    return file.getvalue()
+
+
+def unpacked(url: str) -> tuple[str, bytes]:
+    head, _, data = url.partition(";base64,")
+    return head.removeprefix("data:"), base64.b64decode(data, validate=True)
+
+
+def image_set(file: Path, columns: dict[str, Any], **features: Any) -> None:
+    """A file that says what its columns are; written without the library, which would fetch what is an address."""
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    described = datasets.Features({"question": datasets.Value("string"), **features})
+    questions = [f"what is {index}?" for index in range(len(next(iter(columns.values()))))]
+    table = pyarrow.Table.from_pydict({"question": questions, **columns}, schema=described.arrow_schema)
+    pyarrow.parquet.write_table(table, file)
+
+
+def test_images_are_urls_of_the_same_bytes(tmp_path: Path) -> None:
+    import datasets
+    from PIL import Image
+
+    one, two = picture(), picture("JPEG")
+    rows = datasets.Dataset.from_dict({"question": ["a", "b"], "image": [Image.open(io.BytesIO(one)), {"bytes": two}]})
+    rows.cast_column("image", datasets.Image()).to_parquet(tmp_path / "set.parquet")
+    reader = hub(tmp_path, "set.parquet", validation_split="train[1:]")
+    tasks = reader.tasks("train")
+    assert [task.main_query for task in tasks] == ["a", "b"] and list(tasks[0].metadata) == ["question", "image"]
+    assert unpacked(tasks[0].metadata["image"]) == ("image/png", one)
+    assert unpacked(tasks[1].metadata["image"]) == ("image/jpeg", two)
+    assert [task.metadata for task in reader.tasks("validation")] == [tasks[1].metadata]
+    again = hub(tmp_path, "set.parquet").tasks("train")
+    assert [task.task_id for task in again] == [task.task_id for task in tasks]
+    assert json.loads(tasks[0].model_dump_json())["metadata"] == tasks[0].metadata
+
+
+def test_images_within_lists_and_objects(tmp_path: Path) -> None:
+    import datasets
+
+    image, data = datasets.Image(), picture()
+    stored = {"bytes": data, "path": None}
+    image_set(
+        tmp_path / "set.parquet",
+        {"images": [[stored, stored], []], "more": [{"map": stored, "size": 3}, {"map": None, "size": 4}]},
+        images=datasets.Sequence(image), more={"map": image, "size": datasets.Value("int64")},
+    )  # fmt: skip
+    first, second = (task.metadata for task in hub(tmp_path, "set.parquet").tasks("train"))
+    assert [unpacked(url)[1] for url in first["images"]] == [data, data] and second["images"] == []
+    assert unpacked(first["more"]["map"])[1] == data and first["more"]["size"] == 3
+    assert second["more"] == {"map": None, "size": 4}
+
+
+def test_images_of_a_parquet_that_does_not_say_so(tmp_path: Path) -> None:
+    data = picture("WEBP")
+    rows = [{"bytes": data, "path": "a.webp"}, {"bytes": b"RIFF\0\0\0\0WAVE", "path": "a.wav"}, None]
+    parquet(tmp_path / "set.parquet", [{"question": "q", "file": row} for row in rows])
+    found = [task.metadata["file"] for task in hub(tmp_path, "set.parquet").tasks("train")]
+    assert unpacked(found[0]) == ("image/webp", data) and found[1:] == rows[1:], "what is no image stays as it was"
+
+
+def test_images_in_files_beside_their_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "set" / "train"
+    folder.mkdir(parents=True)
+    (folder / "a.jpg").write_bytes(picture("JPEG"))
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.jpg", "question": "what colour?"}\n')
+    (task,) = hub(tmp_path, "set").tasks("train")
+    assert unpacked(task.metadata["image"]) == ("image/jpeg", picture("JPEG"))
+
+
+@pytest.mark.parametrize("form", ["BMP", "TIFF"])
+def test_images_that_clients_do_not_read_become_png(tmp_path: Path, form: str) -> None:
+    import datasets
+    from PIL import Image
+
+    image_set(tmp_path / "set.parquet", {"image": [{"bytes": picture(form), "path": None}]}, image=datasets.Image())
+    kind, data = unpacked(hub(tmp_path, "set.parquet").tasks("train")[0].metadata["image"])
+    shown = Image.open(io.BytesIO(data))
+    assert (kind, shown.format, shown.size, shown.getpixel((0, 0))) == ("image/png", "PNG", (6, 4), (255, 0, 0))
+
+
+def test_an_image_that_lies_on_its_side_is_turned(tmp_path: Path) -> None:
+    import datasets
+    from PIL import Image
+
+    mark = Image.Exif()
+    mark[0x0112] = 6
+    data = picture("JPEG", exif=mark)
+    image_set(tmp_path / "set.parquet", {"image": [{"bytes": data, "path": None}]}, image=datasets.Image())
+    kind, turned = unpacked(hub(tmp_path, "set.parquet").tasks("train")[0].metadata["image"])
+    shown = Image.open(io.BytesIO(turned))
+    assert (kind, shown.size, shown.getexif().get(0x0112)) == ("image/png", (4, 6), None)
+
+
+def test_images_that_cannot_be_read_are_named_and_addresses_are_kept(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"bytes": b"no image", "path": None}, {"bytes": None, "path": str(tmp_path / "gone.png")}]
+    away = {"bytes": None, "path": "https://example.org/a.png"}
+    image_set(tmp_path / "set.parquet", {"image": [away, *rows]}, image=datasets.Image())
+    with pytest.raises(TaskError, match="damaged, or of an unknown format") as caught:
+        hub(tmp_path, "set.parquet").tasks("train")
+    assert "row 1" in caught.value.where
+    with pytest.raises(TaskError, match=r"gone\.png cannot be read: No such file"):
+        hub(tmp_path, "set.parquet", training_split="train[2:]").tasks("train")
+    spared = experiment(
+        tmp_path, "huggingface_dat_repo", huggingface_dat_repo={"dataset_path": "set.parquet"}, on_bad_row="skip"
+    )
+    (task,) = open_reader(spared).tasks("train")
+    assert task.metadata["image"] == "https://example.org/a.png", "nothing is fetched"
+
+
+def test_messages_with_images_are_as_long_as_their_text(tmp_path: Path) -> None:
+    class Letters:
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    def within(limit: int) -> Any:
+        made = Experiment.from_dict({"ajet": {"data": {"max_prompt_length": limit}}}, base=tmp_path)
+        return within_prompt_length(tasks, made.ajet.data, Letters())
+
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 10_000}"}}
+    said = [{"role": "user", "content": [{"type": "text", "text": "what colour is this?"}, image]}]
+    tasks = [Task(task_id="t", init_messages=said)]
+    assert within(20) == tasks
+    with pytest.raises(TaskError, match="longer than 19 tokens"):
+        within(19)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""ImageColumns: the images of a data set as `data:` URLs, which is how a workflow shows them to a model.
+
+Invariant: an image goes as the data set holds it, byte for byte, where its format is one that every client reads; what
+is not (TIFF, BMP), or lies on its side until a camera's mark is heeded, becomes a PNG. Nothing is fetched: an image
+that is only an address stays that address.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import MissingExtra
+from ajet.task_reader.rows import BadRow
+
+PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")
+"""Formats that go as they are."""
+_ORIENTATION, _TURNED = 0x0112, range(2, 9)  # of EXIF
+_STORED = {"bytes", "path"}
+
+_Convert = Callable[[Any], Any]
+
+
+class ImageColumns:
+    """Those columns of a data set that hold images, alone or within lists and objects."""
+
+    def __init__(self, features: Mapping[str, Any]) -> None:
+        """`features`: the data set's, by column."""
+        found = ((name, _converter(feature)) for name, feature in features.items())
+        self._converters = {name: convert for name, convert in found if convert is not None}
+
+    def rows(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
+        """The rows of a `datasets.Dataset` with these features, but no image is decoded: `urls` takes them."""
+        names = list(self._converters)
+        if not names:
+            yield from dataset
+            return
+        others = len(names) < len(dataset.column_names)
+        stored = dataset.select_columns(names).with_format("arrow")
+        for rest, table in zip(dataset.remove_columns(names) if others else repeat({}), stored, strict=others):
+            row = {**rest, **table.to_pylist()[0]}
+            yield {name: row[name] for name in dataset.column_names}
+
+    def urls(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row with its images as URLs. Raises BadRow for one that cannot be read."""
+        return {**row, **{name: convert(row[name]) for name, convert in self._converters.items()}}
+
+
+def data_url(data: bytes) -> str:
+    """An encoded image as a `data:` URL. Raises BadRow for bytes of no known image format, MissingExtra."""
+    image = _opened(data)
+    if image is None:
+        raise BadRow("an image is damaged, or of an unknown format")
+    return _url(image, data)
+
+
+def _converter(feature: Any) -> _Convert | None:
+    """From a stored value of this feature to one with URLs; None where it holds no image."""
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return _declared
+    if isinstance(feature, Mapping):
+        if set(feature) == _STORED and getattr(feature["bytes"], "dtype", "") in ("binary", "large_binary"):
+            return _perhaps
+        found = ((name, _converter(each)) for name, each in feature.items())
+        inner = {name: convert for name, convert in found if convert is not None}
+        return partial(_in_object, inner) if inner else None
+    item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    convert = None if item is None else _converter(item)
+    return None if convert is None else partial(_in_list, convert)
+
+
+def _in_object(inner: Mapping[str, _Convert], value: Any) -> Any:
+    return None if value is None else {**value, **{name: convert(value[name]) for name, convert in inner.items()}}
+
+
+def _in_list(convert: _Convert, value: Any) -> Any:
+    return None if value is None else [convert(item) for item in value]
+
+
+def _declared(stored: Any) -> str | None:
+    """What a column of type Image holds: the bytes of a file, or where it lies."""
+    if stored is None or (stored["bytes"] is None and stored["path"] is None):
+        return None
+    if stored["bytes"] is not None:
+        return data_url(stored["bytes"])
+    path: str = stored["path"]
+    if path.startswith(("http://", "https://", "data:")):
+        return path
+    try:
+        return data_url(Path(path).read_bytes())
+    except OSError as problem:
+        raise BadRow(f"the image {path} cannot be read: {problem.strerror or problem}") from None
+
+
+def _perhaps(stored: Any) -> Any:
+    """The same shape in a column that says nothing of images: whatever else it is stays as it is."""
+    image = None if stored is None or stored["bytes"] is None else _opened(stored["bytes"])
+    return stored if image is None else _url(image, stored["bytes"])
+
+
+def _opened(data: bytes) -> Any:
+    """The image, of which no more than its head is read; None for what is none."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise MissingExtra("Pillow", "local", needed_for="a data set with images") from None
+    try:
+        return Image.open(io.BytesIO(data))
+    except (OSError, Image.DecompressionBombError):
+        return None
+
+
+def _url(image: Any, data: bytes) -> str:
+    kind = image.format
+    # to look for the mark in a PNG would be to decode it, and hardly any has one
+    turned = kind in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
+    if turned or kind not in PASSED_ON:
+        kind, data = "PNG", _as_png(image)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(data).decode()}"
+
+
+def _as_png(image: Any) -> bytes:
+    from PIL import Image, ImageOps
+
+    file = io.BytesIO()
+    try:
+        upright = ImageOps.exif_transpose(image)
+        plain = upright if upright.mode in ("1", "L", "LA", "RGB", "RGBA") else upright.convert("RGB")
+        plain.save(file, "PNG", exif=b"")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
+        raise BadRow(f"an image cannot be decoded: {problem}") from None
+    return file.getvalue()
