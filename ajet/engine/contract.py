@@ -54,6 +54,8 @@ class TokenRequest:
     prompt_ids: Ids
     sampling: Sampling
     key: DrawKey
+    images: tuple[str, ...] = ()
+    """Those that the prompt's image tokens stand for, in order, as data: URLs. Empty for a text model."""
 
     @property
     def draws(self) -> DrawKey:

@@ -10,6 +10,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.verl.limits import read_limits
 from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
 from ajet.engine.model_source import ModelSource
@@ -18,6 +19,8 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+
+    from ajet.tokens.image_tokens import ImageTokens
 
 
 def folder_of(source: ModelSource, *, progress: Progress | None = None) -> Path:
@@ -50,6 +53,27 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
+def load_image_tokens(folder: Path) -> ImageTokens | None:
+    """How the model in a folder in Hugging Face layout is shown images; None for a model of text. Raises UserError
+    where its processor cannot be loaded."""
+    from transformers import AutoProcessor
+
+    from ajet.tokens.image_tokens import ImageTokens
+
+    if not read_limits(folder).images:
+        return None
+    try:
+        processor = AutoProcessor.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        last = [line for line in str(error).strip().splitlines() if line.strip()][:1]
+        raise UserError(
+            f"The processor of this model, which sees images, cannot be loaded: {''.join(last)}",
+            where=str(folder),
+            do="the processors of most families need torchvision, in the version that fits torch",
+        ) from error
+    return ImageTokens(processor)
+
+
 def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
     """The transformers causal language model. Raises UserError where it cannot be loaded or does not fit."""
     import torch
@@ -61,6 +85,12 @@ def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device 
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         model = model.to(device)
     except (OSError, ValueError, KeyError) as error:
+        if read_limits(folder).images:
+            raise UserError(
+                f"The model {source.path} sees images: the local backbone samples and trains models of text.",
+                where=str(folder),
+                do="train it with --backbone verl; --backbone debug plays it behind rollout.engine endpoint",
+            ) from error
         raise UserError(f"The model {source.path} cannot be loaded: {error}", where=str(folder)) from error
     except torch.OutOfMemoryError as error:
         raise UserError(

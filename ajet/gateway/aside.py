@@ -43,7 +43,12 @@ def size_of(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, 
     """How much work the prompt of these is, in characters; the first `encoded` messages are only rendered."""
     size = _A_MESSAGE * len(messages) + _A_TOOL * len(tools or ())
     for message in messages[encoded:] if encoded else messages:
-        size += len(message.get("content") or "")
+        content = message.get("content") or ""
+        size += len(content) if isinstance(content, str) else sum(map(_length, content))
         for call in message.get("tool_calls") or ():
             size += len(call["function"].get("arguments") or "")
     return size
+
+
+def _length(block: Mapping[str, Any]) -> int:
+    return len(block.get("text") or (block.get("image_url") or {}).get("url") or "")

@@ -64,7 +64,7 @@ def _after(asked: str | Rendered, parent: int, before: Rendered, reply: Ids, ren
         said = before.text + renderer.decode(kept, after=before.ids)
         if asked.startswith(said):
             new = asked[len(said) :]
-            ids = np.concatenate([before.ids, kept, renderer.encode(new)]).astype(np.int32, copy=False)
+            ids = np.concatenate([before.ids, kept, renderer.without_images(new)]).astype(np.int32, copy=False)
             whole = len(kept) == len(reply)
             encoded = {"after": len(before.ids) + len(kept), "text": new}
             fork: ForkReason | None = None if whole else "client_edit"

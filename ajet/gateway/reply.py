@@ -30,6 +30,8 @@ class Draft:
     stream: ReplyStream
     sampling: Sampling
     draw: DrawKey
+    images: tuple[str, ...] = ()
+    """The prompt's, as data: URLs."""
     sampled: Sampled = field(default_factory=Sampled)
     finish: FinishReason | None = None
     """What the engine ended it with; None while there may be more."""

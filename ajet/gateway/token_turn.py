@@ -25,6 +25,7 @@ from ajet.gateway.turn import Refused, Turn, TurnRequest, refuse_images
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 from ajet.tokens import Renderer
+from ajet.tokens.image_tokens import image_urls
 
 TRIES = 4
 """Replies drawn for one that keeps to its client's demands, where the engine cannot be held to them."""
@@ -79,8 +80,23 @@ class TokenTurns:
         self._sampling(request, await self._prompt(request), trained)
 
     async def _prompt(self, request: TurnRequest) -> Prompt:
-        refuse_images(request)
+        self._images(request)
         return await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
+
+    def _images(self, request: TurnRequest) -> tuple[str, ...]:
+        """The request's, as data: URLs. Raises Refused."""
+        if self._renderer.images is None:
+            refuse_images(request)
+            return ()
+        urls = image_urls(request.messages)
+        for place, url in zip(request.images, urls, strict=False):
+            if not url.startswith("data:"):
+                raise Refused(
+                    f"Unsupported value for '{place}': nothing is fetched here, send the image as a data: URL.",
+                    param=place,
+                    code="unsupported_value",
+                )
+        return urls
 
     def _sampling(self, request: TurnRequest, prompt: Prompt, trained: bool) -> tuple[Sampling, dict[str, Any]]:
         return sampling_of(
@@ -128,7 +144,8 @@ class TokenTurns:
             stop=request.stop,
             single_call=not request.parallel_tool_calls,
         )
-        return Draft(entry, prompt.rendered, stream, sampling, DrawKey(*self._key, entry.call.index))
+        key = DrawKey(*self._key, entry.call.index)
+        return Draft(entry, prompt.rendered, stream, sampling, key, self._images(request))
 
     async def _sample(self, reply: Reply, draft: Draft) -> None:
         sampled, stream, request = draft.sampled, draft.stream, reply.request
@@ -208,13 +225,14 @@ def _asked(draft: Draft) -> TokenRequest:
     """What the engine is asked for: the reply, or the rest of it with draws of its own."""
     ids, sampling, draw = draft.sampled.ids, draft.sampling, draft.draw
     if not draft.begun:
-        return TokenRequest(draft.prompt.ids, sampling, draw)
+        return TokenRequest(draft.prompt.ids, sampling, draw, draft.images)
     again = draft.begun << 32
     seed = None if sampling.seed is None else sampling.seed ^ again
     return TokenRequest(
         np.concatenate([draft.prompt.ids, np.array(ids, dtype=np.int32)]),
         replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed),
         draw._replace(call=draw.call + again),
+        draft.images,
     )
 
 

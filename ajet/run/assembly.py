@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader, TaskSplit
     from ajet.tokens import Renderer
+    from ajet.tokens.image_tokens import ImageTokens
     from ajet.workflow import Workflow
 
 
@@ -68,14 +69,15 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
     return found
 
 
-def renderer_of(settings: AjetConfig, tokenizer: Any) -> Renderer:
-    """The run's renderer."""
+def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
+    """The run's renderer. `images`: how a model that sees images is shown them."""
     from ajet.tokens import Renderer
 
     return Renderer(
         tokenizer,
         keep_thinking=settings.context_tracker.keep_thinking,
         template_kwargs=settings.model.chat_template_kwargs,
+        images=images,
     )
 
 
@@ -89,8 +91,8 @@ class Sampler(Protocol):
     def tokenizer(self) -> Any: ...
 
 
-def open_gateway(experiment: Experiment, backbone: Sampler) -> Gateway:
-    """The gateway before the backbone's engine, started."""
+def open_gateway(experiment: Experiment, backbone: Sampler, images: ImageTokens | None = None) -> Gateway:
+    """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them."""
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
     from ajet.rollout import RoundEngine
@@ -101,7 +103,7 @@ def open_gateway(experiment: Experiment, backbone: Sampler) -> Gateway:
         engine = RoundEngine(engine)
     return Gateway(
         engine,
-        renderer_of(settings, backbone.tokenizer) if backbone.tokenizer is not None else None,
+        renderer_of(settings, backbone.tokenizer, images) if backbone.tokenizer is not None else None,
         host=settings.gateway.host,
         port=settings.gateway.port,
         advertise=settings.gateway.advertise,

@@ -122,7 +122,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any) -> Proof:
 
 def _prove_ids(report: Report, experiment: Experiment) -> None:
     from ajet.engine.model_source import locate
-    from ajet.engine.models import load_tokenizer
+    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.run.assembly import renderer_of
 
     settings = experiment.ajet
@@ -130,7 +130,8 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
         raise UserError(
             "This run names no model, so its tokens cannot be derived again.", where=str(report.target.run / CONFIG)
         )
-    words = renderer_of(settings, load_tokenizer(locate(settings.model.path, base=experiment.base)))
+    source = locate(settings.model.path, base=experiment.base)
+    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source)))
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             play = Play(file, *step_of(file))

@@ -30,6 +30,7 @@ from ajet.tokens.extension import (
     own_text,
 )
 from ajet.tokens.harmony import HarmonyParser
+from ajet.tokens.image_tokens import ImageTokens, image_urls
 from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
 from ajet.tokens.spelling import FORCED
 from ajet.tokens.stream import ReplyStream
@@ -63,7 +64,8 @@ class Renderer:
     """Renders, extends and parses for one tokenizer. Thread-safe.
 
     `keep_thinking` extends where the template would only strip the thinking of earlier turns; `template_kwargs` go to
-    the chat template (`enable_thinking`); `end_ids` adds to the tokens that end a reply.
+    the chat template (`enable_thinking`); `end_ids` adds to the tokens that end a reply; `images` is how a model that
+    sees images is shown them.
     """
 
     def __init__(
@@ -73,13 +75,15 @@ class Renderer:
         keep_thinking: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         end_ids: Sequence[int] = (),
+        images: ImageTokens | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.images = images
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         os.environ.setdefault(
             "TOKENIZERS_PARALLELISM", "false"
         )  # or each child process is warned of our batches of one
-        self.template = ChatTemplate(tokenizer, template_kwargs)
+        self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None)
         self._keep_thinking = keep_thinking
         self._texts: OrderedDict[str, Ids] = OrderedDict()
         found = end_ids_of(self.template, tokenizer, self.encode)
@@ -96,7 +100,7 @@ class Renderer:
                 "leave tools out (rollout.force_disable_toolcalls), or give the tokenizer a response_schema"
             )
         text = self.template.text(messages, tools)
-        return Rendered(text, self.encode(text), len(messages))
+        return Rendered(text, self._with_images(self.encode(text), messages), len(messages))
 
     def on_day(self, day: date) -> Renderer:
         """The renderer for prompts of that day: this one, but where the template writes a date into them."""
@@ -115,7 +119,7 @@ class Renderer:
         """A prompt without the chat template: a text, begun as the tokenizer begins texts, or ids as they are. Raises
         TemplateRefused for ids that are not in the vocabulary."""
         if isinstance(prompt, str):
-            ids = self.encode(prompt)
+            ids = self.without_images(prompt)
             begin = self._begin_id()
             if begin is not None and ids[:1].tolist() != [begin]:
                 ids = np.concatenate([np.array([begin], dtype=np.int32), ids])
@@ -124,7 +128,7 @@ class Renderer:
         wrong = next((token for token in prompt if not 0 <= token < size), None)
         if wrong is not None:
             raise TemplateRefused(f"the prompt holds the id {wrong}, and this vocabulary has {size}")
-        return Rendered(self.decode(prompt), np.array(prompt, dtype=np.int32))
+        return Rendered(self.decode(prompt), self._with_images(np.array(prompt, dtype=np.int32), ()))
 
     def _begin_id(self) -> int | None:
         begun = self.tokenizer.encode("", add_special_tokens=True)[:1]
@@ -170,7 +174,8 @@ class Renderer:
                 respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
         if found is None:
             return None
-        ids = np.concatenate([before.ids, reply_ids, self.encode(found.suffix)]).astype(np.int32, copy=False)
+        suffix = self._with_images(self.encode(found.suffix), messages[before.count :])
+        ids = np.concatenate([before.ids, reply_ids, suffix]).astype(np.int32, copy=False)
         return Rendered(before.text[:start] + reply + found.suffix, ids, len(messages), raw, respelled=respelled)
 
     def parse(
@@ -236,6 +241,14 @@ class Renderer:
             if len(self._texts) > _CACHED_TEXTS:
                 self._texts.popitem(last=False)
         return ids
+
+    def without_images(self, text: str) -> Ids:
+        """[N] ids of a text that goes on from others and holds no image's place. Raises TemplateRefused."""
+        return self._with_images(self.encode(text), ())
+
+    def _with_images(self, ids: Ids, messages: Sequence[Message]) -> Ids:
+        """The ids of a text that shows these messages, with their images as long as they are."""
+        return ids if self.images is None else self.images.spread(ids, image_urls(messages))
 
     def decode(self, ids: Sequence[int] | Ids, *, after: Ids | None = None) -> str:
         """The text of ids, special tokens included; `after` holds the ids they follow."""

@@ -2,8 +2,8 @@
 
 Invariant: what the client said reaches the template unchanged in meaning. Only the spelling is settled here: null
 content is empty, text blocks are one string, a call's arguments are an object, `developer` is `system` where the
-template knows no developer, reasoning has the name that the template reads. What a text template cannot show (an
-image) is refused, and the date that some put into the prompt is `day`, however long a conversation lasts. A
+template knows no developer, reasoning has the name that the template reads. What the template of a text model cannot
+show (an image) is refused, and the date that some put into the prompt is `day`, however long a conversation lasts. A
 template that knows no tools gets them in the Hermes way, so that any chat model can be asked to use tools and none
 loses them silently.
 """
@@ -44,7 +44,8 @@ class TemplateRefused(AjetError):
 class ChatTemplate:
     """Renders conversations to text. Thread-safe; transformers compiles each template once."""
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None, *, images: bool = False) -> None:
+        """`images`: the template shows them."""
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
@@ -54,6 +55,7 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._options = dict(options or {})
+        self._images = images
         self.source: str = tokenizer.get_chat_template(tools=[{}])
         """The Jinja text that is used with tools."""
         self._without_tools: str = tokenizer.get_chat_template()
@@ -127,6 +129,8 @@ class ChatTemplate:
                 ready.append({**message, "role": "system", "content": text_of(message)})
             elif isinstance(message.get("content"), str):
                 ready.append(message)
+            elif self._images and role == "user":
+                ready.append({**message, "content": _shown(message)})
             else:
                 ready.append({**message, "content": text_of(message)})
         return ready
@@ -156,6 +160,19 @@ def text_of(message: Mapping[str, Any]) -> str:
             kind = str(block.get("type") or "unknown")
             raise TemplateRefused(f"this is a text model: it cannot be shown a block of type {kind!r}")
     return "".join(block["text"] for block in content or ())
+
+
+def _shown(message: Message) -> str | list[Message]:
+    """A message's content with its images as blocks that stand for them."""
+    blocks = message.get("content") or ()
+    if all(block.get("type") != "image_url" for block in blocks):
+        return text_of(message)
+    return [
+        {"type": "image"}
+        if block.get("type") == "image_url"
+        else {"type": "text", "text": text_of({"content": [block]})}
+        for block in blocks
+    ]
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:

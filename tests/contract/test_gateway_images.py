@@ -1,8 +1,8 @@
-"""Images: a model behind a chat engine is shown them in every dialect; a text model refuses them by their place."""
+"""Images in every dialect: a chat engine is shown them, a token engine of a model that sees gets them with their ids, a
+text model refuses them by their place."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -11,39 +11,43 @@ import openai
 import pytest
 
 from ajet.engine.contract import Sampling
-from ajet.engine.scripted import ScriptedChat
+from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
 from ajet.schema.endpoint import Endpoint
-from tests.gateway_fixtures import bench
+from tests.gateway_fixtures import bench, post
+from tests.image_fixtures import seeing_renderer
+from tests.vision.colours import data_url, square
 
-PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
-URL, LINK = f"data:image/png;base64,{PNG}", "https://example.org/cat.jpg"
+URL, LINK = data_url(square("blue", 28, 42)), "https://example.org/cat.jpg"
+PNG = URL.partition(",")[2]
 TEXT = {"type": "text", "text": "What is this?"}
-SHOWN = [TEXT, {"type": "image_url", "image_url": {"url": URL}}, {"type": "image_url", "image_url": {"url": LINK}}]
+Client = Callable[..., None]
+"""Asks (endpoint, stream, URL of the second image)."""
 
 
-def chat(endpoint: Endpoint, stream: bool) -> None:
+def chat(endpoint: Endpoint, stream: bool, link: str = LINK) -> None:
+    shown = [TEXT, *[{"type": "image_url", "image_url": {"url": url}} for url in (URL, link)]]
     with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
-        reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": SHOWN}], stream=stream)
+        reply = client.chat.completions.create(model="m", messages=[{"role": "user", "content": shown}], stream=stream)
         _ = list(reply) if stream else reply
 
 
-def responses(endpoint: Endpoint, stream: bool) -> None:
+def responses(endpoint: Endpoint, stream: bool, link: str = LINK) -> None:
     content: list[Any] = [
         {"type": "input_text", "text": TEXT["text"]},
         {"type": "input_image", "image_url": URL, "detail": "auto"},
-        {"type": "input_image", "image_url": LINK, "detail": "auto"},
+        {"type": "input_image", "image_url": link, "detail": "auto"},
     ]
     with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
         reply = client.responses.create(model="m", input=[{"role": "user", "content": content}], stream=stream)
         _ = list(reply) if stream else reply
 
 
-def messages(endpoint: Endpoint, stream: bool) -> None:
+def messages(endpoint: Endpoint, stream: bool, link: str = LINK) -> None:
     content: list[Any] = [
         TEXT,
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}},
-        {"type": "image", "source": {"type": "url", "url": LINK}},
+        {"type": "image", "source": {"type": "url", "url": link}},
     ]
     root = endpoint.base_url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=root, api_key=endpoint.api_key, max_retries=0) as client:
@@ -58,7 +62,7 @@ CLIENTS = pytest.mark.parametrize("ask", [chat, responses, messages])
 
 @CLIENTS
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_model_that_sees_is_shown_them(ask: Callable[[Endpoint, bool], None], stream: bool) -> None:
+def test_a_model_that_sees_is_shown_them(ask: Client, stream: bool) -> None:
     engine = ScriptedChat(["A cat."])
     gateway = Gateway(engine, None, max_model_len=100, max_response_tokens=10).start()
     try:
@@ -75,7 +79,7 @@ def test_a_model_that_sees_is_shown_them(ask: Callable[[Endpoint, bool], None], 
 
 @CLIENTS
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_model_refuses_them_by_their_place(ask: Callable[[Endpoint, bool], None], stream: bool) -> None:
+def test_a_text_model_refuses_them_by_their_place(ask: Client, stream: bool) -> None:
     with bench(["never said"]) as on:
         session = on.open()
         with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as caught:
@@ -83,3 +87,42 @@ def test_a_text_model_refuses_them_by_their_place(ask: Callable[[Endpoint, bool]
         place = "input[0].content[1].type" if ask is responses else "messages[0].content[1].type"
         assert f"'{place}': this is a text model, it cannot take images" in str(caught.value)
         assert session.close().calls == [] and on.engine.requests == 0
+
+
+@CLIENTS
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_token_engine_gets_them_with_the_ids_that_stand_for_them(ask: Client, stream: bool) -> None:
+    renderer = seeing_renderer()
+    requests = []
+
+    def reply(request: Any) -> ScriptedReply:
+        requests.append(request)
+        return ScriptedReply("A square.")
+
+    engine = ScriptedEngine(reply, encode=lambda text: renderer.encode(text).tolist(), end_id=renderer.end_ids[0])
+    gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=50).start()
+    try:
+        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(50), trainable=None)
+        ask(session("a", "a", None), stream, URL)
+        capture = session.close()
+    finally:
+        gateway.close()
+    (request,), (call,) = requests, capture.calls
+    assert request.images == (URL, URL)
+    assert request.prompt_ids.tolist() == call.suffix_ids.tolist()
+    assert (call.suffix_ids == renderer.images.token_id).sum() == 2 * 6
+    assert call.finish == "stop" and call.trained
+
+
+def test_nothing_is_fetched_for_it() -> None:
+    renderer = seeing_renderer()
+    gateway = Gateway(ScriptedEngine([]), renderer, max_model_len=100, max_response_tokens=10).start()
+    link = {"type": "image_url", "image_url": {"url": LINK}}
+    try:
+        session = gateway.open("episode", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
+        reply = post(session("a", "a", None), {"model": "m", "messages": [{"role": "user", "content": [TEXT, link]}]})
+        assert reply.status_code == 400 and "nothing is fetched here" in reply.text
+        assert reply.json()["error"]["param"] == "messages[0].content[1].type"
+        assert session.close().calls == []
+    finally:
+        gateway.close()

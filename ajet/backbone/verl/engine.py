@@ -11,10 +11,14 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
+from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
+from ajet.tokens.image_tokens import ImageTokens, picture
 
 
 class ServerEngine:
@@ -22,11 +26,13 @@ class ServerEngine:
 
     constrains = False
 
-    def __init__(self, client: Any, *, max_model_len: int, vocabulary: int, server: str) -> None:
-        """`server`: vllm or sglang."""
+    def __init__(
+        self, client: Any, *, max_model_len: int, vocabulary: int, server: str, images: ImageTokens | None = None
+    ) -> None:
+        """`server`: vllm or sglang. `images`: of a model that sees them."""
         self.version = 0
         self.max_model_len = max_model_len
-        self._client, self._vocabulary, self._server = client, vocabulary, server
+        self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
         self._closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
@@ -36,7 +42,7 @@ class ServerEngine:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.sampling.top_logprobs:
             raise EngineFailure("verl's servers tell no alternatives (top_logprobs)", retryable=False)
-        output = await self._ask(request, request.prompt_ids.tolist(), self._params(request, limit))
+        output = await self._ask(request, request.prompt_ids, self._params(request, limit))
         ids, logprobs = list(output.token_ids), [min(value, 0.0) for value in output.log_probs or ()]
         if output.stop_reason == "aborted" or not ids:
             raise EngineFailure("verl's server gave the request up")
@@ -82,20 +88,25 @@ class ServerEngine:
 
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
         # the client of the asynchronous modes goes on with aborted replies and loses what is said of the prompt
-        output = await self._ask(request, [*request.prompt_ids.tolist(), *ids], params, LLMServerClient.generate)
+        output = await self._ask(request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate)
         rows = output.extra_fields.get("prompt_logprobs")
         if rows is None:
             raise EngineFailure("verl's server does not score prompts", retryable=False)
         first = len(request.prompt_ids) - 1
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 
-    async def _ask(self, request: TokenRequest, prompt: list[int], params: dict[str, Any], generate: Any = None) -> Any:
+    async def _ask(self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None) -> Any:
         from ray.exceptions import RayError
 
-        key = request.key
+        key, shown = request.key, {}
+        if request.images:
+            assert self._images is not None, "a text model's renderer refuses images"
+            shown = {"image_data": [picture(url) for url in request.images]}
+            if self._server == "vllm":  # it has a processor of its own, that writes each image's tokens
+                prompt = self._images.folded(prompt)
         try:
             ask = self._client.generate if generate is None else partial(generate, self._client)
-            return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt, sampling_params=params)
+            return await ask(f"{key.task}-{key.repeat}", prompt_ids=prompt.tolist(), sampling_params=params, **shown)
         except RayError as problem:
             raise EngineFailure(f"verl's server failed: {last_line(problem).split('. ')[0]}") from problem
 

@@ -60,14 +60,16 @@ class CreditHooks(PPOTrainer):
         """Called once the episodes of a batch carry their advantage and what of them is not trained."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's FSDP knows no linear schedule of the learning rate; where one is asked for, the workers are ours."""
+        """Workers of ours where verl's FSDP knows no linear schedule of the learning rate, or the model sees images."""
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
-        if self.config.trainer.get(LR_SCHEDULE) != "linear" or optim.get("lr_scheduler_type") != "constant":
+        linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
+        if not linear and self.processor is None:
             return
-        from ajet.backbone.verl.workers import LinearActor, LinearDetachedActor
+        from ajet.backbone.verl.workers import ImageActor, ImageDetachedActor, LinearActor, LinearDetachedActor
 
-        worker = LinearDetachedActor if self.trainer_mode == "separate_async" else LinearActor
+        actor, detached = (LinearActor, LinearDetachedActor) if linear else (ImageActor, ImageDetachedActor)
+        worker = detached if self.trainer_mode == "separate_async" else actor
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)

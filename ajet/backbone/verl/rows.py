@@ -21,6 +21,7 @@ from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.tokens.image_tokens import image_urls, picture
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
 """What `rebuild` reads of a row, by the names that verl stores them under."""
@@ -130,6 +131,7 @@ def _row(
         raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
     own = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
+    urls = _images(episode, own)
     return {
         "prompt_ids": timeline.ids[:start].tolist(),
         "response_ids": timeline.ids[start:stop].tolist(),
@@ -137,8 +139,14 @@ def _row(
         "response_logprobs": np.where(timeline.mask, timeline.logprobs, 0)[start:stop].tolist(),
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
         "metrics": {"generate_sequences": sum(call.ended - call.started for call in own)},
+        **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
         **_verdict(episode, about, own, policy_version),
     }
+
+
+def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
+    """Those that a timeline's ids hold up to its last sampled token: what its last call was shown."""
+    return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
 def _empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:

@@ -1,16 +1,20 @@
-"""verl's workers whose learning rate falls linearly, which verl's FSDP does not have.
+"""verl's workers with what they lack: a learning rate that falls linearly, and images in rows of one length.
 
-Invariant: the rate is the local backbone's at every training step; verl saves and restores the schedule as it does its
+Invariants: the rate is the local backbone's at every training step; verl saves and restores the schedule as it does its
 own. The schedule is one that verl's engine makes in a private method, replaced on the one engine of the actor; the
-trainer's private methods are in `hooks`, which these processes need not import.
+trainer's private methods are in `hooks`, which these processes need not import. A token's place among images is the one
+that the agent loop told, however long the rows of a batch are.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ajet.algorithm.learning_rate import Schedule
@@ -33,13 +37,55 @@ class LinearTraining(TrainingWorker):
         return LambdaLR(optimizer, lambda step: schedule.at(step))
 
 
-class LinearActor(ActorRolloutRefWorker):
+class _Placed:
+    """Mixed into verl's workers: mends what they are given before they look at it."""
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
+    def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """verl's."""
+        return super().compute_ref_log_prob(mended(data))  # type: ignore[misc]
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
+        """verl's."""
+        return super().compute_log_prob(mended(data))  # type: ignore[misc]
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        """verl's."""
+        return super().update_actor(mended(data))  # type: ignore[misc]
+
+
+def mended(data: TensorDict) -> TensorDict:
+    """`data`, whose rows' `position_ids` are ragged along their tokens.
+
+    Where a model sees images they are [kinds, tokens] a row, and TransferQueue takes the first of the two dimensions
+    for the ragged one as soon as all rows are of one length: verl then cuts them at the wrong places.
+    """
+    positions = data.get("position_ids")
+    if positions is not None and positions.is_nested and positions.dim() == 3:
+        values, ends = positions.values(), positions.offsets()
+        if values.shape[0] == int(ends[-1]):
+            rows = values.reshape(len(ends) - 1, -1, values.shape[-1]).unbind()
+            data["position_ids"] = nested_tensor_from_tensor_list(list(rows), ragged_idx=2)
+    return data
+
+
+class ImageActor(_Placed, ActorRolloutRefWorker):
+    """For the modes sync and colocate_async."""
+
+
+class ImageDetachedActor(_Placed, DetachActorWorker):
+    """For separate_async."""
+
+
+class LinearActor(_Placed, ActorRolloutRefWorker):
     """For the modes sync and colocate_async."""
 
     actor_worker_cls = LinearTraining
 
 
-class LinearDetachedActor(DetachActorWorker):
+class LinearDetachedActor(_Placed, DetachActorWorker):
     """For separate_async."""
 
     actor_worker_cls = LinearTraining

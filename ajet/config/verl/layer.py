@@ -58,7 +58,8 @@ def verl_config(
     from omegaconf import OmegaConf
 
     register()
-    ajet = _ajet_node(experiment, model_folder, run_folder, device)
+    model = model or ModelLimits()
+    ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
     extra = extra_for(ajet["trainer_common"]["device"])
     folder = _config_folder(extra)
     layers = _own_layers(experiment, ajet)
@@ -67,7 +68,7 @@ def verl_config(
     with _explaining(experiment):
         known = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
         tree: Any = OmegaConf.merge(known, OmegaConf.create(_users(experiment)))
-        refuse(experiment, tree, model or ModelLimits(), gpu_bytes)
+        refuse(experiment, tree, model, gpu_bytes)
         if folder is None:
             raise MissingExtra("verl", extra, needed_for="The verl backbone")
         plain: Any = OmegaConf.to_container(known, resolve=False)

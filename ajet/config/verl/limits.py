@@ -24,6 +24,8 @@ class ModelLimits:
     """Experts of a layer."""
     parameters: int | None = None
     """Numbers in its weights."""
+    images: bool = False
+    """Whether it sees them."""
     cached_numbers: int | None = None
     """Numbers that an engine keeps for each token of a sequence; None also where layers keep less than all tokens."""
 
@@ -49,6 +51,7 @@ def read_limits(folder: Path) -> ModelLimits:
         kv_heads=number("num_key_value_heads"),
         experts=number("num_experts", "num_local_experts", "n_routed_experts"),
         parameters=_parameters(folder, str(whole.get("dtype") or whole.get("torch_dtype") or text.get("dtype"))),
+        images=isinstance(whole.get("vision_config"), dict),
         cached_numbers=_cached_numbers({**whole, **text}),
     )
 

@@ -27,7 +27,7 @@ class WorkflowLoop(AgentLoopBase):
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[AgentLoopOutput]:
         """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
-        host = host_of(self.config, self.server_manager, self.tokenizer)
+        host = host_of(self.config, self.server_manager, self.tokenizer, self.processor)
         split, session, order = kwargs["split"], int(kwargs["session_id"]), int(kwargs["index"])
         settings = self.rollout_config
         sessions = settings.val_kwargs.n if split == "validation" else settings.n

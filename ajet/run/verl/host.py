@@ -23,6 +23,7 @@ from ajet.schema.episode import Group, Split
 from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
+from ajet.tokens.image_tokens import ImageTokens
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -31,8 +32,9 @@ _lock = threading.Lock()
 _host: Host | None = None
 
 
-def host_of(config: Any, client: Any, tokenizer: Any) -> Host:
-    """This process's host. `config`: verl's whole config; `client`: its client for its servers."""
+def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
+    """This process's host. `config`: verl's whole config; `client`: its client for its servers; `processor`: of a model
+    that sees images."""
     global _host
     with _lock:
         if _host is None:
@@ -40,9 +42,12 @@ def host_of(config: Any, client: Any, tokenizer: Any) -> Host:
             sender.introduce("agent loop")
             about, rollout = config.data[KEY], config.actor_rollout_ref.rollout
             longest, server = int(rollout.max_model_len), rollout.name
-            engine = ServerEngine(client, max_model_len=longest, vocabulary=len(tokenizer), server=server)
+            images = ImageTokens(processor) if processor is not None else None
+            engine = ServerEngine(
+                client, max_model_len=longest, vocabulary=len(tokenizer), server=server, images=images
+            )
             _host = Host(
-                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Played(group))
+                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Played(group)), images
             )
             gc.collect()
             gc.freeze()  # else each full collection looks through verl's half a million objects while nobody answers
@@ -74,10 +79,11 @@ class Host:
         engine: ServerEngine,
         tokenizer: Any,
         post: Callable[[Group], Awaitable[None]],
+        images: ImageTokens | None = None,
     ) -> None:
-        """`post` hands a closed group to the record."""
+        """`post` hands a closed group to the record; `images`: how a model that sees images is shown them."""
         self._engine, self._post = engine, post
-        self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer))
+        self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer), images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id)
         self._groups: dict[str, _Waiting] = {}

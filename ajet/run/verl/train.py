@@ -21,6 +21,7 @@ from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.backbone.verl.processors import refuse_blind
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.run.verl.record import Record
@@ -136,7 +137,9 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate(settings.model.path, base=experiment.base)
-    config = verl_settings(experiment, model_folder=folder_of(source), run_folder=run.path, own_cluster=own)
+    folder = folder_of(source)
+    config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
+    refuse_blind(folder)
     reader = open_reader(experiment)
     tasks = within_prompt_length(reader.tasks("train"), settings.data, load_tokenizer(source))
     steps = settings.total_steps(len(tasks))

@@ -1,0 +1,113 @@
+"""ImageTokens: what an image is in a prompt: a run of one token, as long as the model's processor makes it.
+
+Invariant: the k-th placeholder in a rendered text stands for the k-th image of its messages; a text with more or fewer
+of them is refused. The processor tells lengths only, once for each size of image: the ids of all text are the
+tokenizer's, as in every other prompt.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import copy
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.schema.call import Ids
+from ajet.schema.errors import UserError
+from ajet.tokens.template import TemplateRefused
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_CACHED_IMAGES = 1024
+
+
+def image_urls(messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The URLs of all images in a conversation, in its order."""
+    lists = [content for message in messages if isinstance(content := message.get("content"), list)]
+    return tuple([part["image_url"]["url"] for parts in lists for part in parts if part.get("type") == "image_url"])
+
+
+def picture(url: str) -> Image:
+    """The image in a `data:` URL, in RGB. Raises TemplateRefused for anything else: nothing is fetched."""
+    from PIL import Image, UnidentifiedImageError
+
+    head, _, data = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise TemplateRefused("images are taken as data: URLs in base64, nothing is fetched here")
+    try:
+        return Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")
+    except (binascii.Error, UnidentifiedImageError, OSError, Image.DecompressionBombError) as problem:
+        raise TemplateRefused("an image is none that can be read: it is damaged, or of an unknown format") from problem
+
+
+class ImageTokens:
+    """For one model's processor. Thread-safe."""
+
+    def __init__(self, processor: Any) -> None:
+        """Raises UserError for a processor that has no image token."""
+        token = getattr(processor, "image_token", None)
+        if not isinstance(token, str):
+            raise UserError(
+                "How this model writes images is not known to ajet.",
+                where=type(processor).__name__,
+                expected="a processor with one image token, as those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL",
+            )
+        self.processor_name = type(processor).__name__
+        self.token = token
+        self.token_id = int(processor.tokenizer.convert_tokens_to_ids(token))
+        self._processor = copy.deepcopy(processor)  # its tokenizer's settings change with each call
+        self._lock = threading.Lock()
+        self._lengths: dict[tuple[int, int], int] = {}
+        self._known: OrderedDict[bytes, int] = OrderedDict()
+
+    def spread(self, ids: Ids, urls: Sequence[str]) -> Ids:
+        """[N] ids of a text, with each placeholder as long as its image. Raises TemplateRefused."""
+        places = np.flatnonzero(ids == self.token_id)
+        if len(places) != len(urls):
+            raise TemplateRefused(
+                f"the text has {len(places)} places for images, and there are {len(urls)} images: "
+                f"{self.token} may not be written as text, and the chat template must show each image once"
+            )
+        if not urls:
+            return ids
+        repeats = np.ones(len(ids), dtype=np.int64)
+        repeats[places] = [self._length(url) for url in urls]
+        return np.repeat(ids, repeats)
+
+    def folded(self, ids: Ids) -> Ids:
+        """`ids` with each run of image tokens as one: what an engine takes that has a processor of its own."""
+        inside = (ids[1:] == self.token_id) & (ids[:-1] == self.token_id)
+        return ids[np.concatenate([[True], ~inside])] if len(ids) else ids
+
+    def _length(self, url: str) -> int:
+        name = blake2b(url.encode(), digest_size=16).digest()
+        with self._lock:
+            length = self._known.get(name)
+        if length is not None:
+            return length
+        image = picture(url)
+        with self._lock:
+            length = self._lengths.get(image.size)
+            if length is None:
+                length = self._lengths[image.size] = self._counted(image)
+            self._known[name] = length
+            if len(self._known) > _CACHED_IMAGES:
+                self._known.popitem(last=False)
+        return length
+
+    def _counted(self, image: Image) -> int:
+        try:
+            ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
+        except ValueError as problem:  # a side too long for the other, say
+            raise TemplateRefused(f"the model's processor refuses an image: {problem}") from problem
+        if any(token != self.token_id for token in ids):
+            raise TemplateRefused("this model's processor writes an image in other tokens than one, unknown to ajet")
+        return len(ids)
