@@ -78,6 +78,28 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
     return made
 
 
+IMAGE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAFklEQVR4nG"
+    "P8zwAFjAxQJhMDBiBOCACMMwIHYBTs5wAAAABJRU5ErkJggg=="
+)
+MARK = 7
+"""The id of the token that images are made of."""
+
+
+def with_image() -> Episode:
+    """An episode whose question shows an image (and names one of the web), in twelve tokens of its prompt."""
+    seen = long_episode(40)
+    seen.uuid, seen.step, seen.task = "seen", 9, Task(task_id="seen", metadata={"image": IMAGE})
+    seen.messages[0]["content"] = [
+        {"type": "image_url", "image_url": {"url": IMAGE}},
+        {"type": "text", "text": "What colour is this?"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+    seen.calls[0].suffix_ids[2:14] = MARK
+    seen.timelines[0].ids[2:14] = MARK
+    return seen
+
+
 def lost(step: int) -> Episode:
     """An episode that failed."""
     gone = failed(f"f{step:03}")

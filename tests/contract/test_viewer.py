@@ -13,10 +13,11 @@ from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.episode_page import episode_page, token_lines, tokens
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.export import bundle, frozen_page
+from ajet.record.viewer.image_text import text_of
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
-from tests.viewer_fixtures import HOSTILE, add_step, long_episode, played, write_run
+from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, long_episode, played, with_image, write_run
 
 
 def spell(ids):
@@ -118,6 +119,51 @@ def test_an_episode_and_its_tokens(root):
     assert client.get("/api/episode/nosuch/of/one").status_code == 404
     raw = client.get("/api/raw/e00111/of/one")
     assert json.loads(raw.content)["uuid"] == "e00111" and "attachment" in raw.headers["content-disposition"]
+
+
+def test_messages_with_images(root):
+    EpisodeFiles(root / "one" / "episodes").write(9, "train", [with_image()])
+    client = client_of(root)
+
+    def found(text):
+        return [
+            row["uuid"] for row in client.get("/api/episodes/one", params={"step": "9", "text": text}).json()["rows"]
+        ]
+
+    (row,) = client.get("/api/episodes/one?step=9").json()["rows"]
+    assert row["query"] == "[image] What colour is this? [image]", "the title of a task that has only messages"
+    assert found("this?") == found("data:image/png") == found("example.org") == ["seen"]
+    assert found(IMAGE[40:44]) == [], "letters of an image are no text"
+    page = client.get("/api/episode/seen/of/one").json()
+    assert [part["type"] for part in page["messages"][0]["content"]] == ["image_url", "text", "image_url"]
+    assert page["messages"][0]["content"][0]["image_url"]["url"] == page["task"]["metadata"]["image"] == IMAGE
+    policy = client.get("/").headers["content-security-policy"]
+    assert "img-src data:;" in policy, "no image is fetched"
+
+
+@pytest.mark.parametrize(("letters", "held"), [(0, 3), (4000, 1)])
+def test_images_count_in_a_file(root, monkeypatch, letters, held):
+    newest = with_image()
+    newest.task.metadata["image"] = f"data:image/png;base64,{'A' * letters}"
+    EpisodeFiles(root / "two" / "episodes").write(9, "train", [newest])
+    monkeypatch.setattr("ajet.record.viewer.export.MOST_TOKENS", 150)
+    page = frozen_page(Views(Library.of(root), lambda folder: spell), "two", spell)
+    data = json.loads(page.split('id="frozen">')[1].split("</script>")[0])
+    assert len(data["episodes"]) == held and data["note"] == f"a copy; {6 - held} older episodes are not in it"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ("hello", "hello"),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": IMAGE}}, "b"], "a [image] b"),
+        ([{"type": "refusal", "refusal": "no"}, {}], "[refusal] [part]"),
+    ],
+)
+def test_content_as_text(content, text):
+    assert text_of(content) == text
 
 
 @given(st.integers(0, 30), st.integers(0, 5000))

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.viewer.app import Views
+from ajet.record.viewer.export import write
+from ajet.record.viewer.library import Library
 from tests.ajet_command import ajet, command, environment
-from tests.viewer_fixtures import HOSTILE, add_step, long_episode, write_run
+from tests.viewer_fixtures import HOSTILE, MARK, add_step, long_episode, with_image, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +184,39 @@ def test_what_a_model_wrote_is_text(tab, served):
     assert "U+202E" in text and "U+001B" in text and "U+200B" in text, "what would turn or hide text is spelled out"
     assert tab.evaluate("window.pwned") is None
     assert tab.locator("main a[href^=javascript]").count() == 0 and tab.locator(".turn img").count() == 0
+
+
+def test_images_of_a_message_are_shown_and_none_is_fetched(tab, served):
+    root, address = served
+    EpisodeFiles(root / "first" / "episodes").write(9, "train", [with_image()])
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.goto(f"{address}#/run/first/episode/seen")
+    image = tab.locator(".turn.user img")
+    image.wait_for()
+    tab.wait_for_function("document.querySelector('.turn.user img').naturalWidth === 6")
+    assert image.count() == 1 and image.get_attribute("alt") and image.bounding_box()["height"] == 4
+    said = tab.locator(".turn.user").inner_text()
+    assert "What colour is this?" in said and "[image] https://example.org/a.png" in said
+    assert [url for url in asked if not url.startswith((address.split("?")[0].rstrip("/"), "data:"))] == []
+    tab.goto(f"{address}#/run/first/group?step=9&split=train&task=seen")
+    tab.get_by_role("heading", name="[image] What colour is this?").wait_for()
+
+
+def test_the_marks_of_an_image_are_one(tab, tmp_path):
+    EpisodeFiles(write_run(tmp_path / "run", steps=1) / "episodes").write(9, "train", [with_image()])
+
+    def spell(ids):
+        return ["<|image_pad|>" if token == MARK else f"t{token} " for token in ids]
+
+    write(Views(Library.of(tmp_path), lambda folder: spell), "run", spell, tmp_path / "run.html")
+    tab.goto(f"{(tmp_path / 'run.html').as_uri()}#/run/run/episode/seen")
+    tab.locator(".times").wait_for()
+    assert tab.locator(".times").inner_text() == "×12" and tab.locator(".t", has_text="<|image_pad|>").count() == 1
+    assert tab.locator(".t").count() == 16 + 40 - 11
+    tab.locator(".t", has_text="<|image_pad|>").hover()
+    tab.get_by_text("position 2 to 13").wait_for()
+    assert tab.locator(".turn.user img").evaluate("image => image.naturalWidth") == 6
 
 
 def test_a_line_of_ten_megabytes_opens_by_pieces(tab, served):

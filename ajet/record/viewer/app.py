@@ -1,8 +1,9 @@
 """The viewer over HTTP: the page's own files, and JSON.
 
 Invariants: GET only; every answer carries a content security policy under which nothing but the package's own files
-runs; a request that names another host than the one it was started for is refused (so that a page elsewhere cannot
-read it by a name of its own), and on any address but loopback each request needs the key.
+runs, and no image is shown but those that the record itself holds; a request that names another host than the one it
+was started for is refused (so that a page elsewhere cannot read it by a name of its own), and on any address but
+loopback each request needs the key.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ajet.schema.errors import UserError
 
 PAGE = Path(__file__).parent / "page"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.episodes import NAME
+from ajet.record.viewer.image_text import text_of
 
 QUERY = 160
 """Characters of a task's question that a row has."""
@@ -134,7 +135,7 @@ def table_row(line: dict[str, Any]) -> dict[str, Any]:
     """What the table shows of an episode's line. Raises KeyError and kin for a line that is no episode's."""
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]
-    query = task.get("main_query") or next((str(message.get("content") or "") for message in line["messages"]), "")
+    query = task.get("main_query") or next((text_of(message.get("content")) for message in line["messages"]), "")
     return {
         "uuid": line["uuid"],
         "step": line["step"],

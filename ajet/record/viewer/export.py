@@ -16,9 +16,12 @@ from typing import Any
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.app import PAGE, Views
 from ajet.record.viewer.episode_page import Spell
+from ajet.record.viewer.image_text import image_characters
 
 MOST_TOKENS = 2_000_000
-"""Of all episodes in a file together; about forty bytes each."""
+"""Of all episodes in a file together."""
+TOKEN_BYTES = 40
+"""What a token weighs in the file, about: images count as so many tokens."""
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
 
 
@@ -34,11 +37,12 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     for row, place in everything:
         episode = episode_page.read_episode(place)
         lengths = [len(line.ids) for line in episode_page.token_lines(episode)]
-        room -= sum(lengths)
+        page = episode_page.episode_page(episode)
+        room -= sum(lengths) + image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
         if room < 0 and rows:
             break
         rows.append(row)
-        pages[row["uuid"]] = episode_page.episode_page(episode)
+        pages[row["uuid"]] = page
         tokens[row["uuid"]] = [
             episode_page.tokens(episode, line, 0, length, spell, most=length) for line, length in enumerate(lengths)
         ]

@@ -1,7 +1,7 @@
 """Which rows of the episodes' table are asked for, and in which order.
 
 Invariant: a condition that cannot be read is an answer of 400 that names it, not a filter that is left out. Free text
-is looked for in the row first and in the episode's whole line after that.
+is looked for in the row first and in the episode's whole line, without its images, after that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
+from ajet.record.viewer.image_text import without_images
 
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
@@ -109,7 +110,7 @@ def _says(row: Mapping[str, Any], text: str) -> bool:
 def _holds(place: Place, text: str) -> bool:
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     try:
-        return escaped in read_line(place).decode(errors="replace").casefold()
+        return escaped in without_images(read_line(place).decode(errors="replace")).casefold()
     except OSError:
         return False
 

@@ -36,6 +36,8 @@ function found(value) {
   return value;
 }
 
+const withoutImages = (text) => text?.replace(/(data:[\w.+-]+\/[\w.+-]+;base64,)[A-Za-z0-9+/=]+/g, "$1");
+
 function filtered(rows, query) {
   const within = (given, value) => {
     const [low, high] = given.includes("..") ? given.split("..") : [given, given];
@@ -47,7 +49,7 @@ function filtered(rows, query) {
     (!query.split || row.split === query.split) && (!query.task || row.task === query.task) &&
     (!query.agent || row.agents.includes(query.agent)) &&
     (!query.status || row.status === query.status || (query.status === "no score" && row.reward === null)) &&
-    (!text || [row.query, row.task, row.uuid, row.failure, JSON.stringify(frozen.pages[row.uuid])]
+    (!text || [row.query, row.task, row.uuid, row.failure, withoutImages(JSON.stringify(frozen.pages[row.uuid]))]
       .some((field) => (field ?? "").toLowerCase().includes(text))));
   const sort = query.sort || "-step";
   const key = sort.replace("-", "");

@@ -30,9 +30,15 @@ export function spelled(text) {
   return parts;
 }
 
+// Within a value that is shown as JSON: an image's letters say nothing to a reader.
+export function shortened(key, value) {
+  const long = typeof value === "string" && value.startsWith("data:") && value.length > 200;
+  return long ? `${value.slice(0, 40)}… (${value.length.toLocaleString("en")} characters)` : value;
+}
+
 // A text of any length: its beginning, and the rest by pieces on request.
 export function prose(value, props = {}) {
-  const text = typeof value === "string" ? value : JSON.stringify(value, null, 1) ?? "";
+  const text = typeof value === "string" ? value : JSON.stringify(value, shortened, 1) ?? "";
   const box = el("div", { ...props, class: `prose ${props.class ?? ""}` }, spelled(text.slice(0, SHOWN)));
   let end = Math.min(SHOWN, text.length);
   if (end < text.length) {

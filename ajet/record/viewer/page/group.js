@@ -3,6 +3,7 @@
 import { badge, el, number, prose, rewardBadge, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
+import { contents } from "./transcript.js";
 
 export async function groupPage(run, context) {
   const { step, split, task } = context.query;
@@ -29,7 +30,7 @@ export async function groupPage(run, context) {
           " ", el("a", { href: address(["run", run, "episode", row.uuid]) }, `try ${row.repeat}`), " ", rewardBadge(row.reward, row.success), " ",
           badge(`advantage ${number(row.advantage)}`, row.advantage > 0 ? "good" : row.advantage < 0 ? "bad" : "mute")),
         row.failure ? el("p", {}, badge(row.failure, "bad")) : null,
-        last ? prose(page.messages[last.reply].content || JSON.stringify(page.messages[last.reply].tool_calls ?? "")) : el("p", { class: "hint" }, "no reply"),
+        last ? contents(page.messages[last.reply].content || JSON.stringify(page.messages[last.reply].tool_calls ?? "")) : el("p", { class: "hint" }, "no reply"),
         el("p", { class: "hint" }, `${row.calls} calls, ${row.tokens} tokens`));
     })));
 }

@@ -91,11 +91,23 @@ function spans(found, from, to, mode, page) {
     if (border) nodes.push(el("span", { class: `border ${border.what}`, title: `${border.what} of call ${border.call}` }, `${border.what === "reply" ? "▸" : "◂"}${border.call}`));
     const text = found.text ? found.text[at] : `⟨${found.ids[at]}⟩`;
     const span = el("span", { class: `t ${shade(found, at, mode, page)}` }, visible(text));
+    const many = alike(found, at, to, borders);
     span.at = at;
+    span.last = at + many - 1;
     nodes.push(span);
+    if (many > 1) nodes.push(el("span", { class: "times", title: "as often as this, one after the other" }, `×${many}`));
+    at = span.last;
     if (text.includes("\n")) nodes.push(el("br"));
   }
   return nodes;
+}
+
+// How many tokens from here on are shown as one: an image is a mark (<|image_pad|>), repeated for each piece of it.
+function alike(found, at, to, borders) {
+  if (found.mask[at] || !/^<.+>$/.test(found.text?.[at] ?? "")) return 1;
+  let end = at + 1;
+  while (end < to && found.ids[end] === found.ids[at] && !found.mask[end] && !borders.has(end)) end++;
+  return end - at < 4 ? 1 : end - at;
 }
 
 function shade(found, at, mode, page) {
@@ -111,9 +123,9 @@ export function visible(text) {
     (letter === "\n" ? "⏎" : letter === "\t" ? "⇥" : letter === "\r" ? "␍" : `‹${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`)).replace(/ /g, "·");
 }
 
-function about(found, at, page) {
+function about(found, at, last, page) {
   const text = found.text ? found.text[at] : "";
-  const head = `${JSON.stringify(text)}  id ${found.ids[at]}  position ${found.start + at}`;
+  const head = `${JSON.stringify(text)}  id ${found.ids[at]}  position ${found.start + at}${last > at ? ` to ${found.start + last}` : ""}`;
   if (!found.mask[at]) return `${head}\ncontext: not trained`;
   const gap = found.unit[at] - found.logprobs[at];
   return `${head}\nlogprob ${found.logprobs[at].toFixed(4)} (p ${Math.exp(found.logprobs[at]).toFixed(4)})`
@@ -126,7 +138,7 @@ function tell(event, page) {
   const tip = document.getElementById("tip");
   tip.hidden = !span;
   if (!span) return;
-  tip.textContent = about(span.closest(".block").piece, span.at, page);
+  tip.textContent = about(span.closest(".block").piece, span.at, span.last, page);
   const box = span.getBoundingClientRect();
   tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${box.bottom + tip.offsetHeight + 8 > innerHeight ? box.top - tip.offsetHeight - 4 : box.bottom + 4}px`;

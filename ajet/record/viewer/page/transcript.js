@@ -1,6 +1,6 @@
 // Turns as a chat: each message once, in the order it was first used, each reply under the call that gave it.
 
-import { badge, el, number, prose, seconds, spelled } from "./dom.js";
+import { badge, el, number, prose, seconds, shortened, spelled } from "./dom.js";
 
 export function transcript(page) {
   const shown = new Set();
@@ -18,7 +18,6 @@ export function transcript(page) {
 
 function message(said, call) {
   const role = String(said.role ?? "?");
-  const parts = typeof said.content === "string" || !said.content ? [prose(said.content ?? "")] : [said.content].flat().map(part);
   const calls = (said.tool_calls ?? []).map((each) => el("div", { class: "toolcall" },
     el("b", {}, spelled(String(each.function?.name ?? "?"))), prose(pretty(each.function?.arguments), { class: "code" })));
   const marks = call ? [el("span", { class: "mark", id: `call-${call.index}` }, `call ${call.index} · ${number(call.reply_tokens)} tokens · ${call.finish} · ${seconds(call.ended - call.started)}`),
@@ -26,14 +25,19 @@ function message(said, call) {
   return el("div", { class: `turn ${["system", "user", "assistant", "tool", "developer"].includes(role) ? role : "other"}`, "data-row": call ? `call ${call.index}` : role },
     el("div", { class: "who" }, spelled(role + (said.name ? ` ${said.name}` : "")), " ", marks),
     said.reasoning_content ? el("details", { class: "thinking", open: true }, el("summary", {}, "thinking"), prose(said.reasoning_content)) : null,
-    parts, calls);
+    contents(said.content), calls);
+}
+
+// What a message says: text, or a list of texts and images. An image is shown if the record holds it; nothing is fetched.
+export function contents(content) {
+  return typeof content === "string" || !content ? [prose(content ?? "")] : [content].flat().map(part);
 }
 
 function part(each) {
   if (each?.type === "text") return prose(each.text ?? "");
-  const url = each?.image_url?.url ?? "";
-  if (each?.type === "image_url" && /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/.test(url)) return el("img", { src: url, alt: "an image of the conversation", class: "shot" });
-  if (each?.type === "image_url") return prose(`[image] ${url}`);
+  const url = String(each?.image_url?.url ?? each?.image_url ?? "");
+  if (each?.type === "image_url" && /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/.test(url)) return el("img", { src: url, alt: "an image of the conversation", class: "shot", loading: "lazy" });
+  if (each?.type === "image_url") return prose(`[image] ${shortened("", url)}`);
   return prose(each, { class: "code" });
 }
 

@@ -1,0 +1,36 @@
+"""Images of recorded messages where the viewer wants text: in titles, in a search, in what a copy may weigh.
+
+Invariant: an image is never looked at here; it is a `data:` URL in the record and stays one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_BASE64 = re.compile(r"(data:[\w.+-]+/[\w.+-]+;base64,)[A-Za-z0-9+/=]+")
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text, each image as `[image]`."""
+    if not isinstance(content, list):
+        return str(content or "")
+    parts = (part if isinstance(part, dict) else {"text": part} for part in content)
+    return " ".join(str(part.get("text") or f"[{_kind(part)}]") for part in parts)
+
+
+def without_images(text: str) -> str:
+    """A record's line without what its images are made of, in which every short word could be found."""
+    return _BASE64.sub(r"\1", text)
+
+
+def image_characters(value: Any) -> int:
+    """How long the images in some plain value are together, as URLs."""
+    if isinstance(value, str):
+        return len(value) if value.startswith("data:") else 0
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(image_characters, items))
+
+
+def _kind(part: dict[str, Any]) -> str:
+    return str(part.get("type") or "part").removesuffix("_url")
