@@ -45,6 +45,15 @@ def test_the_openai_client_needs_no_model_and_keeps_a_conversation_in_one_timeli
     assert len(found) == 1 and len(found[0].spans) == 2 and not untrained
 
 
+def test_a_call_starts_no_thread():
+    async def executor_after_a_call(tuner):
+        await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=MESSAGES)
+        return asyncio.get_running_loop()._default_executor
+
+    with scene("42") as episode:
+        assert asyncio.run(executor_after_a_call(episode.tuner)) is None
+
+
 def test_a_client_of_one_agent_and_target_is_made_once():
     with scene() as episode:
         tuner = episode.tuner

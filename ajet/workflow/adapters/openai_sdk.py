@@ -3,7 +3,7 @@
 Invariant: all clients of a process that go over the network share one HTTP client (its TLS context alone takes 16 ms
 to make), in which a pool of connections belongs to the event loop that its requests run in; in-process ones have a
 transport and no pool. No retries and no time limit here: a failed model call is recorded and ends its episode, and
-the episode's limit is rollout's.
+the episode's limit is rollout's. What the SDK says of the platform is found out once, not on a thread for each client.
 """
 
 from __future__ import annotations
@@ -63,12 +63,20 @@ def client(endpoint: Endpoint) -> AsyncOpenAI:
         max_retries=0,
         timeout=None,
     )
+    bound._platform = _platform()
     return bound
 
 
 async def release() -> None:
     """Close the network connections that clients opened in the running event loop. Call it where a loop ends."""
     await _network().release()
+
+
+@cache
+def _platform() -> Any:
+    from openai._base_client import get_platform
+
+    return get_platform()
 
 
 @cache
