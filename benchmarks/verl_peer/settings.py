@@ -118,7 +118,7 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     ours["trainer"]["total_training_steps"] = steps
     ours["data"]["val_batch_size"] = 1
     theirs, defaults = deepcopy(ours), verl_defaults()
-    ours["data"][KEY] = carried(experiment, run_id="bench", steps=steps)
+    ours["data"][KEY] = carried(experiment, run_id="bench")
     for path in OURS:
         node, default = theirs, defaults
         for name in path[:-1]:
