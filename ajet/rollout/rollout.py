@@ -199,7 +199,8 @@ class Rollout:
         )
         identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in range(repeats)]
         sampling = split_sampling(self._settings, split)
-        await asyncio.gather(*(self._episode(play, group, self._shared, each, sampling) for each in identities))
+        with rare_collections():
+            await asyncio.gather(*(self._episode(play, group, self._shared, each, sampling) for each in identities))
         return await closed
 
     async def _episode(
