@@ -162,7 +162,7 @@ def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
     for number in range(launches):
         for side in sorted(commands, reverse=number % 2 == 0):  # verl's first, whose files are then in memory for ours
             more = ["--fresh"] if side == "ours" else []
-            environment = dict(on_cpu) if side == "verl" else {}
+            environment = dict(on_cpu) | {"RAY_ADDRESS": "local"} if side == "verl" else {}
             made[side].append(launched([*commands[side], *more], folder / f"{side}{number}", environment))
             first = made[side][-1]
             print(f"launch {number + 1}, {side}: first token after {first.after['first token']:.1f} s, "

@@ -1,7 +1,7 @@
 """The batch script of `ajet cluster render slurm`, run for real: real Ray, on two "nodes" that are this machine.
 
 Slurm's own commands are stand-ins that start a step where the real ones would. In the place of the run is a program
-that joins the cluster as the run would, since a training on verl takes minutes.
+that joins the cluster as the run would, since a training on verl takes minutes; the last test has one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.ajet_command import ajet
+from tests.ajet_command import ajet, metric_rows
 from tests.verl_fixtures import without_verl
+from tests.verl_runs import tool_project
 
 pytestmark = [pytest.mark.slow, without_verl]
 PATIENCE_S = 240.0
@@ -152,4 +153,27 @@ def test_ray_is_started_on_all_nodes_and_ends_after_the_run_when_the_time_is_up(
 def test_the_runs_exit_code_is_the_scripts(sbatch, tmp_path):
     process, temporary = sbatch()
     assert process.wait(timeout=PATIENCE_S) == 3, (tmp_path / "log").read_text()
+    assert left_over(temporary) == [] and not Path(temporary).exists()
+
+
+@pytest.mark.extra_slow
+def test_a_training_runs_through_the_script_on_both_nodes(script, tmp_path):
+    yaml_file = tool_project(tmp_path)
+    chosen = ["trainer_common.nnodes=2", "trainer_common.n_gpus_per_node=1", "trainer_common.device=cpu"]
+    chosen += ["trainer_common.total_training_steps=2", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
+    rendered = ["cluster", "render", "slurm", "--conf", str(yaml_file), "--out", "run.sh"]
+    done = ajet(*rendered, *chosen, "data.train_batch_size=4", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    (tmp_path / "bin").symlink_to(script.parent / "bin")
+    (tmp_path / "env").mkdir()
+    for name in ("ajet", "ray"):
+        (tmp_path / "env" / name).symlink_to(Path(sys.executable).parent / name)
+    process, temporary = started(tmp_path / "run.sh", tmp_path / "told")
+    try:
+        assert process.wait(timeout=900) == 0, (tmp_path / "log").read_text()[-4000:]
+    finally:
+        process.terminate()
+    rows = [row for row in metric_rows(tmp_path / "launcher_record" / "tool") if "tasks" in row]
+    assert [row["step"] for row in rows] == [1, 2] and all(row["grad_norm"] > 0 for row in rows)
+    assert (tmp_path / "launcher_record" / "tool" / "checkpoints" / "step-2").is_dir()
     assert left_over(temporary) == [] and not Path(temporary).exists()
