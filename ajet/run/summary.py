@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs."""
+    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that were
+    played ahead of the newest step and wait for one of their own are not skipped."""
 
     trained: int
     skipped: int
@@ -34,16 +35,19 @@ class Tally:
         """From the rows of `metrics.jsonl`."""
         seen = Counter[int]()
         unused: set[int] = set()
+        ahead: set[int] = set()
         failed = forked = 0
         for row in rows:
             seen.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
+            if "tasks" in row:
+                ahead = set(row.get("waiting", ()))  # of the newest step
             failed += int(row.get("train/failed", 0))
             forked += int(row.get("train/forks", 0))
         expected = max({*seen, *unused}, default=-1) + 1
         return cls(
             trained=len(seen),
-            skipped=expected - len({*seen, *unused}),
+            skipped=len({*range(expected)} - {*seen, *unused, *ahead}),
             doubled=sum(count - 1 for count in seen.values()),
             failed=failed,
             forked=forked,

@@ -91,6 +91,11 @@ def test_tally_counts_gaps_and_repeats_from_the_record():
     assert "1 skipped, 1 doubled" in tally.line()
 
 
+def test_what_was_played_ahead_and_still_waits_is_not_skipped():
+    rows = [{"tasks": [0, 2], "waiting": [1, 3]}, {"tasks": [3, 5], "waiting": [4]}, {"validation/reward": 1.0}]
+    assert Tally.of(rows).skipped == 1, "task 1 left without a step"
+
+
 def test_an_interrupt_waits_for_the_end_of_the_step():
     interrupts, reached = Interrupts(), []
     with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():

@@ -128,7 +128,8 @@ class Record:
         tasks = sorted(group.order for group in groups if group.scored)
         unused = sorted(group.order for group in [*(group for group in groups if not group.scored), *stale])
         self._on_step(letter.step, self._steps, metrics)
-        self._run.metrics.log(letter.step, metrics, tasks=tasks, discarded=unused)
+        ahead = {"waiting": orders} if (orders := self._waiting.orders()) else {}
+        self._run.metrics.log(letter.step, metrics, tasks=tasks, discarded=unused, **ahead)
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)

@@ -53,6 +53,10 @@ class Waiting:
             del self._groups[group.order]
         return sorted(over, key=_order), sorted(stale, key=_order)
 
+    def orders(self) -> list[int]:
+        """Of all that wait now."""
+        return sorted(self._groups)
+
     def mark(self) -> None:
         """verl has written a checkpoint: of what comes from now on it knows nothing, and plays it again."""
         self._marked = frozenset(self._groups)
