@@ -173,7 +173,7 @@ def test_a_training_runs_through_the_script_on_both_nodes(script, tmp_path):
         assert process.wait(timeout=900) == 0, (tmp_path / "log").read_text()[-4000:]
     finally:
         process.terminate()
-    rows = [row for row in metric_rows(tmp_path / "launcher_record" / "tool") if "tasks" in row]
+    rows = [row for row in metric_rows(yaml_file.parent / "launcher_record" / "tool") if "tasks" in row]
     assert [row["step"] for row in rows] == [1, 2] and all(row["grad_norm"] > 0 for row in rows)
-    assert (tmp_path / "launcher_record" / "tool" / "checkpoints" / "step-2").is_dir()
+    assert (yaml_file.parent / "launcher_record" / "tool" / "checkpoints" / "step-2").is_dir()
     assert left_over(temporary) == [] and not Path(temporary).exists()
