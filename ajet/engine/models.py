@@ -85,7 +85,7 @@ def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device 
             model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         model = model.to(device)
     except (OSError, ValueError, KeyError) as error:
-        if read_limits(folder).images:
+        if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
             raise UserError(
                 f"The model {source.path} sees images: the local backbone samples and trains models of text.",
                 where=str(folder),

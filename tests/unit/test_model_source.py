@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
 import threading
@@ -115,6 +116,15 @@ def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
         load_model(locate(str(tmp_path)), dtype=torch.float32)
     with pytest.raises(UserError, match="tokenizer"):
         load_tokenizer(locate(str(tmp_path)))
+
+
+def test_a_model_that_sees_images_is_sent_to_verl(tmp_path: Path) -> None:
+    import torch
+
+    config = {"model_type": "qwen2_5_vl", "text_config": {"vocab_size": 8}, "vision_config": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="sees images: the local backbone samples and trains models of text"):
+        load_model(locate(str(tmp_path)), dtype=torch.float32)
 
 
 def test_a_base_model_is_refused(tmp_path: Path) -> None:
