@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.verl.gpus import gpus
-from ajet.config.verl import ModelLimits, read_limits, verl_config
+from ajet.config.verl import SEPARATE, ModelLimits, read_limits, verl_config
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -62,7 +62,7 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     only."""
     device = config["trainer"]["device"]
     found: dict[str, str] = {}
-    if config["trainer"]["v1"]["trainer_mode"] == "ajet_separate_async":
+    if config["trainer"]["v1"]["trainer_mode"] == SEPARATE:
         found["VERL_LOGGING_LEVEL"] = "WARNING"  # a line that verl 0.9.1 logs at INFO there raises TypeError
     if device == "npu":
         found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}

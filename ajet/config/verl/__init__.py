@@ -11,6 +11,6 @@ from __future__ import annotations
 
 from ajet.config.verl.layer import VERL_VERSION, extra_for, shown, verl_config
 from ajet.config.verl.limits import ModelLimits, read_limits
-from ajet.config.verl.refusals import SEPARATE
+from ajet.config.verl.refusals import SEPARATE, SYNC
 
-__all__ = ["SEPARATE", "VERL_VERSION", "ModelLimits", "extra_for", "read_limits", "shown", "verl_config"]
+__all__ = ["SEPARATE", "SYNC", "VERL_VERSION", "ModelLimits", "extra_for", "read_limits", "shown", "verl_config"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 VLLM_LARGEST_LORA_RANK = 512
-SEPARATE = "ajet_separate_async"
-MODES = ("ajet_sync", "ajet_colocate_async", SEPARATE)
+SYNC, SEPARATE = "ajet_sync", "ajet_separate_async"
+MODES = (SYNC, "ajet_colocate_async", SEPARATE)
 """The names of `ajet.backbone.verl.trainers`."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet.config.verl import SYNC
 from ajet.record import EpisodeFiles
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Group
@@ -22,7 +23,7 @@ def dropped_after(config: Mapping[str, Any]) -> int | None:
     """How many steps verl keeps a group for, the one that asked for it included; None: any number. `config`: verl's."""
     v1 = config["trainer"]["v1"]
     sampler = v1["sampler"]
-    drops = v1["trainer_mode"] != "ajet_sync" and sampler["max_off_policy_strategy"] == "drop"
+    drops = v1["trainer_mode"] != SYNC and sampler["max_off_policy_strategy"] == "drop"
     return sampler["max_off_policy_threshold"] if drops else None
 
 
