@@ -65,9 +65,9 @@ def load_image_tokens(folder: Path) -> ImageTokens | None:
     try:
         processor = AutoProcessor.from_pretrained(folder)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        last = [line for line in str(error).strip().splitlines() if line.strip()][:1]
+        why, _, _ = str(error).strip().partition("\n")
         raise UserError(
-            f"The processor of this model, which sees images, cannot be loaded: {''.join(last)}",
+            f"The processor of this model, which sees images, cannot be loaded: {why}",
             where=str(folder),
             do="the processors of most families need torchvision, in the version that fits torch",
         ) from error

@@ -34,6 +34,8 @@ class Prompt:
     fork: ForkReason | None
     encoded: dict[str, Any] | None = None
     """Of a raw prompt; see `raw_prompt.Placed`."""
+    images: tuple[str, ...] = ()
+    """Those that its image tokens stand for, in order, as data: URLs."""
 
 
 async def prompt_of(request: TurnRequest, recorder: Recorder, renderer: Renderer, aside: Aside) -> Prompt:

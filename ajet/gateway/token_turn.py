@@ -80,8 +80,9 @@ class TokenTurns:
         self._sampling(request, await self._prompt(request), trained)
 
     async def _prompt(self, request: TurnRequest) -> Prompt:
-        self._images(request)
-        return await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
+        images = self._images(request)
+        prompt = await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
+        return replace(prompt, images=images)
 
     def _images(self, request: TurnRequest) -> tuple[str, ...]:
         """The request's, as data: URLs. Raises Refused."""
@@ -145,7 +146,7 @@ class TokenTurns:
             single_call=not request.parallel_tool_calls,
         )
         key = DrawKey(*self._key, entry.call.index)
-        return Draft(entry, prompt.rendered, stream, sampling, key, self._images(request))
+        return Draft(entry, prompt.rendered, stream, sampling, key, prompt.images)
 
     async def _sample(self, reply: Reply, draft: Draft) -> None:
         sampled, stream, request = draft.sampled, draft.stream, reply.request

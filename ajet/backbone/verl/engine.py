@@ -7,6 +7,7 @@ reply says which training step's weights sampled it. A reply comes as one chunk:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Literal
@@ -101,7 +102,8 @@ class ServerEngine:
         key, shown = request.key, {}
         if request.images:
             assert self._images is not None, "a text model's renderer refuses images"
-            shown = {"image_data": [picture(url) for url in request.images]}
+            pictures = [await asyncio.to_thread(picture, url) for url in request.images]  # others go on meanwhile
+            shown = {"image_data": pictures}
             if self._server == "vllm":  # it has a processor of its own, that writes each image's tokens
                 prompt = self._images.folded(prompt)
         try:
