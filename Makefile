@@ -7,7 +7,7 @@ PYTEST := $(RUN)/python -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-slow check bench docs constraints clean
+.PHONY: help setup quickstart test test-fast test-slow test-times check bench docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ test-fast: setup ## Tests of a few seconds
 
 test-slow: setup ## The extra slow tests only
 	$(PYTEST) -m "extra_slow" $(ARGS)
+
+test-times: setup ## The same as test, with a table of what each file and test costs
+	$(RUN)/python scripts/test_costs.py --name test --table 60 -- $(PYTEST) -m "not extra_slow" -n 2 --dist loadfile $(ARGS)
 
 check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/ruff check .

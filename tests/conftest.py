@@ -9,3 +9,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 
 pytest.register_assert_rewrite("tests.client_fixtures")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from tests import costs
+
+    costs.register(config)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.client_fixtures import FINAL, QUESTION, Cell, Plays, Stage, Told, play_and_prove
-from tests.npm_packages import npm_package
+from tests.contract.npm_packages import npm_package
 
 PLAYS = Plays()
 PACKAGE = "@openai/codex@0.169.0"

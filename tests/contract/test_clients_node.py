@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
-from tests.npm_packages import npm_package
+from tests.contract.npm_packages import npm_package
 
 PLAYS = Plays()
 SCRIPT = Path(__file__).parent / "node_client.mjs"

@@ -85,7 +85,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """KIND/actor and KIND/source.safetensors of each kind, by verl's own manager in two processes."""
     folder = tmp_path_factory.mktemp("verl")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.verl_checkpoints"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.verl_checkpoints"]
     root = Path(__file__).parents[2]
     log = (folder / "log").open("w")
     ranks = [

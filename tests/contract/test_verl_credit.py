@@ -143,7 +143,7 @@ def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
         port = free.getsockname()[1]
     own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu_platform", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.verl_update", str(source), str(target)]
+    command = [sys.executable, "-m", "tests.contract.verl_update", str(source), str(target)]
     workers = [
         subprocess.Popen([*command, str(rank), str(ranks)], cwd=ROOT, env=os.environ | own) for rank in range(ranks)
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl
-from tests.vision_fixtures import FOLDER, made_model, vision_environment
+from tests.vision.vision_fixtures import FOLDER, made_model, vision_environment
 
 pytestmark = pytest.mark.extra_slow
 STEPS = 10

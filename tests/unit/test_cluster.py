@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ajet.cli import launcher
-from tests.kuberay_schema import RAY_JOB
+from tests.unit.kuberay_schema import RAY_JOB
 from tests.verl_fixtures import without_verl
 
 pytestmark = without_verl

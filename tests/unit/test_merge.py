@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
 from ajet.schema.call import full_ids, prompt_ids
-from tests.context_tracker_fixtures import episodes, make_call
+from tests.unit.context_tracker_fixtures import episodes, make_call
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=10)
 

@@ -25,8 +25,8 @@ from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
-from tests.context_tracker_fixtures import episodes
 from tests.gateway_fixtures import ADD, ASK, Bench, bench, client_of, spelled_out
+from tests.unit.context_tracker_fixtures import episodes
 
 ARRAYS = ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")
 SPELLED = '<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call>'

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker import choose, cut_over_length, forks, snaps, timelines
 from ajet.schema.call import VersionRun, full_ids, prompt_ids
-from tests.context_tracker_fixtures import episodes, make_call, shuffled
+from tests.unit.context_tracker_fixtures import episodes, make_call, shuffled
 
 settings.register_profile("tracker", max_examples=400, deadline=None)
 settings.load_profile("tracker")

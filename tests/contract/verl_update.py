@@ -1,4 +1,4 @@
-"""verl's trainer, worker and FSDP engine in this process, without Ray: `python -m tests.verl_update IN OUT RANK WORLD`.
+"""verl's trainer, worker and FSDP engine in one process: `python -m tests.contract.verl_update IN OUT RANK WORLD`.
 
 What is verl's is verl's own: the steps of its trainer between sampling and saving, the worker, the engine and its
 optimizer. Stand-ins are the queue (a dict in memory) and the worker group, which calls the worker of this process with

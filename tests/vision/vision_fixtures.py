@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent / "vision"
+FOLDER = Path(__file__).parent
 _FILES = Path(sys.prefix) / "share" / "torchvision"
 
 

@@ -1,6 +1,6 @@
 """Checkpoints of tiny models by verl's own FSDPCheckpointManager: a program of two processes over gloo.
 
-    python -m tests.verl_checkpoints RANK FOLDER
+    python -m tests.contract.verl_checkpoints RANK FOLDER
 
 Each kind gets FOLDER/KIND/actor as verl writes it, and FOLDER/KIND/source.safetensors with what the processes held,
 gathered by torch's collectives.

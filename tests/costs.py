@@ -1,0 +1,64 @@
+"""What each test costs: a row a test in the file that `AJET_TEST_COSTS` names, for scripts/test_costs.py to add up.
+
+Invariant: a row counts what its test alone caused in this worker: seconds, CPU-seconds of the worker and of every child
+that was waited for, and `ajet` commands started as processes. Processes that outlive their parent are not seen here;
+scripts/test_costs.py adopts them, and finds the test in their environment (pytest's PYTEST_CURRENT_TEST).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WHERE = "AJET_TEST_COSTS"
+
+
+class Costs:
+    """The pytest plugin. One in each worker; all append to one file, a line in one write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.commands = 0
+        sys.addaudithook(self._started)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.commands = 0
+        began, cpu = time.perf_counter(), cpu_seconds()
+        answer = yield
+        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+        row = {"test": item.nodeid, "seconds": round(seconds, 3), "cpu": round(cpu, 3), "ajet": self.commands}
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return answer
+
+    def _started(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen" and is_ajet(arguments[1]):
+            self.commands += 1
+
+
+def is_ajet(command: str | Sequence[object]) -> bool:
+    """Whether this command line starts `ajet`."""
+    words = command.split() if isinstance(command, str) else [os.fsdecode(word) for word in command]  # type: ignore[arg-type]
+    return any(word == "ajet.cli.launcher" or Path(word).name == "ajet" for word in words[:3])
+
+
+def cpu_seconds() -> float:
+    """CPU-seconds so far of this process and of its children that were waited for."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def register(config: pytest.Config) -> None:
+    """Count, if anybody wants to know."""
+    path = os.environ.get(WHERE)
+    if path:
+        config.pluginmanager.register(Costs(Path(path)), "costs")
