@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 WHERE = "AJET_TEST_COSTS"
+_counted = {"ajet": 0.0, "cpu": 0.0}
 
 
 class Costs:
@@ -26,23 +27,32 @@ class Costs:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.commands = 0
-        sys.addaudithook(self._started)
+        sys.addaudithook(_started)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self.commands = 0
-        began, cpu = time.perf_counter(), cpu_seconds()
+        began, cpu, commands = time.perf_counter(), cpu_seconds(), _counted["ajet"]
         answer = yield
-        seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
-        row = {"test": item.nodeid, "seconds": round(seconds, 3), "cpu": round(cpu, 3), "ajet": self.commands}
+        seconds, cpu, commands = time.perf_counter() - began, cpu_seconds() - cpu, _counted["ajet"] - commands
+        row = {"test": item.nodeid, "seconds": round(seconds, 3), "cpu": round(cpu, 3), "ajet": int(commands)}
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         return answer
 
-    def _started(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and is_ajet(arguments[1]):
-            self.commands += 1
+
+def _started(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "subprocess.Popen" and is_ajet(arguments[1]):
+        count_command()
+
+
+def count_command() -> None:
+    """One more `ajet` process."""
+    _counted["ajet"] += 1
+
+
+def add_cpu(seconds: float) -> None:
+    """CPU-seconds of a process that somebody else waited for."""
+    _counted["cpu"] += seconds
 
 
 def is_ajet(command: str | Sequence[object]) -> bool:
@@ -52,9 +62,9 @@ def is_ajet(command: str | Sequence[object]) -> bool:
 
 
 def cpu_seconds() -> float:
-    """CPU-seconds so far of this process and of its children that were waited for."""
+    """CPU-seconds so far of this process, of its children that were waited for, and of those that others waited for."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + _counted["cpu"]
 
 
 def register(config: pytest.Config) -> None:

@@ -47,7 +47,7 @@ class Life:
         ray = "--with-ray-cluster" if cluster else "--with-ray"
         arguments = ["--conf", str(yaml), *TOOL, ray, f"experiment_name={name}", *settings]
         where = {"RAY_ADDRESS": cluster, **RAY_KEY} if cluster else {}
-        self.process: subprocess.Popen[str] = start(*arguments, cwd=self.folder, log=self.log, **where)
+        self.process = start(*arguments, cwd=self.folder, log=self.log, fresh=True, **where)
 
     def rows(self) -> list[dict]:
         """Its training steps so far, those of earlier launches too."""

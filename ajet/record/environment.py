@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -49,8 +50,15 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _packages() -> dict[str, str]:
-    found = {str(d.metadata["Name"]): d.version for d in metadata.distributions() if d.metadata["Name"]}
+    found = dict(filter(None, (_name_and_version(package) for package in metadata.distributions())))
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
+    """By the head of its metadata alone: to parse them all, descriptions included, takes longer than a debug run."""
+    head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
+    name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
+    return (name[1], version[1]) if name and version else None
 
 
 def _cpu_model() -> str:

@@ -1,0 +1,85 @@
+"""Nothing is left behind: the tests get a home and a folder for temporary files of their own, and the last word on the
+checkout, on those folders and on shared memory is said here, when all workers are done. (scripts/test_costs.py says it
+of processes: it adopts those that lose their parent.)
+
+Invariant: a test run that leaves something fails, and names it. What programs keep in a home for the next time (font
+lists, model information) is made anew in each run; fetched models and packages lie with the environment that `make setup`
+made, in `share/ajet`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OWN = (".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", ".import_linter_cache", "__pycache__", ".venv")
+"""What tools keep in a checkout, and git ignores."""
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class LeftBehind:
+    """The pytest plugin of the process that the workers answer to."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="ajet-"))  # short: sockets lie below it
+        self.home, self.temporary = self.folder / "home", self.folder / "t"
+        self.home.mkdir()
+        self.temporary.mkdir()
+        self.cache = os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
+        os.environ.update(HOME=str(self.home), TMPDIR=str(self.temporary), npm_config_cache=str(self.home / "npm"))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.home / "inductor")
+        for name in [name for name in os.environ if name.startswith("XDG_")]:
+            del os.environ[name]
+        tempfile.tempdir = None
+        self.before = self.seen()
+
+    def seen(self) -> set[str]:
+        """What lies in the checkout, and in shared memory."""
+        command = ["git", "-C", str(ROOT), "status", "--porcelain", "--ignored", "--untracked-files=all"]
+        listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        shared = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+        return {line[3:] for line in listed if not any(name in line for name in OWN)} | shared
+
+    def left(self) -> list[str]:
+        """What a test left."""
+        new = sorted(path for path in self.seen() - self.before if not mapped(path))
+        temporary = [path for path in sorted(self.temporary.iterdir()) if not path.name.startswith("pytest-of-")]
+        return [*new, *(str(path) for path in temporary)]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        left = self.left()
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if left and reporter is not None:
+            reporter.section("left behind by the tests")
+            reporter.write_line("\n".join(left))
+        if left and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif exitstatus == pytest.ExitCode.OK:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def mapped(path: str) -> bool:
+    """Whether a living process has this shared memory: then it is another program's, or will still be removed."""
+    if not path.startswith(str(SHARED_MEMORY)):
+        return False
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if path in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def register(config: pytest.Config) -> None:
+    """In the process that starts the workers, or runs the tests itself."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.pluginmanager.register(LeftBehind(), "left behind")
