@@ -1,7 +1,7 @@
 """Run the `ajet` command as a person would: in its own process.
 
-That process is a copy of one that has done the imports (ajet_zygote.py), unless a test wants a fresh interpreter or sets
-a variable that counts while something is imported.
+That process is a copy of one that has done the imports (ajet_zygote.py), unless a test wants a fresh interpreter or
+sets a variable that counts while something is imported.
 """
 
 from __future__ import annotations

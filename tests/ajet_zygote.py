@@ -2,9 +2,10 @@
 costs seconds of imports less, and is a process of its own as before (environment, working folder, output, exit code,
 signals).
 
-Invariant: the zygote runs one thread and nothing of ajet's but its configuration's types, so that a copy is what a fresh
-interpreter is after its first imports. One zygote a pytest process, made at the first command; it ends when its socket
-closes. Commands whose environment decides how Python or a library is imported get a fresh interpreter (ajet_command.py).
+Invariant: the zygote runs one thread and nothing of ajet's but its configuration's types, so that a copy is what a
+fresh interpreter is after its first imports. One zygote a pytest process, made at the first command; it ends when its
+socket closes. Commands whose environment decides how Python or a library is imported get a fresh interpreter
+(ajet_command.py).
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from typing import Any
 
 IMPORTS = (
     "torch", "transformers", "transformers.modeling_gguf_pytorch_utils", "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3", "transformers.generation.utils",
+    "transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3",
+    "transformers.generation.utils",
     "safetensors.torch", "tokenizers", "gguf", "accelerate", "openai", "openai.resources.chat.completions", "httpx",
     "uvicorn", "uvicorn.protocols.http.httptools_impl", "starlette.applications", "typer", "rich.console", "rich.table",
-    "rich.panel", "rich.live", "rich.progress", "loguru", "pydantic", "hydra", "omegaconf", "numpy", "jsonschema", "psutil",
+    "rich.panel", "rich.live", "rich.progress", "loguru", "pydantic", "hydra", "omegaconf", "numpy", "jsonschema",
+    "psutil",
     "jinja2.sandbox", "regex", "yaml", "dotenv", "asyncio", "matplotlib.pyplot", "matplotlib.backends.backend_agg",
     "ajet.config", "ajet.schema",
 )  # fmt: skip

@@ -1,5 +1,5 @@
-"""Shared by all tests: one torch thread (two busy processes on two cores are many times slower with more), no hub; which
-worker runs what; and that nothing is left behind (left_behind.py).
+"""Shared by all tests: one torch thread (two busy processes on two cores are many times slower with more), no hub;
+which worker runs what; and that nothing is left behind (left_behind.py).
 
 Two workers share the tests. What boots Ray or vLLM is one worker's, first of all, so that each is booted once and the
 other worker does the rest meanwhile; a file's tests stay together, for they share what the file sets up.

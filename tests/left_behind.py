@@ -3,8 +3,8 @@ checkout, on those folders and on shared memory is said here, when all workers a
 of processes: it adopts those that lose their parent.)
 
 Invariant: a test run that leaves something fails, and names it. What programs keep in a home for the next time (font
-lists, model information) is made anew in each run; fetched models and packages lie with the environment that `make setup`
-made, in `share/ajet`.
+lists, model information) is made anew in each run; fetched models and packages lie with the environment that `make
+setup` made, in `share/ajet`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -39,14 +39,15 @@ def tool_project(folder: Path) -> Path:
 class Life:
     """One launch of a run."""
 
-    def __init__(self, yaml: Path, name: str, *settings: str, cluster: str = "") -> None:
-        """`cluster`: the address of one to join; without it the run has one of its own."""
+    def __init__(self, yaml: Path, name: str, *settings: str, cluster: str = "", temporary: str = "") -> None:
+        """`cluster`: the address of one to join; without it the run has one of its own. `temporary`: for its files."""
         self.folder = yaml.parent.parent
         self.run = self.folder / "launcher_record" / name
         self.log = self.folder / f"{name}.txt"
         ray = "--with-ray-cluster" if cluster else "--with-ray"
         arguments = ["--conf", str(yaml), *TOOL, ray, f"experiment_name={name}", *settings]
         where = {"RAY_ADDRESS": cluster, **RAY_KEY} if cluster else {}
+        where |= {"TMPDIR": temporary} if temporary else {}
         self.process = start(*arguments, cwd=self.folder, log=self.log, fresh=True, **where)
 
     def rows(self) -> list[dict]:
@@ -89,10 +90,7 @@ class Life:
 @contextmanager
 def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A Ray head of its own with one slot for a GPU, as an operator would start it: its address, and its process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
     command += ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false", "--disable-usage-stats"]
     with log.open("w") as out:
         more = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
@@ -102,7 +100,9 @@ def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
         while "Ray runtime started" not in log.read_text():
             assert head.poll() is None and time.monotonic() < end, log.read_text()
             time.sleep(0.5)
-        yield f"127.0.0.1:{port}", head
+        told = re.search(r"--address='(\S+?:\d+)'", log.read_text())
+        assert told, log.read_text()
+        yield told[1], head
     finally:
         processes = [*head.children(recursive=True), head]
         head.terminate()

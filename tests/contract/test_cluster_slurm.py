@@ -22,7 +22,7 @@ from tests.ajet_command import ajet, metric_rows
 from tests.verl_fixtures import without_verl
 from tests.verl_runs import tool_project
 
-pytestmark = [pytest.mark.slow, without_verl]
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots, without_verl]
 PATIENCE_S = 240.0
 """On a machine that others are using, too, Ray takes long to start."""
 SRUN = """#!/usr/bin/env bash
@@ -149,14 +149,12 @@ def test_ray_is_started_on_all_nodes_and_ends_after_the_run_when_the_time_is_up(
     assert left_over(temporary) == [] and not Path(temporary).exists()
 
 
-@pytest.mark.extra_slow
 def test_the_runs_exit_code_is_the_scripts(sbatch, tmp_path):
     process, temporary = sbatch()
     assert process.wait(timeout=PATIENCE_S) == 3, (tmp_path / "log").read_text()
     assert left_over(temporary) == [] and not Path(temporary).exists()
 
 
-@pytest.mark.extra_slow
 def test_a_training_runs_through_the_script_on_both_nodes(script, tmp_path):
     yaml_file = tool_project(tmp_path)
     chosen = ["trainer_common.nnodes=2", "trainer_common.n_gpus_per_node=1", "trainer_common.device=cpu"]

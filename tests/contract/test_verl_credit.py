@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from copy import deepcopy
@@ -136,12 +135,13 @@ def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
 
 def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
     """Each scenario through verl, in processes of its own."""
+    from torch.distributed import TCPStore
+
     source, target = folder / "scenarios", folder / "results"
     source.write_bytes(pickle.dumps(made))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
+    own |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the store is ours to serve
     own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu_platform", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.contract.verl_update", str(source), str(target)]
     workers = [

@@ -1,6 +1,7 @@
 """What the vLLM engine promises beyond the contract, against the model's own forward pass in transformers.
 
-One engine for the whole file: it takes half a minute to start. The tests change its weights, each to its own.
+One engine for this file and test_token_engines.py: it takes half a minute to start. The tests change its weights, each
+to its own; the last one kills it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,57 +21,14 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.engine.model_source import locate
-from ajet.engine.models import load_model
 from ajet.schema.errors import EngineFailure, UserError
+from tests.contract.vllm_bench import PROMPT, Bench
 from tests.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.boots]
 
-PROMPT = np.array([1, 40, 41, 42, 43], np.int32)
 LONG = np.random.default_rng(3).integers(10, VOCABULARY, 300).astype(np.int32)
 """More than two blocks of the prefix cache."""
-
-
-class Bench:
-    """An engine and the model whose weights it is given."""
-
-    def __init__(self) -> None:
-        self.model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
-        self.environment = dict(os.environ)
-        self.engine = vllm_engine(max_num_seqs=8, weights=self._weights, version=0)
-
-    def _weights(self) -> list[tuple[str, torch.Tensor]]:
-        return [(name, parameter.detach()) for name, parameter in self.model.named_parameters()]
-
-    def shake(self, seed: int) -> None:
-        """Other weights for the model; the engine does not have them yet."""
-        draw = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
-
-    def update(self) -> None:
-        """The engine gets the model's weights."""
-        self.engine.weights_changed(self.engine.version + 1)
-
-    def logits(self, prompt: np.ndarray, reply: list[int]) -> torch.Tensor:
-        """[T, V] what each token of the reply was drawn from, by the model's own forward pass."""
-        with torch.no_grad():
-            ids = torch.tensor([[*prompt.tolist(), *reply]])
-            return self.model(ids).logits[0, len(prompt) - 1 : -1].double()
-
-    def unit(self, prompt: np.ndarray, reply: list[int]) -> np.ndarray:
-        """[T] the reply's logprobs at temperature 1."""
-        rows = self.logits(prompt, reply).log_softmax(-1)
-        return rows.gather(1, torch.tensor(reply)[:, None])[:, 0].numpy()
-
-
-@pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    made.engine.close()
 
 
 def request_of(length: int, prompt: np.ndarray = PROMPT, *, repeat: int = 0, **sampling: Any) -> TokenRequest:
@@ -246,31 +203,6 @@ def test_ctrl_c_is_not_for_its_processes(bench: Bench) -> None:
     assert len(ask(bench.engine, request_of(60)).ids) == 60
 
 
-def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) -> None:
-    async def scenario() -> list[BaseException | TokenChunk]:
-        calls = [asyncio.ensure_future(reply_of(bench.engine, request_of(900, repeat=k))) for k in range(3)]
-        stream = bench.engine.generate(request_of(900, repeat=3))
-        await stream.__anext__()
-        for process in bench.engine.processes():
-            if "EngineCore" in process.name():
-                process.kill()
-        with pytest.raises(EngineFailure):
-            async for _ in stream:
-                pass
-        return list(await asyncio.gather(*calls, return_exceptions=True))
-
-    ended = asyncio.run(asyncio.wait_for(scenario(), 60))
-    assert [type(end) for end in ended] == [EngineFailure] * 3
-    with pytest.raises(EngineFailure):
-        ask(bench.engine, request_of(3))
-    with pytest.raises(EngineFailure):
-        bench.update()
-    processes = bench.engine.processes()
-    bench.engine.close()
-    psutil.wait_procs(processes, timeout=30)
-    assert not bench.engine.processes()
-
-
 OWNER = """
 import sys, time
 from tests.vllm_fixtures import vllm_engine
@@ -281,6 +213,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extra_slow
 def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
@@ -342,6 +275,31 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
         reading = Reading(0)
         reading.chunks(output([4], 4), 0)
         reading.chunks(output([4], 3), 0)
+
+
+def test_when_its_process_dies_every_call_fails_and_nothing_hangs(bench: Bench) -> None:
+    async def scenario() -> list[BaseException | TokenChunk]:
+        calls = [asyncio.ensure_future(reply_of(bench.engine, request_of(900, repeat=k))) for k in range(3)]
+        stream = bench.engine.generate(request_of(900, repeat=3))
+        await stream.__anext__()
+        for process in bench.engine.processes():
+            if "EngineCore" in process.name():
+                process.kill()
+        with pytest.raises(EngineFailure):
+            async for _ in stream:
+                pass
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    ended = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert [type(end) for end in ended] == [EngineFailure] * 3
+    with pytest.raises(EngineFailure):
+        ask(bench.engine, request_of(3))
+    with pytest.raises(EngineFailure):
+        bench.update()
+    processes = bench.engine.processes()
+    bench.engine.close()
+    psutil.wait_procs(processes, timeout=30)
+    assert not bench.engine.processes()
 
 
 @pytest.mark.extra_slow

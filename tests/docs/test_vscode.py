@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -51,10 +50,14 @@ class Editor:
                 return message
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+LISTEN = """
+import runpy, sys, debugpy
+print(debugpy.listen(("127.0.0.1", 0))[1], flush=True)
+debugpy.wait_for_client()
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+"""What `python -m debugpy --listen` does, on a port of the kernel's choice."""
 
 
 def test_a_breakpoint_in_the_workflow_stops(tmp_path):
@@ -69,14 +72,13 @@ def test_a_breakpoint_in_the_workflow_stops(tmp_path):
     workflow = folder / "workflow.py"
     line = next(n for n, text in enumerate(workflow.read_text().splitlines(), 1) if "task = workflow_task.task" in text)
 
-    port = free_port()
     process = subprocess.Popen(
-        [sys.executable, "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client",
-         "-m", configuration["module"], *configuration["args"]],
-        cwd=tmp_path, env=environment(PYDEVD_DISABLE_FILE_VALIDATION="1"), stderr=subprocess.PIPE,
+        [sys.executable, "-c", LISTEN, configuration["module"], *configuration["args"]],
+        cwd=tmp_path, env=environment(PYDEVD_DISABLE_FILE_VALIDATION="1"), stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
-        editor = connect(port, process)
+        assert process.stdout is not None
+        editor = Editor(int(process.stdout.readline()))
         editor.send("initialize", adapterID="debugpy")
         editor.wait_for("response", "initialize")
         editor.send("attach", justMyCode=True)
@@ -92,14 +94,3 @@ def test_a_breakpoint_in_the_workflow_stops(tmp_path):
     finally:
         process.kill()
         process.wait()
-
-
-def connect(port: int, process: subprocess.Popen) -> Editor:
-    """Connect as soon as debugpy listens."""
-    for _ in range(1200):
-        assert process.poll() is None, process.stderr.read().decode()
-        try:
-            return Editor(port)
-        except ConnectionRefusedError:
-            time.sleep(0.1)  # polls the port; nothing is assumed of how long it takes
-    raise AssertionError("debugpy never listened")

@@ -72,7 +72,7 @@ def check_whole(run: Path, reference: Path) -> None:
     assert learned(run) == learned(reference)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.extra_slow) for n in range(2, 8))])
 def test_kill_9_at_random_moments(project, uninterrupted, seed, tmp_path):
     moments, name = random.Random(seed), f"killed{seed}"
     run = project / "launcher_record" / name

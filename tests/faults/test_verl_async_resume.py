@@ -8,7 +8,7 @@ from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from tests.verl_runs import Life, skip_without_verl, tool_project
 
-pytestmark = pytest.mark.extra_slow
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
 FIRST, LAST = 3, 7
 SETTINGS = [

@@ -11,7 +11,6 @@ from ajet.record import EpisodeFiles
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
 
-pytestmark = pytest.mark.slow
 FAULTY = '''
 
 class Faulty(PriceAgent):
@@ -60,6 +59,8 @@ def faulty(tmp_path_factory):
             run.end()
 
 
+@pytest.mark.extra_slow
+@pytest.mark.boots
 def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
     run, _ = faulty
     for step in (1, 2):
@@ -73,6 +74,8 @@ def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
     assert row["train/failed"] == 8 and row["tasks"] == [0, 1, 2, 3]
 
 
+@pytest.mark.extra_slow
+@pytest.mark.boots
 def test_dead_servers_end_the_run_with_what_happened(faulty):
     run, seen = faulty
     assert seen["servers"] == 1 and seen["exit"] in (1, 2)
@@ -82,13 +85,13 @@ def test_dead_servers_end_the_run_with_what_happened(faulty):
     assert seen["after"] < 180 and run.status()["outcome"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_wrong_configuration_is_said_before_ray_starts(tmp_path):
     skip_without_verl()
     yaml = tool_project(tmp_path)
-    began = time.monotonic()
     done = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray", "data.train_batch_size=5",
                 "trainer_common.mini_batch_num=2", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 2 and "can't be dealt out to 2 mini-batches" in done.stdout
-    assert time.monotonic() - began < 30 and not (tmp_path / "launcher_record").exists()
+    assert "Ray" not in done.stdout and not (tmp_path / "launcher_record").exists()
     missing = ajet("--conf", str(yaml), "--backbone", "verl", "--with-ray-cluster", cwd=tmp_path, RAY_ADDRESS="")
     assert missing.returncode == 2 and "RAY_ADDRESS" in missing.stdout

@@ -1,4 +1,5 @@
-"""The life of one run on verl: an agent-loop process dies, the run is killed with -9, goes on, and is stopped."""
+"""The whole life of a run on verl: an agent-loop process dies, the run is killed with -9, goes on, and is stopped; its
+curve is the local backbone's. (test_verl_life.py is what of it needs one launch only.)"""
 
 import os
 import signal
@@ -12,7 +13,7 @@ from ajet.run.verl.segments import mapped
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl
 
-pytestmark = pytest.mark.extra_slow
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 8
 SEEDS = range(1, 6)
 

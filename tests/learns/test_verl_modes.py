@@ -7,6 +7,7 @@ from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl, tool_project
 
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 4
 SHORT = [
     f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={STEPS}", "data.train_batch_size=4",
@@ -21,8 +22,8 @@ SEVERAL = [
 @pytest.mark.parametrize(
     ("mode", "settings"),
     [
-        pytest.param("colocate_async", SEVERAL, marks=pytest.mark.slow),
-        pytest.param("separate_async", ["trainer_common.test_freq=-1"], marks=pytest.mark.extra_slow),
+        ("colocate_async", SEVERAL),
+        ("separate_async", ["trainer_common.test_freq=-1"]),
     ],
 )
 def test_it_trains(tmp_path, mode, settings):

@@ -8,7 +8,7 @@ from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl
 from tests.vision.vision_fixtures import FOLDER, made_model, vision_environment
 
-pytestmark = pytest.mark.extra_slow
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 10
 
 

@@ -7,7 +7,7 @@ from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.vllm_fixtures import skip_without_vllm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
 
 def test_the_tool_agent_learns_with_vllm(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ajet.rollout.checks import nonsense, open_checks, wrong_toolcall
 from ajet.rollout.checks.nonsense import loop_in
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
+from tests.unit.cost_of_text import cost
 
 
 def says(text: Any, **more: Any) -> dict[str, Any]:
@@ -85,9 +85,8 @@ def test_the_cost_is_linear() -> None:
     text = "".join(map(chr, letters))
     ruled = (("-" * 1900 + "\n") * 200)[:200_000]
     for one in (text, ruled):
-        began = time.process_time()
-        loop_in(one)
-        assert time.process_time() - began < 2.0
+        quarter, whole = (cost(loop_in, one[:size]) for size in (50_000, 200_000))
+        assert whole < 8 * quarter + 0.05, "four times the text; a square would be sixteen times the cost"
 
 
 @pytest.mark.parametrize(

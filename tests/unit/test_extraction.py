@@ -1,7 +1,5 @@
 """Answers are found in whatever a model writes; nothing raises, and nothing takes long."""
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +13,7 @@ from ajet.task_judge.extraction import (
     text_of,
     visible,
 )
+from tests.unit.cost_of_text import cost
 
 PIECES = st.sampled_from(
     [r"\boxed{", r"\fbox {", "{", "}", r"\{", r"\}", "\\", "42", " ", "\n", "$", "\x08oxed{", "#### "]
@@ -136,6 +135,5 @@ def test_a_printed_block_list_reads_as_the_list(blocks):
 
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", r"\boxed{}", "<think>", "</think>", "[{", "<answer>", "####", "{}"])
 def test_long_hostile_text_does_not_take_long(piece):
-    start = time.perf_counter()
-    extract_answer(piece * 40_000)
-    assert time.perf_counter() - start < 2.0
+    quarter, whole = (cost(extract_answer, piece * size) for size in (10_000, 40_000))
+    assert whole < 8 * quarter + 0.05, "four times the text; a square would be sixteen times the cost"

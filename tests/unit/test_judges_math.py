@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -77,11 +76,9 @@ def test_whole_numbers_are_compared_exactly(number, places):
 def test_a_comparison_that_hangs_ends_in_any_thread_and_the_next_one_works():
     found = []
     hanging = threading.Thread(target=lambda: found.append(equal("9^{9^{9}}", "5", timeout=1.0)))
-    start = time.perf_counter()
     hanging.start()
     hanging.join(60)
     assert found == [False]
-    assert time.perf_counter() - start < 50
     assert equal(r"\frac{1}{2}", r"\frac{2}{4}", timeout=30)
 
 

@@ -1,0 +1,120 @@
+"""One launch on verl, for what can be seen of a single one: an agent that raises, an agent-loop process that dies, a
+run that is killed with -9 and leaves nothing. (What takes a second launch is in test_verl_kill_and_resume.py; what
+Ray would only repeat is held without it in tests/contract/test_verl_*.py and tests/unit/test_verl_*.py.)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.record import EpisodeFiles
+from ajet.run.summary import Tally
+from ajet.run.verl.segments import mapped
+from tests.ajet_command import ajet
+from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+
+pytestmark = [pytest.mark.slow, pytest.mark.boots]
+REPEATS, BATCH = 8, 4
+SETTINGS = [
+    "rollout.user_workflow=workflow.py->Faulty", "trainer_common.device=cpu", f"data.train_batch_size={BATCH}",
+    "trainer_common.val_before_train=false", "trainer_common.mini_batch_num=2",
+]  # fmt: skip
+FAULTY = '''
+
+class Faulty(PriceAgent):
+    """Of eight attempts one raises."""
+
+    async def execute(self, workflow_task, tuner):
+        if workflow_task.task_thread_index == 3:
+            raise ValueError("a broken agent")
+        return await super().execute(workflow_task, tuner)
+'''
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory):
+    """Everything that is done to the run; the tests look at what came of it."""
+    skip_without_verl()
+    yaml = tool_project(tmp_path_factory.mktemp("verl"))
+    code = yaml.parent / "workflow.py"
+    code.write_text(code.read_text() + FAULTY)
+    seen: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="v") as theirs:  # vLLM's sockets and verl's locks, when they are killed
+        run = Life(yaml, "life", *SETTINGS, temporary=theirs)
+        try:
+            run.wait_for_step(1)
+            seen["roles"] = {entry["role"] for entry in run.status()["processes"]}
+            (worker,) = run.processes("agent loop")
+            os.kill(worker.pid, signal.SIGKILL)
+            run.wait_for_step(3)
+            seen["after the worker died"] = run.log.read_text()
+            run.wait(lambda: (run.run / "checkpoints" / "step-2" / "state.json").exists(), "the checkpoint of step 2")
+            left = run.processes()
+            segments = {name for server in run.processes("VLLM::") for name, _ in mapped(server.pid)}
+            os.kill(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+            seen["alive after kill -9"] = all_gone(left)
+            seen["segments"] = {name: Path("/dev/shm", name).exists() for name in segments}
+        finally:
+            run.end()
+    return run, seen
+
+
+def test_a_dead_agent_loop_process_is_replaced_and_its_tasks_are_played_again(life):
+    run, seen = life
+    assert "warning: agent loop: " in seen["after the worker died"]
+    for step in (2, 3):
+        episodes = EpisodeFiles(run.run / "episodes").read(step)
+        assert len(episodes) == len({episode.uuid for episode in episodes}) == BATCH * REPEATS
+
+
+def test_failed_episodes_are_recorded_and_the_others_are_trained(life):
+    run, _ = life
+    for step in (1, 2, 3):
+        episodes = EpisodeFiles(run.run / "episodes").read(step)
+        failures = {episode.repeat: episode.failure for episode in episodes if episode.failure}
+        assert {at: (failure.boundary, failure.kind) for at, failure in failures.items()} == {
+            3: ("agent", "ValueError")
+        }
+        assert sum(episode.scored for episode in episodes) == BATCH * (REPEATS - 1)
+        assert all(episode.advantage is None for episode in episodes if episode.failure)
+
+
+def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_one_policy(life):
+    run, _ = life
+    rows = run.rows()
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["tasks"] for row in rows] == [list(range(BATCH * at, BATCH * at + BATCH)) for at in range(len(rows))]
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled) == (0, 0)
+    assert max(row["logprob_gap_max"] for row in rows) < 1e-3, "each step's weights have reached the servers"
+    assert all(row["train/staleness_max"] == 0 and row["train/failed"] == BATCH for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows)
+    for row in rows:
+        episodes = EpisodeFiles(run.run / "episodes").read(row["step"])
+        trained = [line.sampled for each in episodes if each.advantage is not None for line in each.timelines]
+        untrained = sum(sum(episode.untrained.values()) for episode in episodes)
+        assert sum(trained) + untrained == row["train/sampled_tokens"]
+        assert sum(episode.sampled_tokens for episode in episodes) == row["train/sampled_tokens"]
+
+
+def test_no_process_and_no_shared_memory_outlives_the_run(life):
+    _, seen = life
+    assert {"run", "trainer", "agent loop", "raylet", "gcs_server"} <= seen["roles"]
+    assert seen["alive after kill -9"] == []
+    assert len(seen["segments"]) >= 2 and not any(seen["segments"].values()), seen["segments"]
+
+
+def test_what_it_left_is_whole(life):
+    run, _ = life
+    assert (run.run / "checkpoints" / "step-2" / "global_step_2" / "actor").is_dir()
+    exported = ajet("export", "life", "--exp-dir", str(run.run.parent), cwd=run.folder)
+    assert exported.returncode == 0 and (run.run / "exports" / "step-2" / "config.json").is_file(), exported.stdout
+    proven = ajet("prove", "life", "--ids-only", "--exp-dir", str(run.run.parent), cwd=run.folder)
+    assert proven.returncode == 0 and "Proven" in proven.stdout, proven.stdout
