@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/ajet-setup.stamp
-PYTEST := $(RUN)/python -m pytest
+PYTEST := $(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+MEASURED := $(RUN)/python scripts/test_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -14,24 +15,25 @@ help: ## What there is
 
 setup: $(STAMP) ## Make .venv with ajet and all that its tests need
 
-$(STAMP): pyproject.toml scripts/setup_venv.py $(wildcard constraints/*.txt)
+$(STAMP): pyproject.toml scripts/setup_venv.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
 	$(PYTHON) scripts/setup_venv.py --venv $(VENV)
 	@touch $@
 
 quickstart: setup ## Train a small model on this machine and watch the reward rise
 	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)
 
-test: setup ## All tests but the extra slow ones
-	$(PYTEST) -m "not extra_slow" $(ARGS)
+test: setup ## All tests but the extra slow ones: 15 minutes on two cores
+	$(MEASURED) --name test --seconds 900 --cpu 1500 --ray 1 --vllm 2 -- $(PYTEST) -m "not extra_slow" $(ARGS)
 
-test-fast: setup ## Tests of a few seconds
-	$(PYTEST) -m "not slow and not extra_slow" $(ARGS)
+test-fast: setup ## The fast tests: 2 minutes, no network
+	$(MEASURED) --name test-fast --seconds 120 --ray 0 --vllm 0 -- $(PYTEST) -m "not slow and not extra_slow" $(ARGS)
 
-test-slow: setup ## The extra slow tests only
-	$(PYTEST) -m "extra_slow" $(ARGS)
+test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
+	$(RUN)/python -m tests.contract.npm_packages --slow
+	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
-test-times: setup ## The same as test, with a table of what each file and test costs
-	$(RUN)/python scripts/test_costs.py --name test --table 60 -- $(PYTEST) -m "not extra_slow" -n 2 --dist loadfile $(ARGS)
+test-times: setup ## The same as test, with a table of what each file and each test costs
+	$(MEASURED) --name test --table 60 -- $(PYTEST) -m "not extra_slow" $(ARGS)
 
 check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/ruff check .

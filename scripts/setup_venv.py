@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for package, folder, without in SHARED:
         if fetch(package, options.venv / "share" / folder, uv, pip) != 0:
             say(f"{package} could not be fetched: {without} are skipped")
+    if run([str(target), "-m", "tests.contract.npm_packages"]) != 0:
+        say("packages of npm could not be fetched: the tests of its clients are skipped")
     say(f"ready: {options.venv / 'bin' / 'ajet'}")
     return 0
 

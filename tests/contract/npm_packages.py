@@ -1,34 +1,61 @@
-"""Packages from npm for tests: fetched once into ajet's cache folder, by pinned version.
+"""Packages from npm for tests, by pinned version, in the environment's own folder of what tests have fetched.
 
-Where npm is absent or cannot reach its registry, the test is skipped with that as its reason; any other failure of npm
-is the test's.
+Invariant: a test fetches nothing: `make setup` does (`python -m tests.contract.npm_packages`; `make test-slow` adds those
+of its own with `--slow`). Where npm is absent or could not reach its registry, the test is skipped with that as its
+reason.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from functools import cache
+import sys
 from pathlib import Path
 
 import pytest
 
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import cache_root, entry
 
-_UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ECONNRESET", "ETIMEDOUT", "ENETUNREACH")
+NODE_CLIENT = "openai@7.55.0"
+CODEX = "@openai/codex@0.169.0"
 
 
-@cache
+def folder_of(requirement: str) -> str:
+    """The name of its entry in the cache."""
+    return f"npm/{requirement.lstrip('@').replace('/', '_')}"
+
+
 def npm_package(requirement: str) -> Path:
     """A folder whose node_modules holds `name@version` and what it needs."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("npm and node are not installed")
+    folder = cache_root() / folder_of(requirement)
+    if not folder.is_dir():
+        pytest.skip(f"{requirement} was not fetched: `make setup` does, where npm reaches its registry")
+    return folder
+
+
+def fetch(requirement: str) -> None:
+    """Into the cache, unless it is there."""
 
     def install(folder: Path) -> None:
         command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", requirement]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
-        if any(code in done.stderr for code in _UNREACHABLE):
-            pytest.skip(f"npm cannot reach its registry, to fetch {requirement}")
-        assert done.returncode == 0, f"npm install {requirement}: {done.stderr}"
+        subprocess.run(command, check=True, timeout=300, cwd=folder, stdout=subprocess.DEVNULL)
 
-    return entry(f"npm/{requirement.lstrip('@').replace('/', '_')}", install)
+    entry(folder_of(requirement), install)
+
+
+def main(arguments: list[str]) -> int:
+    """What could not be fetched is said; its tests are skipped then."""
+    os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
+    for requirement in [NODE_CLIENT, *([CODEX] if "--slow" in arguments else [])]:
+        try:
+            fetch(requirement)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"{requirement} could not be fetched, its tests are skipped: {error}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.client_fixtures import FINAL, QUESTION, Cell, Plays, Stage, Told, play_and_prove
-from tests.contract.npm_packages import npm_package
+from tests.contract.npm_packages import CODEX, npm_package
 
 PLAYS = Plays()
-PACKAGE = "@openai/codex@0.169.0"
 LOOK = 'Let me see ✓.\n<tool_call>\n{"arguments": {"cmd":  "expr 40 + 2"}, "name":"exec_command"}\n</tool_call>'
 CONFIG = """\
 model = "ajet"
@@ -40,7 +39,7 @@ stream_max_retries = 0
 @PLAYS.cells("codex", "responses", "streaming")
 def codex(on: Stage, streaming: bool, folder: Path) -> Told:
     (folder / "config.toml").write_text(CONFIG.replace("BASE_URL", on.endpoint.base_url))
-    command = [str(npm_package(PACKAGE) / "node_modules" / ".bin" / "codex"), "exec", "--skip-git-repo-check"]
+    command = [str(npm_package(CODEX) / "node_modules" / ".bin" / "codex"), "exec", "--skip-git-repo-check"]
     done = subprocess.run(
         [*command, "--sandbox", "danger-full-access", QUESTION],
         cwd=folder,

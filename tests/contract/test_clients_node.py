@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
-from tests.contract.npm_packages import npm_package
+from tests.contract.npm_packages import NODE_CLIENT, npm_package
 
 PLAYS = Plays()
 SCRIPT = Path(__file__).parent / "node_client.mjs"
-PACKAGE = "openai@7.55.0"
 
 
 def play(on: Stage, streaming: bool, dialect: str) -> Told:
-    folder = npm_package(PACKAGE)
+    folder = npm_package(NODE_CLIENT)
     (folder / SCRIPT.name).write_text(SCRIPT.read_text())  # node looks for packages beside the script
     way = "streaming" if streaming else "whole"
     environment = {**os.environ, "OPENAI_BASE_URL": on.endpoint.base_url, "OPENAI_API_KEY": on.endpoint.api_key}

@@ -1,0 +1,82 @@
+"""Runs the extra slow tests in parts: all of them, or as many as fit into a time, beginning with another part each
+time.
+
+    python scripts/slow_parts.py                            all
+    python scripts/slow_parts.py --only kills               one part
+    python scripts/slow_parts.py --within 1800 --turn 17    from the 17th part on, round and round, while there is time
+
+Invariant: every extra slow test is in exactly one part (tests/docs/test_slow_parts.py), and each part's seconds are
+what it may take on two quiet cores; scripts/test_costs.py holds it to them. Exit code 1 if a part failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the extra slow tests: files or folders, and whether they boot Ray or vLLM."""
+
+    name: str
+    seconds: int
+    paths: tuple[str, ...]
+    boots: bool
+
+    def marks(self) -> str:
+        return "extra_slow and boots" if self.boots else "extra_slow and not boots"
+
+
+FAULTS, LEARNS, CONTRACT = "tests/faults", "tests/learns", "tests/contract"
+PARTS = (
+    Part("kills", 600, (FAULTS, LEARNS, "tests/unit"), boots=False),
+    Part("products", 600, (CONTRACT, "tests/docs"), boots=False),
+    Part("vllm", 600, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
+                       f"{LEARNS}/test_vllm_learns.py"), boots=True),
+    Part("verl life", 900, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
+    Part("verl modes", 1200, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py"), boots=True),
+    Part("verl elsewhere", 1200, (f"{CONTRACT}/test_cluster_slurm.py", f"{LEARNS}/test_verl_vision.py"), boots=True),
+    Part("verl quickstart", 2400, (f"{LEARNS}/test_verl_learns.py",), boots=True),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=[part.name for part in PARTS])
+    parser.add_argument(
+        "--within", type=float, metavar="SECONDS", help="start no part that would take longer than is left"
+    )
+    parser.add_argument("--turn", type=int, default=0, help="which part is first")
+    options = parser.parse_args()
+    first = options.turn % len(PARTS)
+    parts = [part for part in (*PARTS[first:], *PARTS[:first]) if options.only in (None, part.name)]
+    end = time.monotonic() + (options.within if options.within is not None else float("inf"))
+    failed, left_out = [], []
+    for part in parts:
+        if time.monotonic() + part.seconds > end:
+            left_out.append(part.name)
+        elif run(part) != 0:
+            failed.append(part.name)
+    if left_out:
+        print(f"slow parts left for another turn: {', '.join(left_out)}", flush=True)
+    if failed:
+        print(f"slow parts that failed: {', '.join(failed)}", flush=True)
+    return int(bool(failed))
+
+
+def run(part: Part) -> int:
+    """One part through pytest, measured."""
+    pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    measured = [sys.executable, "scripts/test_costs.py", "--name", f"slow: {part.name}", "--seconds", str(part.seconds)]
+    return subprocess.run([*measured, "--", *pytest, *part.paths, "-m", part.marks()], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
