@@ -157,6 +157,8 @@ def load_rows(place: Place, split: str) -> Any:
 def _load(datasets: Any, place: Place, split: str) -> Any:
     try:
         return datasets.load_dataset(place.path, place.config, split=split)
+    except StopIteration:  # how the library says that no file has a row
+        raise TaskError(f"The data files of {place} hold no rows.", where=f"{KEY}.dataset_path") from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
         raise _explained(datasets, place, split, problem) from problem
 
@@ -199,6 +201,8 @@ def _of_file(datasets: Any, place: Place, split: str) -> Any:
         return datasets.load_dataset(
             FORMATS[place.file.suffix], data_files={name: str(place.file)}, split=split, **options
         )
+    except StopIteration:
+        raise TaskError("The data file holds no rows.", where=str(place.file)) from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
         cause = problem.__cause__ or problem
         raise TaskError(

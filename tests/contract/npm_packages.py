@@ -1,8 +1,8 @@
 """Packages from npm for tests, by pinned version, in the environment's own folder of what tests have fetched.
 
-Invariant: a test fetches nothing: `make setup` does (`python -m tests.contract.npm_packages`; `make test-slow` adds those
-of its own with `--slow`). Where npm is absent or could not reach its registry, the test is skipped with that as its
-reason.
+Invariant: a test fetches nothing: `make setup` does (`python -m tests.contract.npm_packages`; `make test-slow` adds
+those of its own with `--slow`). Where npm is absent or could not reach its registry, the test is skipped with that as
+its reason.
 """
 
 from __future__ import annotations
