@@ -19,6 +19,7 @@ from typing import Any
 
 from ajet.record import full_disk
 from ajet.record.files import sync_folder, sync_tree, write_atomically
+from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
 
 NAME = re.compile(r"step-(\d+)")
@@ -32,9 +33,18 @@ class Checkpoint:
     path: Path
     step: int
     score: float | None
-    """What `best` compares, higher is better; None when nothing was measured at this step."""
+    """Higher is better; None when nothing was measured at this step, or too little of it counts."""
     state: dict[str, Any] = field(default_factory=dict)
     """The loop's own: task frontier, last validation."""
+    measured: Measurement | None = None
+    """What the score sums up; None in checkpoints of earlier versions."""
+
+    def better_than(self, other: Checkpoint) -> bool:
+        """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
+        if self.measured is not None and other.measured is not None:
+            return self.measured.beats(other.measured)
+        assert self.score is not None and other.score is not None, "only what has a score is compared"
+        return self.score >= other.score
 
 
 def checkpoints_folder(run: Path, base: str | None) -> Path:
@@ -47,8 +57,9 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     try:
         content = json.loads((path / STATE).read_text())
         whole = all((path / name).stat().st_size == size for name, size in content["files"].items())
-        return Checkpoint(path, content["step"], content["score"], content["state"]) if whole else None
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        measured = Measurement.from_json(content.get("measured"))
+        return Checkpoint(path, content["step"], content["score"], content["state"], measured) if whole else None
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -69,9 +80,13 @@ class Checkpoints:
         return next(reversed(self.all()), None)
 
     def best(self) -> Checkpoint | None:
-        """The one with the highest score, the later of equals; None when none has a score."""
-        scored = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
-        return max(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step), default=None)
+        """The best that was measured; None when none was. A later one takes the place of an earlier one only where it
+        is better by more than chance explains. Scores without the measurement behind them are compared as they are."""
+        best: Checkpoint | None = None
+        for checkpoint in self.all():
+            if checkpoint.score is not None and (best is None or checkpoint.better_than(best)):
+                best = checkpoint
+        return best
 
     def at(self, path: Path) -> Checkpoint:
         """The checkpoint in `path`, or the latest of the run folder `path`. Raises UserError when there is none."""
@@ -85,12 +100,24 @@ class Checkpoints:
             )
         return found
 
-    def save(self, step: int, write: Callable[[Path], None], state: dict[str, Any], score: float | None = None) -> Path:
-        """Let `write` fill an empty folder and make it the checkpoint of `step`; then prune.
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        state: dict[str, Any],
+        score: float | None = None,
+        *,
+        measured: Measurement | None = None,
+    ) -> Path:
+        """Let `write` fill an empty folder and make it the checkpoint of `step`; then prune. `measured`: what its
+        weights came to, and then the score.
 
         Raises UserError when the disk is full, whatever `write` raised for it; earlier checkpoints are untouched.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        content: dict[str, Any] = {"step": step, "score": score, "state": state}
+        if measured is not None:
+            content |= {"score": measured.score, "measured": measured.as_json()}
         aside = self.folder / f".step-{step}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         latest = self.latest()
@@ -99,7 +126,7 @@ class Checkpoints:
             with full_disk.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
                 aside.mkdir()
                 write(aside)
-                self._complete(aside, {"step": step, "score": score, "state": state})
+                self._complete(aside, content)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise

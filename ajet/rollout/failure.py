@@ -2,7 +2,8 @@
 
 Invariant: the boundary says whose side failed. A `BoundaryError` names its own, wherever the workflow let it through;
 a model call that the engine failed is the engine's; what the user's code raises otherwise is the agent's; what
-happens outside that code is ajet's. Only what declares itself retryable is played again.
+happens outside that code is ajet's. Nothing that passed through the user's code is ajet's `own` failure, whatever class
+it has. Only what declares itself retryable is played again.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ajet.schema.errors import BoundaryError
 TRACEBACK_LENGTH = 20_000
 """Characters kept of a traceback, the last ones."""
 
-Stage = Literal["construct", "open", "execute"]
-"""What an attempt was doing: making the workflow, opening its session, running `execute`."""
+Stage = Literal["construct", "open", "execute", "judge"]
+"""What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
 
 
 class EpisodeFailed(Exception):
@@ -31,7 +32,7 @@ class EpisodeFailed(Exception):
 
 def failed(kind: str, message: str, *, boundary: Literal["agent", "engine", "ajet"] = "agent") -> EpisodeFailed:
     """A failure that has no exception of its own."""
-    return EpisodeFailed(Failure(boundary, kind, message, retryable=boundary == "engine"))
+    return EpisodeFailed(Failure(boundary, kind, message, retryable=boundary == "engine", own=boundary != "agent"))
 
 
 def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
@@ -43,10 +44,12 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, BoundaryError):
-            return Failure(cause.boundary, type(cause).__name__, str(cause), cause.retryable, text)
+            own = stage == "open" or (stage == "judge" and cause.own)
+            return Failure(cause.boundary, type(cause).__name__, str(cause), cause.retryable, text, own=own)
         seen.add(id(cause))
         cause = cause.__cause__
     message = str(problem) or "(no message)"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
-    return Failure("ajet" if stage == "open" else "agent", type(problem).__name__, message, traceback=text)
+    boundary: Literal["agent", "ajet"] = "ajet" if stage == "open" else "agent"
+    return Failure(boundary, type(problem).__name__, message, traceback=text, own=stage == "open")

@@ -47,12 +47,13 @@ class Verdicts:
                 if stopped.done():
                     played.aborted = stopped.result()
                     return None
-                played.failure = Failure("judge", "timeout", f"the judge did not end within {timeout} seconds")
+                message = f"the judge did not end within {timeout} seconds"
+                played.failure = Failure("judge", "timeout", message, own=True)
                 return None
             try:
                 verdict = judging.result()
             except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
-                played.failure = classify(problem)
+                played.failure = classify(problem, "judge")
                 if played.failure.boundary == "agent":
                     played.failure.boundary = "judge"
             else:
@@ -76,7 +77,8 @@ def by_the_calls(played: Played) -> Failure | None:
     if capture is not None and capture.calls and capture.calls[-1].finish == "error":
         last = capture.calls[-1]
         text = failure.traceback if failure else ""
-        return Failure("engine", "model_call", last.error or "the model call failed", retryable=True, traceback=text)
+        message = last.error or "the model call failed"
+        return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
     if failure is None and (capture is None or not capture.calls):
         return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
     return failure

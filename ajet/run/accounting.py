@@ -1,7 +1,8 @@
 """Where every sampled token went, and the numbers of a step that people look at.
 
-Invariant: sampled = trained + the sum over the reasons, for every episode of every step; a difference is a bug in
-ajet and stops the run.
+Invariants: sampled = trained + the sum over the reasons, for every episode of every step; a difference is a bug in
+ajet and stops the run. A rate of success is over all attempts but those that ajet itself failed at: whoever fails where
+it would be wrong does not get better by it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
+from ajet.record.held_out import Measurement
+from ajet.record.intervals import half_width, wilson
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode, Group, UntrainedReason
 
@@ -39,7 +42,8 @@ def count_discarded(groups: Iterable[Group], reason: UntrainedReason = "oversamp
 
 
 def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
-    """Reward, success, failures by boundary, forks by reason, lengths: averages over the episodes of one play."""
+    """Reward, success, failures by boundary, forks by reason, lengths of the episodes of one play. Success is over all
+    that count; the other averages are over the scored ones."""
     episodes = list(episodes)
     scored = [episode for episode in episodes if episode.scored]
     calls = [call for episode in episodes for call in episode.calls]
@@ -55,11 +59,13 @@ def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float
     }
     if scored:
         metrics[f"{prefix}/reward"] = fmean(episode.reward or 0.0 for episode in scored)
-        judged = [e.verdict.success for e in scored if e.verdict is not None and e.verdict.success is not None]
-        if judged:
-            metrics[f"{prefix}/success_rate"] = fmean(judged)
         metrics[f"{prefix}/reply_tokens"] = fmean(episode.sampled_tokens for episode in scored)
         metrics[f"{prefix}/turns"] = fmean(len(episode.calls) for episode in scored)
+    counted = [episode for episode in episodes if not episode.left_out]
+    if len(counted) < len(episodes):
+        metrics[f"{prefix}/left_out"] = len(episodes) - len(counted)
+    if _tells_success(counted):
+        metrics[f"{prefix}/success_rate"] = fmean(episode.succeeded for episode in counted)
     for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
     for fork, count in Counter(call.fork for call in calls if call.fork).items():
@@ -76,6 +82,12 @@ def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float
     return metrics
 
 
+def _tells_success(counted: Sequence[Episode]) -> bool:
+    """Whether success was judged anywhere, or nothing was left to judge."""
+    judged = any(e.verdict is not None and e.verdict.success is not None for e in counted)
+    return judged or (bool(counted) and all(e.failure is not None for e in counted))
+
+
 def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
     """How many policy versions lie between the weights that sampled what is trained on and the present ones."""
     lows = [run.low for e in episodes if e.scored for call in e.calls if call.trained for run in call.versions]
@@ -85,10 +97,39 @@ def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, fl
 
 
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
-    """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over groups with a judged success."""
-    rows = [[bool(e.verdict and e.verdict.success) for e in group.scored] for group in groups]
+    """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over all attempts that count."""
+    rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
     rows = [row for row in rows if row]
     n = max((len(row) for row in rows), default=0)
     if n < 2:
         return {}
-    return {f"{prefix}/pass@{n}": fmean(any(row) for row in rows), f"{prefix}/all@{n}": fmean(all(row) for row in rows)}
+    return {f"{prefix}/pass@{n}": fmean(map(any, rows)), f"{prefix}/all@{n}": fmean(map(all, rows))}
+
+
+def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
+    """95 % intervals of success rate, pass@n and reward. Attempts at one task are not independent: tasks are what is
+    counted, so that with several attempts a task the interval of the rate is on the safe side."""
+    metrics: dict[str, float] = {}
+    counted = [e for group in groups for e in group.episodes if not e.left_out]
+    tasks = sum(any(not e.left_out for e in group.episodes) for group in groups)
+    if _tells_success(counted):
+        low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
+        metrics[f"{prefix}/success_low"], metrics[f"{prefix}/success_high"] = low, high
+    for name, rate in pass_metrics(groups, prefix).items():
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, tasks)
+    means = [fmean(e.reward or 0.0 for e in group.scored) for group in groups if group.scored]
+    error = half_width(means)
+    if error is not None:
+        metrics[f"{prefix}/reward_error"] = error
+    return metrics
+
+
+def measurement_of(groups: Sequence[Group]) -> Measurement:
+    """What a validation measured, for the comparison with another one."""
+    attempts: dict[str, tuple[float | None, ...]] = {}
+    for group in groups:
+        rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
+        if rewards:
+            attempts[group.task.task_id] = (*attempts.get(group.task.task_id, ()), *rewards)
+    episodes = [episode for group in groups for episode in group.episodes]
+    return Measurement(attempts, sum(e.left_out for e in episodes) / max(1, len(episodes)))

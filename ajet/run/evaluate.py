@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.run.accounting import episode_metrics, pass_metrics
+from ajet.record.held_out import Measurement
+from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.assembly import Parts
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Group
 
 
-def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> dict[str, float]:
-    """Play every validation task after `step` steps; record the episodes; answer the metrics (validation/…).
+def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> tuple[dict[str, float], Measurement]:
+    """Play every validation task after `step` steps; record the episodes; answer the metrics (validation/…), and what
+    the checkpoint is compared by.
 
     Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
     `val_pass_n` times and pass@n and all@n are added.
@@ -26,12 +28,13 @@ def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> dict[str, float]:
     groups = list(parts.rollout.play(tasks, step=step, split="validation"))
     episodes = [episode for group in groups for episode in group.episodes]
     run.episodes.write(step, "validation", episodes)
-    return validation_metrics(groups)
+    return validation_metrics(groups), measurement_of(groups)
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The numbers of a validation, one group a task."""
     episodes = [episode for group in groups for episode in group.episodes]
     metrics = episode_metrics(episodes, "validation") | pass_metrics(groups, "validation")
+    metrics |= interval_metrics(groups, "validation")
     metrics["validation/tasks"] = len(groups)
     return metrics

@@ -42,7 +42,7 @@ def show_runs(root: Path) -> int:
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
         table.add_row(
             _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"), _number(reward),
-            _number(row["validation/reward"]), age(row["updated"]),
+            row["held_out_short"] or _number(None), age(row["updated"]),
         )  # fmt: skip
     console.print(table)
     return 0

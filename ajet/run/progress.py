@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ajet.record.console import console
+from ajet.record.held_out import words
 from ajet.record.progress import Bar, Progress
 from ajet.run.debug import printable
 
@@ -82,24 +83,19 @@ class TrainingProgress:
 
 
 def _validation(metrics: dict[str, float]) -> str:
-    if "validation/reward" not in metrics:
-        return f"no episode was scored, {metrics['validation/failed']:.0f} failed"
-    reward = f"reward {metrics['validation/reward']:.3f}"
-    if "validation/success_rate" in metrics:
-        reward += f", success {metrics['validation/success_rate']:.0%}"
-    return f"{reward} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
+    return f"{words(metrics)} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
 
 
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     """One line for a training step; `total` 0: there is no last one."""
-    words = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
-    words.append(f"reward {metrics['train/reward']:.3f}" if "train/reward" in metrics else "no episode was scored")
+    parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
+    parts.append(f"reward {metrics['train/reward']:.3f}" if "train/reward" in metrics else "no episode was scored")
     if metrics.get("train/failed"):
-        words.append(f"{int(metrics['train/failed'])} failed")
+        parts.append(f"{int(metrics['train/failed'])} failed")
     if "loss" in metrics:
-        words.append(f"grad {metrics.get('grad_norm', 0):.2f}")
+        parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:
-        words.append("nothing to learn from (equal rewards)")
+        parts.append("nothing to learn from (equal rewards)")
     seconds = f"{metrics['seconds/step']:.1f} s (rollout {metrics['seconds/rollout']:.1f}"
-    words.append(f"{seconds}, update {metrics['seconds/update']:.1f})")
-    return "  ".join(words)
+    parts.append(f"{seconds}, update {metrics['seconds/update']:.1f})")
+    return "  ".join(parts)

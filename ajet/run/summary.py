@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
+from ajet.record.held_out import words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,8 @@ class Tally:
     doubled: int
     failed: int
     forked: int
+    held_out_failed: int = 0
+    """Failed attempts of all validations."""
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
@@ -36,7 +39,7 @@ class Tally:
         seen = Counter[int]()
         unused: set[int] = set()
         ahead: set[int] = set()
-        failed = forked = 0
+        failed = forked = held_out = 0
         for row in rows:
             seen.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
@@ -44,6 +47,7 @@ class Tally:
                 ahead = set(row.get("waiting", ()))  # of the newest step
             failed += int(row.get("train/failed", 0))
             forked += int(row.get("train/forks", 0))
+            held_out += int(row.get("validation/failed", 0))
         expected = max({*seen, *unused}, default=-1) + 1
         return cls(
             trained=len(seen),
@@ -51,27 +55,29 @@ class Tally:
             doubled=sum(count - 1 for count in seen.values()),
             failed=failed,
             forked=forked,
+            held_out_failed=held_out,
         )
 
     def line(self) -> str:
         """One line for the person."""
-        return (
+        line = (
             f"{counted(self.trained, 'task')} trained, {self.skipped} skipped, {self.doubled} doubled; "
             f"{counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} forked"
         )
+        held_out = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""
+        return line + held_out
 
 
 def finish(run: RunDirectory) -> None:
     """Draw the curve, print accuracy before and after, the tally, and what to try next."""
     rows = run.metrics.rows()
     draw_curve(rows, run.path / "metrics.png")
-    validations = [row for row in rows if "validation/reward" in row]
+    validations = [row for row in rows if "validation/tasks" in row]
     if len(validations) > 1:
         first, last = validations[0], validations[-1]
-        held_out = counted(int(last["validation/tasks"]), "task")
         console.print(
-            f"Held out ({held_out}): reward {first['validation/reward']:.2f} after step "
-            f"{first['step']} → [bold]{last['validation/reward']:.2f}[/] after step {last['step']}"
+            f"Held out ({counted(int(last['validation/tasks']), 'task')}): {words(first, 2)} after step "
+            f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}"
         )
     console.print(Tally.of(rows).line())
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()

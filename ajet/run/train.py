@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.algorithm import credit
+from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.run.accounting import check_tokens, count_discarded, episode_metrics, staleness_metrics
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
@@ -78,6 +79,8 @@ class Training:
     last_validation: dict[str, float] = field(default_factory=dict)
     validated: int = -1
     """The step after which that was; -1: none yet."""
+    measured: Measurement | None = None
+    """What it measured, in this process."""
     proof: StepProof = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,9 +114,8 @@ class Training:
             "validated": self.validated,
         }
         self.run.status.set(phase="checkpoint", step=self.step)
-        self.run.checkpoints.save(
-            self.step, self.parts.backbone.save, state, score=self.last_validation.get("validation/reward")
-        )
+        measured = self.measured if self.validated == self.step else None
+        self.run.checkpoints.save(self.step, self.parts.backbone.save, state, measured=measured)
         self.saved_step = self.step
 
 
@@ -219,12 +221,24 @@ def _owes_validation(training: Training, parts: Parts) -> bool:
 def _validate(training: Training, parts: Parts) -> None:
     training.run.status.set(phase="validation", step=training.step)
     began = time.monotonic()
-    metrics = evaluate(parts, training.run, step=training.step)
+    metrics, training.measured = evaluate(parts, training.run, step=training.step)
+    warn_of_failures(training.measured)
     metrics["seconds/validation"] = time.monotonic() - began
     training.last_validation = metrics
     training.on_step(training.step, training.total_steps, metrics)
     training.run.metrics.log(training.step, metrics)
     training.validated = training.step
+
+
+def warn_of_failures(measured: Measurement) -> None:
+    """Say it where ajet itself failed at so much of a validation that no checkpoint is picked by it."""
+    if measured.left_out > MOST_LEFT_OUT:
+        logger.warning(
+            "ajet itself failed at {:.1%} of this validation's attempts (engine, judge or ajet): above {:.0%} no "
+            "checkpoint is picked by it as the best",
+            measured.left_out,
+            MOST_LEFT_OUT,
+        )
 
 
 def _save_interrupted(training: Training) -> None:

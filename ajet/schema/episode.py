@@ -46,6 +46,9 @@ class Failure:
     message: str
     retryable: bool = False
     traceback: str = ""
+    own: bool = False
+    """It arose in ajet's own code (engine, judge, ajet), and in nothing that the user wrote: what is measured over all
+    attempts leaves such a one out, and no other."""
 
 
 @dataclass(slots=True)
@@ -102,6 +105,19 @@ class Episode:
     def scored(self) -> bool:
         """True when it may be trained on: it ran to its end and has a reward."""
         return self.status == "completed" and self.reward is not None
+
+    @property
+    def left_out(self) -> bool:
+        """True when it says nothing about the policy, since ajet failed at it or stopped it. An attempt that took
+        longer than its group waited does count."""
+        if self.status == "aborted":
+            return self.metadata.get("aborted") != "group_deadline"
+        return self.failure is not None and self.failure.own
+
+    @property
+    def succeeded(self) -> bool:
+        """True when a verdict says so: a failure, no score and no word about success are none."""
+        return self.status != "aborted" and self.verdict is not None and self.verdict.success is True
 
     @property
     def sampled_tokens(self) -> int:

@@ -70,9 +70,12 @@ class BoundaryError(AjetError):
 
     boundary: Boundary = "ajet"
     retryable: bool = False
+    own: bool = False
+    """Raised by ajet's own side of the border, whatever the user's code did: see `Failure.own`."""
 
-    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+    def __init__(self, message: str, *, retryable: bool | None = None, own: bool = False) -> None:
         super().__init__(message)
+        self.own = own
         if retryable is not None:
             self.retryable = retryable
 

@@ -98,7 +98,7 @@ class _Worker:
         self.alive = self._line(START_LIMIT) == "ready"
         if not self.alive:
             self.close()
-            raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True)
+            raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True, own=True)
 
     def ask(self, left: str, right: str, timeout: float) -> bool | None:
         """The worker's answer; None when it gave none, and then it is dead."""

@@ -64,11 +64,11 @@ def test_every_sampled_token_is_trained_or_counted():
         check_tokens([group], TrainingBatch(1, [sample]))
 
 
-def test_metrics_average_scored_episodes_only():
+def test_rewards_are_of_scored_episodes_and_success_is_over_all():
     failed = an_episode(None, status="failed", failure=Failure("agent", "ValueError", "boom"), calls=[a_call()])
     forked = an_episode(0.0, False, calls=[a_call(), a_call(1, fork="tools")], metrics={"depth": 2.0})
     metrics = episode_metrics([failed, an_episode(1.0, True, calls=[a_call()]), forked], "train")
-    assert metrics["train/reward"] == 0.5 and metrics["train/success_rate"] == 0.5
+    assert metrics["train/reward"] == 0.5 and metrics["train/success_rate"] == 1 / 3
     assert metrics["train/failed"] == 1 and metrics["train/failed/agent"] == 1
     assert metrics["train/fork_rate/tools"] == 0.25
     assert metrics["train/workflow/depth"] == 2.0

@@ -122,7 +122,11 @@ class TrainerCommon(Section):
     val_pass_n: int = key(4, "The n of the metric pass@n in validation.", training=False, ge=1)
     save_freq: int = key(20, "Save a checkpoint every n steps; the last step is always saved.", training=False)
     max_checkpoints_to_keep: int = key(2, "Older checkpoints are removed.", training=False, ge=1)
-    keep_best: bool = key(True, "Keep also the checkpoint with the best validation.", training=False)
+    keep_best: bool = key(
+        True,
+        "Keep also the checkpoint with the best validation; a later one is better only by more than chance explains.",
+        training=False,
+    )
     resume: str = key(
         "auto", "auto goes on with a run of the same configuration; never; or the path of a checkpoint.", training=False
     )

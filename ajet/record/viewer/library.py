@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.lock import Holder
 from ajet.record.status import read_status
 from ajet.schema.errors import AjetError
@@ -72,7 +73,7 @@ class Library:
 def summary(root: Path, folder: Path) -> dict[str, Any]:
     """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
     status = _status(folder)
-    rewards = last_values(folder / "metrics.jsonl", ("train/reward", "validation/reward", "debug/reward"))
+    rewards = last_values(folder / "metrics.jsonl", ("train/reward", "debug/reward"), together=NUMBERS)
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
@@ -83,6 +84,8 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "started": status.get("started"),
         "updated": status.get("updated") or _changed(folder),
         **rewards,
+        "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
+        "held_out_short": short(rewards),
     }
 
 
@@ -97,9 +100,12 @@ def state(status: dict[str, Any]) -> str:
     return "unknown"
 
 
-def last_values(metrics: Path, names: tuple[str, ...], window: int = 1 << 18) -> dict[str, float | None]:
-    """The last value of each metric within the file's last bytes."""
-    found: dict[str, float | None] = dict.fromkeys(names)
+def last_values(
+    metrics: Path, names: tuple[str, ...], window: int = 1 << 18, *, together: tuple[str, ...] = ()
+) -> dict[str, float | None]:
+    """The last value of each metric within the file's last bytes; those of `together` from one row, the last that has
+    the first of them."""
+    found: dict[str, float | None] = dict.fromkeys((*names, *together))
     try:
         with metrics.open("rb") as file:
             size = file.seek(0, 2)
@@ -115,6 +121,8 @@ def last_values(metrics: Path, names: tuple[str, ...], window: int = 1 << 18) ->
         for name in names:
             if found[name] is None and isinstance(row.get(name), (int, float)):
                 found[name] = row[name]
+        if together and found[together[0]] is None and together[0] in row:
+            found.update({name: row.get(name) for name in together})
         if None not in found.values():
             break
     return found

@@ -18,9 +18,9 @@ import psutil
 from loguru import logger
 
 from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import count_discarded, episode_metrics, staleness_metrics
+from ajet.run.accounting import count_discarded, episode_metrics, measurement_of, staleness_metrics
 from ajet.run.evaluate import validation_metrics
-from ajet.run.train import refuse_if_all_failed
+from ajet.run.train import refuse_if_all_failed, warn_of_failures
 from ajet.run.verl.waiting import Waiting
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -28,6 +28,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet.record.held_out import Measurement
     from ajet.run.progress import TrainingProgress
 
 
@@ -59,6 +60,7 @@ class Record:
         self._children: set[int] = set()
         self._elsewhere: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
+        self._measured: tuple[int, Measurement] | None = None
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
@@ -150,7 +152,8 @@ class Record:
         self._run.episodes.write(letter.step, "validation", [e for group in groups for e in group.episodes])
         metrics = validation_metrics(groups)
         metrics["seconds/validation"] = letter.seconds
-        self._validation = metrics
+        self._validation, self._measured = metrics, (letter.step, measurement_of(groups))
+        warn_of_failures(self._measured[1])
         self._on_step(letter.step, self._steps, metrics)
         self._run.metrics.log(letter.step, metrics)
 
@@ -165,7 +168,8 @@ class Record:
             os.rename(folder, into / folder.name)
             self._waiting.write(into, self._run.redact)
 
-        self._run.checkpoints.save(saved.step, write, state, score=self._validation.get("validation/reward"))
+        measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
+        self._run.checkpoints.save(saved.step, write, state, measured=measured)
 
 
 def _enter(episode: Episode, credited: Credited | None) -> None:

@@ -119,7 +119,7 @@ function header(status, name, names) {
       status.state === "running" && status.phase ? ` ${status.phase}` : "",
       ` · step ${number(status.step)}${status.steps ? ` of ${number(status.steps)}` : ""}`,
       ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}`,
-      ` · held out ${number(status["validation/reward"])}`,
+      ` · held out ${status.held_out ?? number(null)}`,
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
       proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),
   ];

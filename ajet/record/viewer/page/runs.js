@@ -31,7 +31,7 @@ export async function runsPage(context) {
       el("td", {}, badge(run.state, stateKind(run.state)), run.state === "running" && run.phase ? ` ${run.phase}` : ""),
       el("td", { class: "number" }, run.steps ? `${number(run.step)} / ${number(run.steps)}` : number(run.step)),
       el("td", { class: "number" }, number(reward)),
-      el("td", { class: "number" }, number(run["validation/reward"])),
+      el("td", { class: "number", title: run.held_out ?? "" }, run.held_out_short ?? number(null)),
       el("td", {}, ago(run.updated)));
   }
 

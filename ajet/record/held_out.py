@@ -1,0 +1,120 @@
+"""Held out: what a validation measured, compared with another one, and said to a person.
+
+Invariant: over all tasks, never over survivors. A failed attempt is worth no more than the worst that was scored; only
+what ajet itself failed at is not part of it, and a measurement that lacks too much of that is compared with none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ajet.record.intervals import exceeds_noise
+
+MOST_LEFT_OUT = 0.05
+"""Share of the attempts that ajet itself may have failed at in a measurement that is compared."""
+
+Attempts = Mapping[str, tuple[float | None, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The rewards of one validation."""
+
+    attempts: Attempts
+    """By task: the reward of each attempt that counts, None where it came to none."""
+    left_out: float = 0.0
+    """Share of all attempts that do not count, 0 to 1: ajet itself failed at them."""
+
+    @property
+    def comparable(self) -> bool:
+        """Whether a best checkpoint may be picked by it: something was scored, and little is left out."""
+        return self.left_out <= MOST_LEFT_OUT and self._lowest() is not None
+
+    @property
+    def score(self) -> float | None:
+        """The mean over its tasks, a failed attempt counted as 0 or the lowest reward, whichever is less; None where
+        it is not comparable."""
+        lowest = self._lowest()
+        if lowest is None or not self.comparable:
+            return None
+        return fmean(self._means(min(0.0, lowest)).values())
+
+    def beats(self, other: Measurement) -> bool:
+        """Whether it is better by more than the errors of both explain, task by task; False where they share none."""
+        lowest = [low for each in (self, other) if (low := each._lowest()) is not None]
+        own, theirs = (each._means(min([0.0, *lowest])) for each in (self, other))
+        return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"attempts": {task: list(rewards) for task, rewards in self.attempts.items()}, "left_out": self.left_out}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
+        """What `as_json` gave; None for None."""
+        if value is None:
+            return None
+        return cls({task: tuple(rewards) for task, rewards in value["attempts"].items()}, value["left_out"])
+
+    def _lowest(self) -> float | None:
+        return min((value for each in self.attempts.values() for value in each if value is not None), default=None)
+
+    def _means(self, failed: float) -> dict[str, float]:
+        return {
+            task: fmean(failed if value is None else value for value in rewards)
+            for task, rewards in self.attempts.items()
+        }
+
+
+NUMBERS = (
+    "validation/tasks", "validation/episodes", "validation/scored", "validation/failed", "validation/left_out",
+    "validation/reward", "validation/reward_error", "validation/success_rate", "validation/success_low",
+    "validation/success_high",
+)  # fmt: skip
+"""What `words` reads."""
+
+
+def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
+    """Reward and success with their 95 % intervals, over how many of how many, and what failed: for a line."""
+    parts = [_reward(numbers, digits)]
+    if numbers.get("validation/success_rate") is not None:
+        success = f"success {numbers['validation/success_rate']:.0%}"
+        if numbers.get("validation/success_low") is not None:
+            success += f" ({numbers['validation/success_low']:.0%} to {numbers['validation/success_high']:.0%})"
+        parts.append(success)
+    if numbers.get("validation/failed"):
+        parts.append(f"{numbers['validation/failed']:.0f} failed")
+    if numbers.get("validation/left_out"):
+        share = numbers["validation/left_out"] / numbers["validation/episodes"]
+        parts.append(f"{share:.1%} left out (ajet's own failures)")
+    return ", ".join(parts)
+
+
+def short(numbers: Mapping[str, Any]) -> str | None:
+    """The same for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
+    if numbers.get("validation/tasks") is None:
+        return None
+    if numbers.get("validation/scored") == 0:
+        return f"none of {numbers['validation/episodes']:.0f}"
+    if numbers.get("validation/reward") is None:
+        return None
+    text = f"{numbers['validation/reward']:.3g}"
+    if numbers.get("validation/reward_error") is not None:
+        text += f" ±{numbers['validation/reward_error']:.2g}"
+    if numbers.get("validation/scored") is not None:
+        text += f" ({numbers['validation/scored']:.0f}/{numbers['validation/episodes']:.0f})"
+    return text
+
+
+def _reward(numbers: Mapping[str, Any], digits: int) -> str:
+    if numbers.get("validation/reward") is None or numbers.get("validation/scored") == 0:
+        return "no episode was scored"
+    reward = f"reward {numbers['validation/reward']:.{digits}f}"
+    if numbers.get("validation/reward_error") is not None:
+        reward += f" ± {numbers['validation/reward_error']:.{digits}f}"
+    if numbers.get("validation/scored") is not None:
+        reward += f" ({numbers['validation/scored']:.0f} of {numbers['validation/episodes']:.0f} scored)"
+    return reward
