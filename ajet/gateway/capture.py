@@ -35,6 +35,8 @@ class Capture:
     """Checks that fired, in order, each once."""
     terminated: str | None = None
     """The check that ended the episode early."""
+    refused: str | None = None
+    """The code with which the last request was refused; None where it was answered."""
 
 
 @dataclass(slots=True)

@@ -113,6 +113,16 @@ class Session:
         """Make a reply, or go on with it where its client left and came back. Raises Refused. Cancelling it frees the
         engine."""
         self._ledger.waiting.refuse_more()
+        capture = self._ledger.recorder.capture
+        try:
+            turn = await self._make(reply)
+        except Refused as refused:
+            capture.refused = refused.code
+            raise
+        capture.refused = None
+        return turn
+
+    async def _make(self, reply: Reply) -> Turn:
         request, engine, samples_tokens, own = self._route(reply.request)
         target = request.target or request.agent
         if samples_tokens and self._tokens is not None:
@@ -127,6 +137,7 @@ class Session:
                 try:
                     await self._tokens.check(request, own)
                 except Refused as refused:
+                    self._ledger.recorder.capture.refused = refused.code
                     raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:

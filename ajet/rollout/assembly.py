@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet import context_tracker
+from ajet.rollout.blame import verdict_on_failure
 from ajet.schema.episode import Episode, Failure, Split, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.timeline import Timeline
@@ -77,6 +78,8 @@ def workflow_task(identity: Identity) -> WorkflowTask:
 def build_episode(identity: Identity, played: Played, verdict: Verdict | None, settings: Any) -> Episode:
     """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
     capture, output = played.capture, played.output
+    if played.aborted or played.failure:
+        verdict = verdict_on_failure(played, settings.rollout.policy_failure_reward)
     episode = Episode(
         uuid=identity.uuid,
         task=identity.task,
@@ -86,7 +89,7 @@ def build_episode(identity: Identity, played: Played, verdict: Verdict | None, s
         run=identity.run,
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
         failure=played.failure,
-        verdict=None if played.aborted or played.failure else verdict,
+        verdict=verdict,
         metadata=dict(output.metadata) if output else {},
         metrics=dict(output.log_metrics) if output else {},
         attempts=played.attempts,

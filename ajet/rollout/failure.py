@@ -12,6 +12,7 @@ import asyncio
 import traceback
 from typing import Literal
 
+from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Failure
 from ajet.schema.errors import BoundaryError
 
@@ -45,11 +46,15 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, BoundaryError):
             own = stage == "open" or (stage == "judge" and cause.own)
-            return Failure(cause.boundary, type(cause).__name__, str(cause), cause.retryable, text, own=own)
+            told = cause.boundary == "agent" and stage == "execute"
+            return Failure(
+                cause.boundary, type(cause).__name__, str(cause), cause.retryable, text, own=own, policy=told
+            )
         seen.add(id(cause))
         cause = cause.__cause__
     message = str(problem) or "(no message)"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
     boundary: Literal["agent", "ajet"] = "ajet" if stage == "open" else "agent"
-    return Failure(boundary, type(problem).__name__, message, traceback=text, own=stage == "open")
+    policy = stage == "execute" and not from_outside(problem)
+    return Failure(boundary, type(problem).__name__, message, traceback=text, own=stage == "open", policy=policy)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.engine.contract import Sampling
 from ajet.rollout.assembly import Identity, Played, build_episode, workflow_task
 from ajet.rollout.attempt import Attempt
+from ajet.rollout.blame import timed_out
 from ajet.rollout.checks import open_checks
 from ajet.rollout.collector import rare_collections
 from ajet.rollout.failure import classify
@@ -28,7 +29,7 @@ from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
 from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
-from ajet.schema.episode import Episode, Failure, Group, Split
+from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 
@@ -266,7 +267,8 @@ class Rollout:
             if group.stopped.done():
                 played.aborted = group.stopped.result()
             else:
-                played.failure = _timeout(timeout)
+                shared = self._settings.rollout.isolation == "loop"
+                played.failure = timed_out(timeout, played, shared_loop=shared)
             return played
         try:
             played.output = future.result()
@@ -292,11 +294,6 @@ class Rollout:
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
-
-
-def _timeout(seconds: float | None) -> Failure:
-    message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
-    return Failure("agent", "timeout", message)
 
 
 def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:

@@ -266,8 +266,8 @@ def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], 
 
 
 def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
-    """Raises UserError when all did, with the first one's reason."""
-    failures = [episode.failure for episode in episodes if episode.failure]
+    """Raises UserError when all did and none has a reward for it, with the first one's reason."""
+    failures = [episode.failure for episode in episodes if episode.failure and not episode.scored]
     if not episodes or len(failures) < len(episodes):
         return
     first = failures[0]

@@ -2,7 +2,8 @@
 
 Invariant: ONE schema, in memory, in the run directory, in a store, in the viewer, in the trainer; `SCHEMA` grows by
 one when it changes, and readers accept older numbers. A failure is data: `status` says what happened, `failure`
-names the boundary, and only a `completed` episode with a reward may be trained on.
+names the boundary, and only an episode with a reward may be trained on: one that completed and was judged, or failed by
+the policy's own doing where the configuration says what that is worth.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class Failure:
     own: bool = False
     """It arose in ajet's own code (engine, judge, ajet), and in nothing that the user wrote: what is measured over all
     attempts leaves such a one out, and no other."""
+    policy: bool = False
+    """The agent's code raised at, or lost its time over, what the policy said: with `rollout.policy_failure_reward`
+    such an episode has a verdict."""
 
 
 @dataclass(slots=True)
@@ -103,8 +107,9 @@ class Episode:
 
     @property
     def scored(self) -> bool:
-        """True when it may be trained on: it ran to its end and has a reward."""
-        return self.status == "completed" and self.reward is not None
+        """True when it may be trained on: it ended by itself and has a reward. A failed one has a reward only where the
+        policy failed and `rollout.policy_failure_reward` says what that is worth."""
+        return self.status != "aborted" and self.reward is not None
 
     @property
     def left_out(self) -> bool:

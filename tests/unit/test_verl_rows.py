@@ -155,3 +155,13 @@ def test_a_timeline_that_begins_with_a_sampled_token_is_an_error():
     episode.timelines = [timeline_of([1, 2], [(0, 2)])]
     with pytest.raises(ValueError, match="begins with a sampled token"):
         rows(episode, group_order=0)
+
+
+def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
+    failed, good = episode_of(-1.0, uuid="0/0", status="failed"), episode_of(1.0, uuid="0/1", seed=1)
+    good.repeat = 1
+    here = credit([copy.deepcopy(group_of(failed, good))], config_of())
+    _, there = round_trip([group_of(failed, good)])
+    again = credit(there.groups, config_of())
+    assert [sample.advantages.tolist() for sample in again.samples] == [s.advantages.tolist() for s in here.samples]
+    assert len(here.samples) == 2 and rows(episode_of(None, status="failed"), group_order=0) == []

@@ -100,6 +100,11 @@ class Rollout(Section):
     )
     agent_madness_termination: bool = key(True, "End an episode when a check fires.")
     agent_madness_reward: float = key(-1.0, "Reward of an episode in which a check fired.")
+    policy_failure_reward: float | None = key(
+        None,
+        "Reward of an episode that failed by the policy's own doing: context full, an answer that the agent's code "
+        "raised at, its time lost over one; null: such an episode is recorded and not trained on.",
+    )
     max_num_seqs: int = key(10, "Replies that the engine decodes at the same time.", training=False, ge=1)
     enable_oversample: bool = key(False, "Start more groups than the batch needs and train on the first that close.")
     submit_oversample_multiplier: float = key(1.5, "How many more, as a factor, with `enable_oversample`.", ge=1)

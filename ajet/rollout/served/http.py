@@ -63,7 +63,7 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
         body = _read(_Finished, await _object(request))
         outcome: WorkflowOutput | Failure
         if body.error is not None:
-            outcome = Failure("agent", "client", body.error or "the client says that its agent failed")
+            outcome = Failure("agent", "client", body.error or "the client says that its agent failed", policy=True)
         else:
             outcome = WorkflowOutput(
                 reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics

@@ -1,0 +1,98 @@
+"""Blame: whether an episode failed by the policy's own doing, and where the time of one that took too long went.
+
+Invariant: when in doubt it was not the policy. What an engine, a tool, a judge, an environment or the machine did never
+is: not an exception of the network, of the file system or of a time limit, not time spent in a model call (how long one
+takes depends on the load) or in a tool. The policy can only be blamed for an episode in which it said something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from ajet.schema.call import Call
+from ajet.schema.episode import Failure, Verdict
+
+if TYPE_CHECKING:
+    from ajet.rollout.assembly import Played
+
+REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
+"""What the gateway refuses because of what the policy said: the context is full, no reply kept to a strict schema."""
+_OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
+_OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
+
+Place = Literal["start", "engine", "tool", "agent"]
+
+
+def from_outside(problem: BaseException) -> bool:
+    """Whether an exception of the agent's code, or one that it came from, tells of the world around the agent."""
+    seen: set[int] = set()
+    cause: BaseException | None = problem
+    while cause is not None and id(cause) not in seen:
+        names = [each.__name__ for each in type(cause).__mro__]
+        if isinstance(cause, _OUTSIDE) or any(part in name for part in _OUTSIDE_NAMES for name in names):
+            return True
+        if isinstance(getattr(cause, "status_code", None), int):  # an HTTP client's: the gateway knows its own
+            return True
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def by_the_policy(played: Played) -> bool:
+    """Whether it failed because of what the policy said: context full, an answer that the agent's code raised at, time
+    lost over it."""
+    failure, capture = played.failure, played.capture
+    if failure is None or failure.boundary != "agent" or capture is None:
+        return False
+    if not any(call.trained and len(call.response_ids) for call in capture.calls):
+        return False
+    refused = capture.refused in REFUSALS and failure.kind not in ("timeout", "process_died")
+    return refused or failure.policy
+
+
+def verdict_on_failure(played: Played, reward: float | None) -> Verdict | None:
+    """What a failed episode is worth: `rollout.policy_failure_reward` where the policy is to blame, else nothing."""
+    if reward is None or played.aborted or not by_the_policy(played):
+        return None
+    assert played.failure is not None
+    return Verdict(reward, False, f"failed by the policy's own doing: {played.failure.kind}")
+
+
+def time_by_place(
+    calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
+) -> tuple[dict[Place, float], Place]:
+    """Seconds in each place, and the place at the end. Before the first call is the start; after a reply with tool
+    calls, until its agent asks again, is the tool; what is left between calls is the agent's own code."""
+    spent: dict[Place, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
+    place: Place = "start"
+    waiting: dict[str, bool] = {}
+    cursor = began
+    for call in sorted(calls, key=lambda call: call.started):
+        start, end = max(call.started, began), min(call.ended or ended, ended)
+        spent[place] += max(0.0, start - cursor)
+        spent["engine"] += max(0.0, end - max(start, cursor))
+        reply = messages[call.reply] if call.reply is not None else {}
+        waiting[call.agent] = bool(reply.get("tool_calls"))
+        cursor = max(cursor, end)
+        place = "tool" if any(waiting.values()) else "agent"
+    spent[place] += max(0.0, ended - cursor)
+    unfinished = any(call.finish in ("aborted", "error") and (call.ended or ended) >= ended - 0.05 for call in calls)
+    return spent, "engine" if unfinished else place
+
+
+def timed_out(seconds: float | None, played: Played, *, shared_loop: bool) -> Failure:
+    """The failure of an attempt that took too long, blamed on where it was at the end, and else on where most of the
+    time went. `shared_loop`: episodes hold each other up, so that none's time is its own."""
+    message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
+    if played.capture is None or not played.capture.calls:
+        return Failure("agent", "timeout", message)
+    spent, at_end = time_by_place(played.capture.calls, played.capture.messages, played.started, played.ended)
+    most: Place = max(spent, key=lambda place: spent[place])
+    shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
+    message += f"; {shares}; at the end in the {at_end}" if shares else ""
+    blamed = at_end if at_end in ("engine", "tool") else most
+    if blamed == "engine" or blamed == "tool":
+        return Failure(blamed, "timeout", message)
+    return Failure("agent", "timeout", message, policy=blamed == "agent" and not shared_loop)

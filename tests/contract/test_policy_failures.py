@@ -1,0 +1,173 @@
+"""Which failures are the policy's own doing, and what such an episode is worth: nothing, or what the person says."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet.algorithm import credit
+from ajet.config.schema import AjetConfig
+from ajet.rollout.blame import time_by_place
+from ajet.run.train import refuse_if_all_failed
+from ajet.schema.call import Call
+from ajet.schema.errors import EngineFailure, ToolFailure, UserError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow import Workflow
+from tests import rollout_workflows as flows
+from tests.rollout_fixtures import stage
+
+
+class Parses(Workflow):
+    """Raises where the reply is no number."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(reward=float(int(await flows.ask(tuner, "x"))))
+
+
+class Grows(Workflow):
+    """Asks with ever more until the context is full, and loses the client's error on the way."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        try:
+            await flows.ask(tuner, "x" * 20_000)
+        except Exception as problem:
+            raise RuntimeError("no answer") from problem
+        return WorkflowOutput(reward=1.0)
+
+
+class LosesNetwork(Workflow):
+    """Its own tool cannot be reached."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        try:
+            raise ConnectionRefusedError("search engine")
+        except OSError as problem:
+            raise ValueError("no result") from problem
+
+
+class NamesTool(Workflow):
+    """Says that it was its tool."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        raise ToolFailure("gone", retryable=False)
+
+
+class NamesEngine(Workflow):
+    """Says that it was the engine, which did nothing."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        raise EngineFailure("not me", retryable=False)
+
+
+class WaitsInVain(Workflow):
+    """A limit of its own around its tool."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+        return WorkflowOutput(reward=1.0)
+
+
+class BeforeAnyWord(Workflow):
+    """Breaks before the model has said anything."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize("workflow", [Parses, Grows])
+def test_what_the_policy_did_has_the_reward_that_was_set_and_trains(workflow: type[Any]) -> None:
+    with stage(workflow, lambda _: "seven", policy_failure_reward=-0.5) as made:
+        episode = made.episode()
+    assert (episode.status, episode.reward, episode.scored, episode.succeeded) == ("failed", -0.5, True, False)
+    assert episode.failure is not None and episode.verdict is not None and "own doing" in episode.verdict.reason
+    assert sum(timeline.sampled for timeline in episode.timelines) == episode.sampled_tokens > 0
+    refuse_if_all_failed([episode], 1)
+    with stage(workflow, lambda _: "seven") as made:
+        episode = made.episode()
+    assert (episode.reward, episode.scored, episode.timelines, episode.left_out) == (None, False, [], False)
+    with pytest.raises(UserError, match="All 1 episodes of step 1 failed"):
+        refuse_if_all_failed([episode], 1)
+
+
+@pytest.mark.parametrize(
+    "workflow",
+    [LosesNetwork, NamesTool, NamesEngine, WaitsInVain, BeforeAnyWord, flows.ReturnsNone, flows.Exits],
+)
+def test_what_others_did_never_has(workflow: type[Any]) -> None:
+    with stage(workflow, policy_failure_reward=-1.0, max_retries=0) as made:
+        episode = made.episode()
+    assert episode.status == "failed" and episode.reward is None and not episode.timelines
+    assert not episode.left_out, "what comes out of the user's code stays in the denominator"
+
+
+def test_an_engines_failure_is_left_out_and_has_no_reward() -> None:
+    from ajet.engine.scripted import ScriptedReply
+
+    with stage(Parses, lambda _: ScriptedReply("no", fail_after=1), policy_failure_reward=-1.0, max_retries=0) as made:
+        episode = made.episode()
+    assert episode.failure is not None and episode.failure.boundary == "engine"
+    assert episode.left_out and episode.reward is None
+
+
+def test_a_failed_episode_with_a_reward_moves_the_baseline_of_its_group() -> None:
+    replies = iter(["7", "seven", "7", "7"])
+    with stage(Parses, lambda _: next(replies), num_repeat=4, policy_failure_reward=0.0, max_env_worker=1) as made:
+        (group,) = made.play(1)
+    batch = credit([group], AjetConfig(), step=1)
+    advantages = {episode.status: episode.advantage for episode in group.episodes}
+    assert len(batch.samples) == 4 and advantages["failed"] < 0 < advantages["completed"]
+
+
+def test_time_in_an_engine_call_is_the_engines() -> None:
+    with stage(flows.Asks, latency=60.0, episode_timeout=0.5, policy_failure_reward=-1.0) as made:
+        episode = made.episode()
+    assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("engine", "timeout")
+    assert episode.reward is None and not episode.left_out, "a timeout is no success"
+
+
+@pytest.mark.parametrize(("isolation", "worth"), [("thread", -1.0), ("loop", None)])
+def test_time_lost_over_an_answer_is_the_policys_where_it_is_its_own(isolation: str, worth: float | None) -> None:
+    with stage(flows.HangsAwaiting, isolation=isolation, episode_timeout=2.0, policy_failure_reward=-1.0) as made:
+        episode = made.episode()
+    assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
+    assert episode.reward == worth
+
+
+def a_call(index: int, started: float, ended: float, *, agent: str = "a", reply: int | None = 0, finish: Any = "stop"):
+    ids, none = np.arange(2, dtype=np.int32), np.zeros(2, np.float32)
+    return Call(
+        index, agent, agent, True, None, 0, ids, ids, none, none, (), finish, (), None, reply,
+        started=started, ended=ended,
+    )  # fmt: skip
+
+
+SAYS, CALLS = {"content": "hm"}, {"content": None, "tool_calls": [{"id": "1"}]}
+
+
+@pytest.mark.parametrize(
+    ("calls", "spent", "place"),
+    [
+        ([(0, 1, 2, 0)], {"start": 1, "engine": 1, "agent": 8}, "agent"),
+        ([(0, 1, 2, 1)], {"start": 1, "engine": 1, "tool": 8}, "tool"),
+        ([(0, 1, 2, 1), (0, 7, 8, 0)], {"start": 1, "engine": 2, "tool": 5, "agent": 2}, "agent"),
+        ([(0, 1, 2, 1), (1, 3, 4, 0)], {"start": 1, "engine": 2, "tool": 7}, "tool"),
+        ([(0, 1, 3, 0), (1, 2, 4, 0)], {"start": 1, "engine": 3, "agent": 6}, "agent"),
+        ([(0, 1, 2, 0), (0, 3, 10, None)], {"start": 1, "engine": 8, "agent": 1}, "engine"),
+    ],
+)
+def test_where_the_time_went(calls, spent, place) -> None:
+    """(agent, started, ended, the reply): ten seconds in all."""
+    made = [
+        a_call(at, start, end, agent=str(agent), reply=reply, finish="aborted" if reply is None else "stop")
+        for at, (agent, start, end, reply) in enumerate(calls)
+    ]
+    found, at_end = time_by_place(made, [SAYS, CALLS], 0.0, 10.0)
+    assert {name: value for name, value in found.items() if value} == spent and at_end == place
