@@ -1,6 +1,7 @@
 """The learning rate of a training step.
 
-Invariant: it depends on the number of the step alone, not on how many optimizer steps that one makes.
+Invariant: it depends on the number of the step alone, not on how many optimizer steps that one makes, nor on whether
+earlier steps had something to learn from and made any.
 """
 
 from __future__ import annotations

@@ -109,7 +109,8 @@ class Episode:
     def scored(self) -> bool:
         """True when it may be trained on: it ended by itself and has a reward. A failed one has a reward only where the
         policy failed and `rollout.policy_failure_reward` says what that is worth."""
-        return self.status != "aborted" and self.reward is not None
+        ended = self.status == "completed" or (self.status == "failed" and self.failure is not None)
+        return ended and self.reward is not None
 
     @property
     def left_out(self) -> bool:

@@ -3,12 +3,14 @@
 Invariants (property tests in tests/unit/test_task_order.py): within an epoch every task is taken exactly once; the
 order is a function of the seed, the epoch and the task ids alone, not of rows' positions, timing or batch sizes;
 what is saved is not a cursor but the frontier, so that tasks taken and not done come back first after a restart
-(long episodes are not biased against). Only the loop that trains calls it: it is not thread-safe.
+(long episodes are not biased against); it is restored only over the same tasks, by what they say and not by their
+ids alone. Only the loop that trains calls it: it is not thread-safe.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -29,6 +31,7 @@ class TaskOrder:
         self._taken: set[int] = set()
         self._waiting: set[int] = set()
         self._permutation: tuple[int, list[int]] = (-1, [])
+        self._content = self._digest(_content(task) for task in self._tasks)  # now: an agent may write into its task
 
     def __len__(self) -> int:
         """Tasks in one epoch."""
@@ -90,14 +93,17 @@ class TaskOrder:
             "unfinished": sorted(self._taken | self._waiting),
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "tasks": self._fingerprint(),
+            "tasks": self._digest(task.task_id for task in self._tasks),
+            "content": self._content,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a saved frontier. Raises TaskError when tasks, seed or shuffling are not the same."""
+        """Continue from a saved frontier. Raises TaskError when tasks, seed or shuffling are not the same; what the
+        tasks say is compared where the frontier knows it (earlier versions saved ids only)."""
         now = self.state()
-        for key, name in (("tasks", "the tasks"), ("seed", "the seed"), ("shuffle", "data.shuffle")):
-            if state[key] != now[key]:
+        names = {"tasks": "the tasks", "seed": "the seed", "shuffle": "data.shuffle", "content": "what the tasks say"}
+        for key, name in names.items():
+            if state.get(key, now[key]) != now[key]:
                 raise TaskError(
                     f"The saved task order cannot be continued: {name} changed since.",
                     expected=f"{key} {state[key]}, found {now[key]}",
@@ -116,6 +122,13 @@ class TaskOrder:
         text = f"{self._seed}\0{epoch}\0{self._tasks[index].task_id}"
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
-    def _fingerprint(self) -> str:
-        ids = sorted(task.task_id for task in self._tasks) if self._shuffle else [task.task_id for task in self._tasks]
-        return hashlib.blake2b("\0".join(ids).encode(), digest_size=12).hexdigest()
+    def _digest(self, parts: Iterable[str]) -> str:
+        """Of one text a task; where the order is shuffled, that of the rows does not matter."""
+        ordered = sorted(parts) if self._shuffle else parts
+        return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
+
+
+def _content(task: Task) -> str:
+    """A digest of all that a task says; of an object that is no JSON value only its class."""
+    text = json.dumps(task.model_dump(), skipkeys=True, default=lambda value: f"<{type(value).__qualname__}>")
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -347,3 +347,11 @@ def test_what_an_engine_with_its_own_weights_gets_is_the_policy(rank):
     (found,) = trainer.logprobs([sample])
     expected = plain_logprobs(plain, sample)
     assert np.abs(found[sample.timeline.mask] - expected.detach().numpy()).max() < 1e-4
+
+
+def test_the_learning_rate_counts_steps_and_not_updates():
+    """Steps 2 and 3 had nothing to learn from: step 4 of 4 has the rate that the schedule gives it."""
+    config = config_of(optim__lr=1e-3, optim__lr_schedule="linear", total_training_steps=4)
+    trainer = Trainer(tiny_qwen3(), config)
+    rates = [trainer.update(TrainingBatch(step, random_samples(step)))["lr"] for step in (1, 4)]
+    assert rates == pytest.approx([1e-3, 0.25e-3])

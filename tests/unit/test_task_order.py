@@ -110,6 +110,20 @@ def test_a_changed_data_set_is_refused() -> None:
         TaskOrder(tasks(5), 1).restore(state)
 
 
+def test_the_same_ids_with_another_content_are_refused() -> None:
+    rows = tasks(5)
+    order = TaskOrder(rows, 0)
+    rows[2].metadata["seen"] = True  # an agent's note is no change of the data set
+    TaskOrder(tasks(5), 0).restore(order.state())
+    for change in ({"main_query": "another"}, {"metadata": {"answer": 7}}, {"init_messages": [{"role": "user"}]}):
+        others = tasks(5)
+        others[2] = others[2].model_copy(update=change)
+        with pytest.raises(TaskError, match="what the tasks say changed"):
+            TaskOrder(others, 0).restore(order.state())
+    earlier = {key: value for key, value in order.state().items() if key != "content"}
+    TaskOrder(others, 0).restore(earlier)  # a checkpoint of a version that saved ids only
+
+
 def test_no_tasks_is_an_error() -> None:
     with pytest.raises(TaskError, match="no tasks"):
         TaskOrder([], 0)

@@ -19,9 +19,11 @@ from ajet.run.verl.record import DEATHS, HOPELESS, Record
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_reader import TaskOrder
 from tests.local_fixtures import episode_of
 
 BATCH, REPEATS = 2, 2
+ORDER = TaskOrder([Task(task_id="t0")], 0).state()
 
 
 class Shown:
@@ -45,7 +47,7 @@ def opened(tmp_path: Path, dropped_after: int | None = None) -> Iterator[tuple[R
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
-    yield Record(experiment, run, shown, 9, dropped_after), run, shown  # type: ignore[arg-type]
+    yield Record(experiment, run, shown, 9, dropped_after, order=ORDER), run, shown  # type: ignore[arg-type]
     run.close("finished")
 
 
@@ -119,6 +121,7 @@ def test_a_checkpoint_counts_once_its_step_is_recorded(made):
     record.take(stepped(1, group(0)))
     saved = run.checkpoints.latest()
     assert saved is not None and saved.step == 1 and saved.score == 1.0
+    assert saved.state["order"] == ORDER and saved.measured is not None, "by which tasks and checkpoints are compared"
     assert (saved.path / saved.state["verl"] / "actor" / "weights").read_text() == "w" and not written.exists()
     assert [row["step"] for row in rows(run)] == [1, 1] and rows(run)[0]["validation/tasks"] == 1
 

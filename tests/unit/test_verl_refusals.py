@@ -233,3 +233,27 @@ def test_what_our_trainers_do_not_have_is_refused_with_the_place(verl, said):
     error = refusal(verl=verl)
     assert re.search(said, f"{error.what} {error.expected}"), error
     assert "experiment.yaml:" in error.where
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("algorithm.use_pf_ppo", True),
+        ("algorithm.gdpo_reward_keys", ["a", "b"]),
+        ("algorithm.gdpo_reward_weights", [1.0, 2.0]),
+        (f"{ACTOR}.entropy_coeff", 0.01),
+        ("reward.reward_manager.name", "dapo"),
+        ("reward.custom_reward_function.path", "mine.py"),
+        ("reward.reward_model.enable", True),
+    ],
+)
+def test_what_bears_on_credit_and_is_not_ours_is_never_passed_over(key, value):
+    assert key in str(refusal(verl=nested(key, value)))
+
+
+def test_groups_are_filtered_by_the_reward_alone():
+    filters = {"enable": True, "metric": "acc", "max_num_gen_batches": 3}
+    assert "filter_groups.metric" in str(refusal(verl={"algorithm": {"filter_groups": filters}}))
+    assert "max_num_gen_batches" in str(refusal(verl={"algorithm": {"filter_groups": {**filters, "metric": "reward"}}}))
+    passes(verl={"algorithm": {"filter_groups": {**filters, "enable": False}}})
+    passes(verl={"algorithm": {"filter_groups": {"enable": True, "metric": "seq_reward"}}})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet.algorithm import credit
 from ajet.backbone.verl.rows import FIELDS, NO_TOKEN, rebuild, rows
 from ajet.schema.call import VersionRun
-from ajet.schema.episode import Group
+from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
 from tests.local_fixtures import config_of, episode_of, group_of, timeline_of
 
@@ -159,7 +159,7 @@ def test_a_timeline_that_begins_with_a_sampled_token_is_an_error():
 
 def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
     failed, good = episode_of(-1.0, uuid="0/0", status="failed"), episode_of(1.0, uuid="0/1", seed=1)
-    good.repeat = 1
+    failed.failure, good.repeat = Failure("agent", "ValueError", "no number", policy=True), 1
     here = credit([copy.deepcopy(group_of(failed, good))], config_of())
     _, there = round_trip([group_of(failed, good)])
     again = credit(there.groups, config_of())

@@ -77,7 +77,7 @@ class Trainer:
         """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics."""
         began = time.monotonic()
         parts = mini_batches(batch.samples, self.settings.mini_batch_num)
-        lr = self.schedule.at(self.version)
+        lr = self.schedule.at(batch.step - 1)
         tallies: list[Tally] = []
         norms: list[float] = []
         tokens = 0

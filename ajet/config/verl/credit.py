@@ -26,6 +26,9 @@ _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("algorithm.gamma", (1, None)),
     ("algorithm.kl_penalty", ("kl", "k1", None)),
     ("algorithm.kl_ctrl.type", ("fixed", None)),
+    ("algorithm.use_pf_ppo", (False, None)),
+    ("algorithm.gdpo_reward_keys", (None,)),
+    ("algorithm.gdpo_reward_weights", (None,)),
     (f"{_CORRECTION}.rollout_is", ("token", None)),
     (f"{_CORRECTION}.rollout_rs", (None,)),
     (f"{_CORRECTION}.rollout_is_batch_normalize", (False, None)),
@@ -35,14 +38,30 @@ _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
     (f"{_ACTOR}.kl_loss_type", KL_TYPES),
     (f"{_ACTOR}.policy_loss.loss_mode", ("vanilla", None)),
     (f"{_ACTOR}.shuffle", (False, None)),
+    (f"{_ACTOR}.entropy_coeff", (0, None)),
+    ("reward.reward_manager.name", ("naive", None)),
+    ("reward.reward_manager.source", ("register", None)),
+    ("reward.custom_reward_function.path", (None,)),
+    ("reward.reward_model.enable", (False, None)),
+    ("reward.sandbox_fusion.url", (None,)),
+    ("reward_manager.name", ("naive", None)),
+    ("custom_reward_function.path", (None,)),
+    ("reward_model.enable", (False, None)),
+    ("reward_model.reward_manager", ("naive", None)),
 )
 """verl's keys and the values that our credit and loss have; None where nobody sets one."""
+_FILTERED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("algorithm.filter_groups.metric", ("reward", "score", "seq_reward", "seq_final_reward", None)),
+    ("algorithm.filter_groups.max_num_gen_batches", (0, None)),
+)
+"""The same where groups are filtered at all: by the reward, the only number that our episodes are compared by."""
 
 
 def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
     the effective value of a key, None where there is none."""
-    for key, taken in _TAKEN:
+    filters = value("algorithm.filter_groups.enable")
+    for key, taken in (*_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
         if found not in taken:
             names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]

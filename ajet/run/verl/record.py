@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,11 +49,15 @@ class Record:
         progress: TrainingProgress,
         steps: int,
         dropped_after: int | None = None,
+        *,
+        order: Mapping[str, Any] | None = None,
     ) -> None:
-        """steps: the last one. dropped_after: see `waiting.dropped_after`."""
+        """steps: the last one. dropped_after: see `waiting.dropped_after`. order: the state of a `TaskOrder` of which
+        nothing is taken, for checkpoints: by it a run that resumes one knows its tasks."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
         self._waiting = Waiting(dropped_after)
+        self._order = dict(order) if order is not None else None
         self._validating: list[Group] = []
         self._saved: Saved | None = None
         self._failed: list[Group] = []
@@ -163,6 +168,8 @@ class Record:
         folder = Path(saved.folder)
         state: dict[str, Any] = {"verl": folder.name, "validation": self._validation, "validated": saved.step}
         state["waiting"] = self._waiting.index()
+        if self._order is not None:
+            state["order"] = self._order
 
         def write(into: Path) -> None:
             os.rename(folder, into / folder.name)

@@ -28,6 +28,7 @@ from ajet.run.verl.record import Record
 from ajet.run.verl.segments import Segments
 from ajet.run.verl.waiting import dropped_after
 from ajet.schema.errors import ConfigError, RunFailed
+from ajet.task_reader import TaskOrder
 from ajet.task_reader.overlong import within_prompt_length
 
 if TYPE_CHECKING:
@@ -52,14 +53,15 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     from ajet.run.verl.runner import Runner
 
     address = address_of(options)
-    config, steps = _config(experiment, run, own=address is None)
+    config, order = _config(experiment, run, own=address is None)
+    steps = config["trainer"]["total_training_steps"]
     if run.resumed is not None and run.resumed.step >= steps:
         finish(run)
         return
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, steps, dropped_after(config))
+    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state())
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     environment = environment_of(config)
@@ -128,8 +130,9 @@ def _failed(problem: Exception, logs: Path) -> RunFailed:
     )
 
 
-def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], int]:
-    """verl's whole config for this run, and after which step it ends."""
+def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], TaskOrder]:
+    """verl's whole config for this run, and the order of its tasks. Raises TaskError where the run that is resumed had
+    others."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_tokenizer
     from ajet.task_reader import open_reader
@@ -142,6 +145,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     refuse_blind(folder)
     reader = open_reader(experiment)
     tasks = within_prompt_length(reader.tasks("train"), settings.data, load_tokenizer(source))
+    order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps
@@ -156,9 +160,10 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
                 where=str(run.resumed.path),
                 do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
             )
+        order.restore(run.resumed.state.get("order", order.state()))
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
-    return config, steps
+    return config, order
 
 
 def _waiting(found: int, wanted: int) -> None:
