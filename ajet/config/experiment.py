@@ -7,13 +7,13 @@ Invariant: `ajet` is the only thing that our code reads; the user's own sections
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
 
-from ajet.config.compose import Layers, collect_layers, compose, leaves
+from ajet.config.compose import ABSENT, Layers, collect_layers, compose, leaves
 from ajet.config.document import Document, dump_yaml, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.overrides import parse_overrides
@@ -113,6 +113,28 @@ class Experiment:
             if path not in hidden and not is_secret(path):
                 flat[".".join(map(str, path))] = value
         return flat
+
+    def given(self) -> list[str]:
+        """The keys below `ajet` that the person set, in the YAML or beside it; all others have defaults."""
+        users = max(at for at, layer in enumerate(self.layers.stack) if layer.document is not None)
+        paths = [path for path, _, _ in walk(AjetConfig)]
+        return [
+            ".".join(("ajet", *path))
+            for path in paths
+            if any(layer.value(("ajet", *path)) is not ABSENT for layer in self.layers.stack[users:])
+        ]
+
+    def with_defaults(self, values: Mapping[str, Any]) -> Experiment:
+        """The same with other values, as `training_relevant` names them, for keys that nobody set. Raises ValueError
+        where this version does not take one."""
+        ajet = self.ajet.model_copy(deep=True)
+        for name, value in values.items():
+            *sections, last = name.split(".")[1:]
+            node: Any = ajet
+            for section in sections:
+                node = getattr(node, section)
+            setattr(node, last, value)
+        return replace(self, ajet=ajet)
 
     def _effective(self) -> dict[str, Any]:
         """The settled config without keys that are accepted and ignored."""

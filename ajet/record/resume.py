@@ -1,13 +1,14 @@
 """Which checkpoint a new start continues from (DESIGN decision 11).
 
 Invariant: a run is continued only with the same backbone and the same training-relevant configuration, or because
-the person named the checkpoint; nothing that an earlier run wrote is removed or overwritten unasked.
+the person named the checkpoint; a key that nobody set keeps the default that the run began with; nothing that an
+earlier run wrote is removed or overwritten unasked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ class RunIdentity:
     backbone: str
     training: dict[str, Any]
     """`Experiment.training_relevant()`: flat, key -> plain value, without secrets."""
+    given: list[str] | None = None
+    """The keys of it that the person set; the others had the defaults of the version that began the run. None: an
+    earlier version did not write it."""
 
     def write(self, folder: Path) -> None:
         """Keep it in the run folder."""
@@ -40,7 +44,7 @@ class RunIdentity:
             content = json.loads((folder / FILE).read_text())
         except FileNotFoundError:
             return None
-        return cls(content["run_id"], content["backbone"], content["training"])
+        return cls(content["run_id"], content["backbone"], content["training"], content.get("given"))
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """(key, then, now) of everything that differs. Keys of ajet's own sections that only one side knows are
@@ -53,6 +57,14 @@ class RunIdentity:
             if missing or self.training[key] != now[key]:
                 rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
         return rows
+
+    def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
+        """Of what differs, the values that the run began with of keys that nobody set, then or now: this version of
+        ajet has another default, and the run keeps its own. `given`: the keys that are set now."""
+        if self.given is None:
+            return {}
+        untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
+        return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
 
 
 def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:

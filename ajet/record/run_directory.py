@@ -14,10 +14,11 @@ import shutil
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loguru import logger
 
@@ -51,6 +52,8 @@ class RunDirectory:
     run_id: str
     resumed: Checkpoint | None
     """What the run continues from; None: from nothing."""
+    experiment: Experiment
+    """What the run is made from: as given, but for defaults that an earlier version began it with."""
     redact: Redactor
     """What text must pass before it is written into the folder."""
     notes: list[str]
@@ -58,6 +61,7 @@ class RunDirectory:
 
     def __init__(self, experiment: Experiment, place: _Place, kind: Kind, redact: Redactor) -> None:
         self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
+        self.experiment = experiment
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         self.redact = redact
@@ -93,7 +97,7 @@ class RunDirectory:
             return cls(experiment, _Place.new(root, experiment.name, kind), kind, redact)
         place = _Place.locked(root, experiment.name)
         try:
-            place.decide(experiment, root, "never" if fresh else resume, redact)
+            experiment = place.decide(experiment, root, "never" if fresh else resume, redact)
             return cls(experiment, place, kind, redact)
         except BaseException:
             place.give_back()
@@ -192,13 +196,16 @@ class _Place:
             holders.append(f"{tried} is being written by {holder}")
             number += 1
 
-    def decide(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> None:
-        """Continue the folder's run, or set it aside and begin one, as `resume` says."""
-        backbone = experiment.ajet.backbone
+    def decide(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
+        """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
+        defaults that the run began with."""
+        backbone, given = experiment.ajet.backbone, experiment.given()
         training = json.loads(redact(dumps(experiment.training_relevant())))
         self._open_checkpoints(experiment)
         earlier = RunIdentity.read(self.folder)
         differences = earlier.differences(backbone, training) if earlier else []
+        kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
+        differences = [row for row in differences if row[0] not in kept]
         if resume == "auto":
             if differences:
                 raise refuse(self.folder, differences)
@@ -221,8 +228,26 @@ class _Place:
                     earlier = None
                 self.resumed = chosen
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
-        self.run_id = earlier.run_id if earlier else self.run_id
-        RunIdentity(self.run_id, backbone, training).write(self.folder)
+        if earlier:
+            self.run_id = earlier.run_id
+            given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
+            experiment = self._with_kept(experiment, kept)
+            training |= kept
+        RunIdentity(self.run_id, backbone, training, given).write(self.folder)
+        return experiment
+
+    def _with_kept(self, experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
+        """The experiment with the defaults that the run began with; says so."""
+        for key, value in kept.items():
+            self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
+        try:
+            return experiment.with_defaults(kept)
+        except ValueError as error:
+            raise UserError(
+                f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
+                where=str(self.folder),
+                do="--fresh begins a new run (the old folder is kept); or set the key in the YAML",
+            ) from error
 
     def give_back(self) -> None:
         """Release the lock; a folder that was made only for it goes."""

@@ -46,6 +46,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
+    experiment = run.experiment
     with recorded(experiment, run), viewed(run, options.with_logview):
         _run(experiment, run, options)
     return 0

@@ -78,6 +78,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         resume=resume or experiment.ajet.trainer_common.resume,
         fresh=fresh,
     )
+    experiment = run.experiment
     with recorded(experiment, run):
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()

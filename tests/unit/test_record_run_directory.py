@@ -83,6 +83,29 @@ def test_the_same_configuration_is_resumed_and_later_records_are_cut(tmp_path: P
     assert len((again.path / "command").read_text().splitlines()) == 4
 
 
+def test_a_resumed_run_keeps_the_defaults_that_it_began_with(tmp_path: Path) -> None:
+    """As after an update of ajet: what nobody set was another value when the run began."""
+    trained(tmp_path, 1, rollout={"top_k": 7})
+    file = tmp_path / "demo" / "run.json"
+    began = json.loads(file.read_text())
+    assert "ajet.rollout.top_k" in began["given"] and "ajet.rollout.top_p" not in began["given"]
+    began["training"]["ajet.rollout.top_p"] = 0.75
+    began["training"]["ajet.trainer_common.algorithm.is_cap"] = 2.0
+    file.write_text(json.dumps(began))
+    for _ in range(2):
+        with RunDirectory.open(experiment(tmp_path, rollout={"top_k": 7}), root=tmp_path) as again:
+            assert again.resumed is not None and again.experiment.ajet.rollout.top_p == 0.75
+            assert again.experiment.ajet.trainer_common.algorithm.is_cap == 2.0
+            assert any("ajet.rollout.top_p stays 0.75" in note for note in again.notes), again.notes
+            assert "top_p: 0.75" in (again.path / "resolved.yaml").read_text()
+    with pytest.raises(UserError, match="rollout.top_p: 0.75 then, 0.5 now"):
+        RunDirectory.open(experiment(tmp_path, rollout={"top_k": 7, "top_p": 0.5}), root=tmp_path)
+    with pytest.raises(UserError, match="rollout.top_k"):
+        RunDirectory.open(experiment(tmp_path), root=tmp_path)
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as anew:
+        assert anew.experiment.ajet.rollout.top_p == 1.0
+
+
 def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> None:
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
         run.metrics.log(0, {"validation/reward": 0.1})
