@@ -1,7 +1,8 @@
 """Tokenizers and models from a ModelSource.
 
-Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template;
-a .gguf is converted once into the cache and loaded from there ever after.
+Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template; its
+rotary frequencies are fixed by the longest sequence that may come; a .gguf is converted once into the cache and loaded
+from there ever after.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
 from ajet.engine.model_source import ModelSource
 from ajet.engine.quiet import quiet_transformers
+from ajet.engine.rope import freeze_rope
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,15 +76,18 @@ def load_image_tokens(folder: Path) -> ImageTokens | None:
     return ImageTokens(processor)
 
 
-def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Any:
-    """The transformers causal language model. Raises UserError where it cannot be loaded or does not fit."""
+def load_model(
+    source: ModelSource, *, dtype: torch.dtype, device: torch.device | str = "cpu", max_model_len: int | None = None
+) -> Any:
+    """The transformers causal language model, for sequences of up to `max_model_len` tokens (None: as many as it was
+    made for). Raises UserError where it cannot be loaded or does not fit."""
     import torch
     from transformers import AutoModelForCausalLM
 
     folder = folder_of(source)
     try:
         with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         model = model.to(device)
     except (OSError, ValueError, KeyError) as error:
         if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
@@ -96,6 +101,8 @@ def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device 
         raise UserError(
             f"The model {source.path} does not fit on {device}.", where="model.path", do="Choose a smaller model."
         ) from error
+    longest = context_length(model)
+    freeze_rope(model, longest if max_model_len is None else min(max_model_len, longest))
     return model.eval()
 
 

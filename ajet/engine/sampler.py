@@ -39,7 +39,7 @@ def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
     from ajet.engine.transformers import TransformersEngine
 
     device, dtype = _machine(config)
-    model = load_model(source, dtype=dtype, device=device)
+    model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
     return TransformersEngine(
         model,
         max_num_seqs=config.rollout.max_num_seqs,

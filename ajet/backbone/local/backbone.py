@@ -39,7 +39,8 @@ class LocalBackbone:
         torch.manual_seed(config.seed)
         source = locate(path, base=experiment.base)
         self.tokenizer: Any = load_tokenizer(source)
-        model = load_model(source, dtype=choose_dtype(config.model.dtype, device), device=device)
+        dtype = choose_dtype(config.model.dtype, device)
+        model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
         self.trainer = Trainer(model, config)
         weights = self.trainer.policy.weights
         logger.info(

@@ -23,6 +23,12 @@ ALIGN = 64
 """Elements that each parameter's place is rounded up to."""
 
 
+def add_sliced(total: Tensor, part: Tensor) -> None:
+    """total [N] += part [N], slice by slice: adding bfloat16 to float32 makes a float32 copy of it."""
+    for into, piece in zip(total.split(SLICE), part.split(SLICE), strict=True):
+        into.add_(piece)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a parameter lies in the buffer."""
@@ -119,8 +125,7 @@ class FlatWeights:
             assert self.gradients is not None, "a backward pass outside of an update"
             assert parameter.grad is not None
             total = self.gradients[place.start : place.stop]
-            for into, part in zip(total.split(SLICE), parameter.grad.reshape(-1).split(SLICE), strict=True):
-                into.add_(part)  # in slices: adding bfloat16 to float32 makes a float32 copy of it
+            add_sliced(total, parameter.grad.reshape(-1))
             parameter.grad = None
 
         return collect

@@ -1,8 +1,8 @@
 """A packed row through the model: hidden states once, logits for the trained positions only, chunk by chunk.
 
-Invariant: equal to the model's own forward pass over each sample alone, to float tolerance; `probe` holds every
-model against that before the first row, and one that disagrees (its layers do not attend through transformers'
-attention interface, or it carries state along the row) is given its samples one at a time instead.
+Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe` holds every
+model against that before the first row, token by token, and one that disagrees (its layers do not attend through
+transformers' attention interface, or it carries state along the row) is given its samples one at a time instead.
 
 The head runs forward and backward chunk by chunk, before the trunk's backward pass: at no time are there more than
 `CHUNK_BYTES` of float32 logits.
@@ -20,9 +20,11 @@ from loguru import logger
 from torch import Tensor
 
 from ajet.backbone.local import tree_attention
+from ajet.backbone.local.flat_weights import add_sliced
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker.packing import PackedRow, Tree
+from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +41,8 @@ class PackedForward:
 
     def __init__(self, model: Any, *, packed: bool | None = None) -> None:
         self.model = model
-        self.trunk = model.get_decoder()
+        trunk = model.get_decoder()
+        self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
         self.head = model.get_output_embeddings()
         self.packed = probe(self) if packed is None else packed
 
@@ -57,19 +60,32 @@ class PackedForward:
             parts = [token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._chunks(row)]
         return torch.cat(parts)
 
-    def backward(self, row: PackedRow, temperature: float, loss: TokenLoss) -> float:
-        """Add the gradient of the row's loss to the weights' gradients; answers the loss."""
+    def backward(self, row: PackedRow, temperature: float, loss: TokenLoss, *, gather: bool = False) -> float:
+        """Add the gradient of the row's loss to the weights' gradients; answers the loss. `gather`: those gradients are
+        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32."""
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
-        for at in self._chunks(row):
+        chunks = self._chunks(row)
+        head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
+        sums = [torch.zeros_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
+        for at in chunks:
             leaf = hidden[at].detach().requires_grad_()
             logprobs, entropy = token_logprobs(self.logits(leaf), targets[at], temperature)
             value = loss(logprobs, entropy, at)
-            value.backward()
-            assert leaf.grad is not None
-            grads.append(leaf.grad)
+            if sums:
+                mine, *theirs = torch.autograd.grad(value, [leaf, *head])
+                for into, part in zip(sums, theirs, strict=True):
+                    add_sliced(into.view(-1), part.reshape(-1))
+                grads.append(mine)
+            else:
+                value.backward()
+                assert leaf.grad is not None
+                grads.append(leaf.grad)
             total += value.item()
+        for parameter, summed in zip(head, sums, strict=False):
+            parameter.backward(summed.to(parameter.dtype))
+        del sums
         if hidden.requires_grad:
             hidden.backward(torch.cat(grads))
         return total
@@ -117,54 +133,92 @@ class PackedForward:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, torch.int64)
 
 
+PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
+"""Tokens of the probe's samples: two that share a prefix, and three others beside them."""
+
+
 def probe(forward: PackedForward) -> bool:
-    """Whether the model computes packed rows rightly; switches its attention to trees if so, leaves it if not.
+    """Whether the model computes packed rows rightly; switches its attention to trees if so. If not, it keeps its own
+    attention where that is the same as transformers' eager one, and takes the eager one where it is not.
 
     Raises ConfigError when not even its logits can be computed from its hidden states.
     """
-    model, vocabulary = forward.model, forward.head.weight.shape[0]
+    model, dtype = forward.model, forward.head.weight.dtype
     draw = np.random.default_rng(0)
-    shared, left, right = (draw.integers(0, vocabulary, size) for size in (4, 3, 3))
+    own = [draw.integers(0, forward.head.weight.shape[0], size) for size in (PREFIX, *ENDS, *LENGTHS)]
+    prefix, left, right, *others = own
+    samples = [np.concatenate([prefix, left]), np.concatenate([prefix, right]), *others]
     before = model.config._attn_implementation
     with torch.no_grad():
-        plain = [
-            model(input_ids=forward._on_device(np.concatenate([shared, end]))[None], use_cache=False).logits[0]
-            for end in (left, right)
-        ]
-        wanted = torch.cat([plain[0], plain[1][4:], plain[1]]).float()
-        alone = forward.trunk(input_ids=forward._on_device(np.concatenate([shared, left]))[None], use_cache=False)
-        if not _close(forward.logits(alone.last_hidden_state[0]).float(), plain[0].float()):
+        with attending_by(model, EAGER):
+            plain = [model(input_ids=forward._on_device(ids)[None], use_cache=False).logits[0] for ids in samples]
+            alone = _alone(forward, samples)
+        if not agree(torch.cat(alone), torch.cat(plain), dtype):
             raise ConfigError(
                 f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
         tree_attention.register()
-        trees = [
-            Tree(0, 10, np.array([0] * 4 + [1] * 3 + [2] * 3), np.array([-1, 0, 0])),
-            Tree(10, 17, np.zeros(7, np.int64), np.array([-1])),
-        ]
-        ids = np.concatenate([shared, left, right, shared, right])
-        positions = np.concatenate([np.arange(7), np.arange(4, 7), np.arange(7)])
+        attend_by(model, tree_attention.NAME)
         try:
-            model.set_attn_implementation(tree_attention.NAME)
-            at = forward._on_device(positions)
-            states = forward.trunk(
-                input_ids=forward._on_device(ids)[None],
-                position_ids=at[None],
-                use_cache=False,
-                trees=TreePlan(trees, at),
-            ).last_hidden_state[0]
-            agrees = _close(forward.logits(states).float(), wanted)
+            windows: dict[int, int | None] = {}
+            found = _packed(forward, prefix, left, right, others, windows)
+            why = unseen_masks(model, windows)
+            if not why and agree(found, _in_rows(plain), dtype):
+                return True
+            why = why or "its layers carry state along a row, or attend in a way of their own"
         except (TypeError, ValueError) as error:
-            logger.debug("{} refuses packed rows: {}", type(model).__name__, error)
-            agrees = False
-    if not agrees:
-        model.set_attn_implementation(before)
-        logger.warning("{} cannot be given packed rows: its samples go one at a time", type(model).__name__)
-    return agrees
+            why = str(error)
+        attend_by(model, before)
+        if before != EAGER and not agree(torch.cat(_alone(forward, samples)), torch.cat(plain), dtype):
+            attend_by(model, EAGER)
+    logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
+    return False
 
 
-def _close(found: Tensor, wanted: Tensor) -> bool:
-    """Equal up to what rounding explains: on average within 5% of the spread of the wanted values."""
-    return bool((found - wanted).abs().mean() <= 0.05 * wanted.std())
+def _alone(forward: PackedForward, samples: list[Any]) -> list[Tensor]:
+    """[T, V] of each sample: its hidden states by themselves, through the head."""
+    states = [
+        forward.trunk(input_ids=forward._on_device(ids)[None], use_cache=False).last_hidden_state[0] for ids in samples
+    ]
+    return [forward.logits(hidden) for hidden in states]
+
+
+def _packed(
+    forward: PackedForward, prefix: Any, left: Any, right: Any, others: list[Any], windows: dict[int, int | None]
+) -> Tensor:
+    """The logits of two rows: the tree in the middle of its neighbours, then at the end of a row that begins with
+    another one. Notes the layers' sliding windows in `windows`."""
+    sizes = (prefix.size, left.size, right.size)
+    tree = (
+        np.concatenate([prefix, left, right]),
+        np.concatenate([np.arange(sizes[0] + sizes[1]), np.arange(sizes[0], sizes[0] + sizes[2])]),
+        np.repeat(np.arange(3), sizes),
+        np.array([-1, 0, 0]),
+    )
+    chains = [(ids, np.arange(ids.size), np.zeros(ids.size, np.int64), np.array([-1])) for ids in others]
+    found = []
+    for row in ([chains[0], tree, chains[1]], [chains[2], chains[1], tree]):
+        trees, end = [], 0
+        for ids, _, segments, parents in row:
+            trees.append(Tree(end, end + ids.size, segments, parents))
+            end += ids.size
+        at = forward._on_device(np.concatenate([positions for _, positions, _, _ in row]))
+        plan = TreePlan(trees, at)
+        states = forward.trunk(
+            input_ids=forward._on_device(np.concatenate([ids for ids, *_ in row]))[None],
+            position_ids=at[None],
+            use_cache=False,
+            trees=plan,
+        ).last_hidden_state[0]
+        windows.update(plan.windows)
+        found.append(forward.logits(states))
+    return torch.cat(found)
+
+
+def _in_rows(plain: list[Tensor]) -> Tensor:
+    """What the rows of `_packed` are held against."""
+    left, right, *others = plain
+    tree = [left, right[PREFIX:]]
+    return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])

@@ -68,3 +68,6 @@ def _checkpoint_layers(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():  # attention and experts call the function with a number of their own
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)

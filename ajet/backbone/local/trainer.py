@@ -117,7 +117,8 @@ class Trainer:
             if loss.needs_reference:
                 with self.policy.reference() as frozen:
                     reference = frozen.logprobs(row, temperature)
-            forward.backward(row, temperature, loss.row(row.targets, forward.device, reference))
+            its_loss = loss.row(row.targets, forward.device, reference)
+            forward.backward(row, temperature, its_loss, gather=len(rows) == 1)
         return sum(row.ids.size for row in rows)
 
     def _step(self, loss: StepLoss, lr: float) -> float:

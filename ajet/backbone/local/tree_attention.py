@@ -3,7 +3,9 @@
 Invariant: equal to attention over each sample alone, to float tolerance. Linear layers run over all tokens of a row
 at once; attention runs tree by tree, so that its cost has no term across trees. A small tree is one call under a
 dense mask; a tree beyond `DENSE` tokens goes segment by segment against the keys of its ancestors, in blocks of
-queries, so that neither work nor masks grow with the product of its branches.
+queries, so that neither work nor masks grow with the product of its branches. Soft-capped scores (Gemma 2) and sinks
+(gpt-oss), which torch's fused attention does not know, are written out, in blocks of queries that the backward pass
+computes again; any other keyword of a model's attention raises.
 
 Registered with transformers as the attention implementation `ajet_tree`; a plan travels to it as the keyword
 argument `trees` of the model's forward pass.
@@ -19,13 +21,32 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ajet.context_tracker.packing import Tree, tree_mask
+from ajet.engine.attention_keywords import refuse_unknown
 
 NAME = "ajet_tree"
 DENSE = 640
 """Largest branching tree that is one call under a dense mask."""
 QUERY_BLOCK = 1024
+WRITTEN_BLOCK = 256
+"""Queries whose scores exist at a time where they are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What a layer asks of its scores."""
+
+    scaling: float | None
+    softcap: float | None
+    sinks: Tensor | None
+    """[H] a score per head that takes part in the softmax and brings no value."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's fused attention computes it."""
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(slots=True)
@@ -36,6 +57,8 @@ class TreePlan:
     positions: Tensor
     """[N] position of each token within its sample."""
     masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """The sliding window that each layer asked for."""
 
     @property
     def sizes(self) -> list[int]:
@@ -69,12 +92,20 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    trees: TreePlan,
+    trees: TreePlan | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **ignored: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query [1, H, N, d], key and value [1, H_kv, N, d] to [1, N, H, d]."""
+    """transformers' attention signature: query [1, H, N, d], key and value [1, H_kv, N, d] to [1, N, H, d]. `softcap`
+    and `s_aux` (sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed here."""
+    refuse_unknown(NAME, keywords)
+    if trees is None:
+        raise TypeError("its layers do not hand keywords on to their attention")
+    how = _How(scaling, softcap, s_aux)
+    trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window
     sizes = trees.sizes
     parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
     outputs = []
@@ -83,11 +114,11 @@ def tree_attention(
         reach = _reach(tree) if sliding_window is not None else 0
         window = sliding_window if sliding_window is not None and reach > sliding_window else None
         if tree.parents.size == 1 and window is None:
-            outputs.append(_attend(q, k, v, None, scaling))
+            outputs.append(_attend(q, k, v, None, how))
         elif q.shape[2] <= DENSE or window is not None:
-            outputs.append(_attend(q, k, v, trees.dense_mask(index, window), scaling))
+            outputs.append(_attend(q, k, v, trees.dense_mask(index, window), how))
         else:
-            outputs.extend(_by_segment(tree, q, k, v, scaling))
+            outputs.extend(_by_segment(tree, q, k, v, how))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
@@ -100,14 +131,14 @@ def _reach(tree: Tree) -> int:
     return int(ends.max())
 
 
-def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> list[Tensor]:
+def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How) -> list[Tensor]:
     """Segment by segment: queries of a segment against the keys of its ancestors and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
     queries, keys, values = q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2)
     outputs = []
     for segment, parent in enumerate(tree.parents.tolist()):
         if parent < 0 and lengths[segment] <= QUERY_BLOCK:
-            outputs.append(_attend(queries[segment], keys[segment], values[segment], None, scaling))
+            outputs.append(_attend(queries[segment], keys[segment], values[segment], None, how))
             continue
         path = [segment]
         while (parent := int(tree.parents[path[-1]])) >= 0:
@@ -121,16 +152,48 @@ def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: float | No
             seen = before + stop
             mask = torch.ones(stop - start, seen, dtype=torch.bool, device=q.device).tril(before + start)
             block = queries[segment][:, :, start:stop]
-            outputs.append(_attend(block, path_keys[:, :, :seen], path_values[:, :, :seen], mask, scaling))
+            outputs.append(_attend(block, path_keys[:, :, :seen], path_values[:, :, :seen], mask, how))
     return outputs
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> Tensor:
     """Scaled dot-product attention, causal without a mask; fewer key heads than query heads are shared."""
     groups = q.shape[1] // k.shape[1]
-    native = groups > 1 and (mask is None or q.device.type == "cpu")
+    native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
     if groups > 1 and not native:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=native
-    )
+    if how.fused:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=how.scaling, enable_gqa=native
+        )
+    parts = []
+    for start in range(0, q.shape[2], WRITTEN_BLOCK):
+        block = q[:, :, start : start + WRITTEN_BLOCK]
+        rows = block.shape[2]
+        if mask is None:  # as many keys as queries: those after the block's last are seen by none of it
+            seen = torch.ones(rows, start + rows, dtype=torch.bool, device=q.device).tril(start)
+        else:
+            seen = mask[start : start + rows]
+        keys, values = k[:, :, : seen.shape[1]], v[:, :, : seen.shape[1]]
+        if torch.is_grad_enabled():
+            parts.append(
+                checkpoint(_written_out, block, keys, values, seen, how, use_reentrant=False, preserve_rng_state=False)
+            )
+        else:
+            parts.append(_written_out(block, keys, values, seen, how))
+    return torch.cat(parts, 2)
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: _How) -> Tensor:
+    """The same as two products, after transformers' eager attention."""
+    scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
+    if how.softcap is not None:
+        scores = torch.tanh(scores / how.softcap) * how.softcap
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if how.sinks is not None:
+        sinks = how.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        scores = torch.cat([scores, sinks], -1)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(q.dtype)
+    if how.sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(weights, v)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ajet.engine.attention_keywords import refuse_unknown
 from ajet.engine.transformers.plan import NextTokens, Step, Stretch
 from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
@@ -48,15 +49,23 @@ class Probe:
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int]] = {}
+        self.windows: dict[int, int | None] = {}
         self.dtype, self.device = torch.float32, torch.device("cpu")
 
-    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def note(self, layer: int, key: Tensor, value: Tensor, window: int | None) -> None:
         """Called by each layer."""
+        self.windows[layer] = window
         self.seen[layer] = (key.shape[1], key.shape[3], value.shape[3])
         self.dtype, self.device = key.dtype, key.device
 
     def shape(self) -> Shape:
         """Raises UserError for a model whose layers differ."""
+        if not self.seen:
+            raise UserError(
+                "The transformers engine cannot sample this model: its attention cannot be replaced.",
+                where="model.path",
+                do="use rollout.engine: vllm, or a model that docs/models.md lists",
+            )
         if len(set(self.seen.values())) != 1 or sorted(self.seen) != list(range(len(self.seen))):
             raise UserError(
                 "The transformers engine cannot sample this model: its layers do not all keep keys of one shape.",
@@ -77,19 +86,21 @@ def rows_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **ignored: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query [1, H, N, d], key and value [1, K, N, d] to [1, N, H, d]. `softcap`
-    and `s_aux` (attention sinks) are what Gemma 2 and gpt-oss ask for."""
+    and `s_aux` (attention sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed
+    here."""
+    refuse_unknown(NAME, keywords)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = _How(scale, sliding_window, softcap, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     step = _current.step
     if isinstance(step, Probe):
-        step.note(layer, key, value)
+        step.note(layer, key, value, sliding_window)
         length = query.shape[2]
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        return _grouped(query, key, value, _additive(seen, query.dtype), how).transpose(1, 2), None
+        return _grouped(query, key, value, _additive(seen, query.dtype), how).transpose(1, 2).contiguous(), None
     parts = [_next(block, layer, query[0], key[0], value[0], how) for block in step.next_tokens]
     parts += [_stretch(block, layer, query[0], key[0], value[0], how) for block in step.stretches]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None

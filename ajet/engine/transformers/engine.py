@@ -24,7 +24,9 @@ from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.draws import uniforms
 from ajet.engine.limits import reply_limit
 from ajet.engine.models import context_length
+from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
+from ajet.engine.transformers.alone import decode, hold_against_eager
 from ajet.engine.transformers.attention import Probe, computing
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
@@ -32,7 +34,8 @@ from ajet.engine.transformers.rows import Rows
 from ajet.engine.transformers.sampling import Drawn, Sampler
 from ajet.engine.transformers.scheduler import Scheduler, Waiting, follow
 from ajet.engine.transformers.twin import copy_weights, twin
-from ajet.schema.errors import EngineFailure
+from ajet.schema.call import Ids
+from ajet.schema.errors import EngineFailure, UserError
 
 SEND_EVERY = 0.05
 """Seconds between chunks of a running call: often enough to read along, seldom enough not to cost."""
@@ -66,7 +69,7 @@ class TransformersEngine:
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
-        shape = self._probe()
+        self._shape = shape = self._probe()
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
         self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
@@ -155,11 +158,48 @@ class TransformersEngine:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
+    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+        """The `count` most likely tokens after the prompt and their logprobs at temperature 1, between two steps and
+        without a trace: no cache, count or random number of the calls is touched."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+
+        def most_likely(_: int, logits_BV: Tensor) -> list[int]:
+            table = torch.log_softmax(logits_BV[0].float(), -1)
+            ids.append(int(table.argmax()))
+            logprobs.append(float(table[ids[-1]]))
+            return ids[-1:]
+
+        with self._still():
+            decode(self._forward, self._shape, [prompt_ids], count, most_likely)
+        return ids, logprobs
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Within the block no forward pass runs but the caller's."""
+        with self.held():
+            with self._wake:
+                self._wake.wait_for(lambda: not self._busy)
+            yield
+
     def _probe(self) -> Shape:
+        """What keys and values look like, of a model that this engine computes rightly. Raises UserError."""
         probe = Probe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
-        self._forward(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-        return probe.shape()
+        try:
+            self._forward(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
+            why = unseen_masks(self._model, probe.windows)
+        except TypeError as error:
+            why = str(error)
+        if why:
+            raise UserError(
+                f"{type(_base(self._model)).__name__} cannot be sampled by the transformers engine: {why}.",
+                where="model.path",
+                do="use rollout.engine: vllm, or a model that docs/models.md lists",
+            )
+        shape = probe.shape()
+        hold_against_eager(self._model, self._forward, shape, self._vocabulary)
+        return shape
 
     def _forward(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
         """Logits [K, V] of the tokens `wanted` [K] of a packed sequence [1, N]."""

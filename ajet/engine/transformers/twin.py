@@ -11,26 +11,17 @@ from typing import Any
 
 import torch
 
+from ajet.engine.same_model import attend_by
 from ajet.engine.transformers.attention import NAME, register
-from ajet.schema.errors import UserError
 
 
 def twin(model: Any) -> Any:
     """A copy of the modules of `model` with its parameters and buffers shared, in evaluation mode, attending by
-    rows. Raises UserError for a model whose attention cannot be replaced."""
-    if not getattr(model, "_supports_attention_backend", True):
-        raise UserError(
-            f"{type(model).__name__} cannot be sampled by the transformers engine: its attention cannot be replaced.",
-            where="model.path",
-            do="Choose a model with ordinary attention (Llama, Qwen, Mistral, Gemma, …).",
-        )
+    rows."""
     register()
     shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     other = copy.deepcopy(model, shared)
-    for module in other.modules():
-        config: Any = getattr(module, "config", None)
-        if hasattr(config, "_attn_implementation"):
-            config._attn_implementation = NAME
+    attend_by(other, NAME)
     other.eval()
     return other
 

@@ -1,0 +1,76 @@
+"""Whether two ways of computing a model's logits agree.
+
+Invariant: the verdict is that of the worst token, not of an average: a leak between neighbours touches few tokens. In
+float32 nothing but the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare
+token's logprob by more; there the probabilities are compared, where such a token counts for little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EXACT = 1e-3
+"""Nats between any two logprobs, in float32."""
+ROUNDED = 0.15
+"""Total variation between two distributions, in types of fewer bits."""
+EAGER = "eager"
+"""transformers' own plain attention, which every model is defined by: its other implementations leave out what their
+kernels cannot do (soft-capped scores, sinks)."""
+
+
+def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits [N, V] of a model in `dtype` are the same at each of N tokens, up to rounding."""
+    return largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
+
+
+def largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+    """The worst token's: in nats for float32, else as a total variation. Infinite where something is not finite."""
+    have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, wanted))
+    gaps = (have - want).abs().amax(-1) if dtype == torch.float32 else (have.exp() - want.exp()).abs().sum(-1) / 2
+    worst = float(gaps.max())
+    return worst if worst == worst else float("inf")
+
+
+_MASKED_BY_KEYWORD = {"full_attention", "sliding_attention"}
+
+
+def unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
+    """Why an attention that masks by keyword alone would see more than the model does, or "". `windows`: the
+    `sliding_window` that each layer asked for. A probe is shorter than the windows and chunks of most models."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
+    for layer, kind in enumerate(kinds):
+        if kind not in _MASKED_BY_KEYWORD:
+            return f"layer {layer} is of the kind {kind}"
+        if kind == "sliding_attention" and layer in windows and windows[layer] is None:
+            return f"layer {layer} does not say how far its sliding attention reaches"
+    return ""
+
+
+@contextmanager
+def attending_by(model: Any, name: str) -> Iterator[None]:
+    """Within the block all of `model` attends by the implementation `name`. It asks for no kernel, unlike transformers'
+    `set_attn_implementation`, and warns of no model whose attention is fixed when it is built."""
+    before = {id(config): (config, config._attn_implementation) for config in _configs(model)}
+    for config, _ in before.values():
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, own in before.values():
+            config._attn_implementation = own
+
+
+def attend_by(model: Any, name: str) -> None:
+    """The same for good."""
+    for config in _configs(model):
+        config._attn_implementation = name
+
+
+def _configs(model: Any) -> list[Any]:
+    found = (getattr(module, "config", None) for module in model.modules())
+    return [config for config in found if hasattr(config, "_attn_implementation")]
