@@ -355,3 +355,47 @@ def test_the_learning_rate_counts_steps_and_not_updates():
     trainer = Trainer(tiny_qwen3(), config)
     rates = [trainer.update(TrainingBatch(step, random_samples(step)))["lr"] for step in (1, 4)]
     assert rates == pytest.approx([1e-3, 0.25e-3])
+
+
+def test_the_heads_gradient_is_added_up_in_float32(monkeypatch):
+    """One row in bfloat16, its targets in one chunk or in many: no more is lost by many."""
+    from ajet.backbone.local import packed_forward
+
+    draw = np.random.default_rng(0)
+    ids = draw.integers(0, 97, 600).tolist()
+    sample = [sample_of(ids, [(8, 600)])]
+    config = config_of()
+    config.rollout.temperature = 1.0
+    exact, _ = gradient_of(Trainer(tiny_qwen3(tie_word_embeddings=False), config), sample)
+    errors = []
+    for chunk in (1 << 30, 4 * 97 * 2):
+        monkeypatch.setattr(packed_forward, "CHUNK_BYTES", chunk)
+        trainer = Trainer(tiny_qwen3(tie_word_embeddings=False, dtype=torch.bfloat16), config)
+        found, _ = gradient_of(trainer, sample)
+        gap = found["lm_head.weight"].float() - exact["lm_head.weight"]
+        errors.append(float(gap.norm() / exact["lm_head.weight"].norm()))
+    assert errors[1] < 1.1 * errors[0] + 1e-3, errors
+
+
+@pytest.mark.parametrize("lr", [1e-5, 1e-4])
+def test_merged_adapters_keep_small_updates(tmp_path, lr):
+    """In bfloat16, after three steps: the merged weights have moved as far in the update's direction as it went."""
+    from safetensors.torch import load_file
+
+    trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16, layers=4), config_of(optim__lr=lr, lora__rank=4))
+    for step in range(3):
+        trainer.update(TrainingBatch(1, random_samples(step)))
+    trainer.save(tmp_path, None)
+    merged = load_file(tmp_path / "model.safetensors")
+    start = dict(tiny_qwen3(dtype=torch.bfloat16, layers=4).named_parameters())
+    kept = true = 0.0
+    for name, module in trainer.policy.adapted.get_base_model().named_modules():
+        if hasattr(module, "lora_A"):
+            update = module.get_delta_weight("default").float()
+            kept += float(
+                ((merged[f"{name}.weight"].float() - start[f"{name}.weight"].detach().float()) * update).sum()
+            )
+            true += float((update * update).sum())
+    assert true > 0 and kept / true == pytest.approx(1, abs=0.25), kept / true
+    again = {name: tensor.clone() for name, tensor in trainer.policy.changed()}
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in again.items()), "the same bits each time"
