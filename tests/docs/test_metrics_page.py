@@ -15,7 +15,7 @@ from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = ["run/accounting.py", "run/evaluate.py", "run/train.py", "run/step_proof.py", "algorithm/credit.py"]
-WRITERS += ["backbone/local/losses.py", "backbone/local/trainer.py"]
+WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 SPLITS = "train|validation|debug"
 
 

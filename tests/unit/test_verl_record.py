@@ -220,3 +220,15 @@ def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
     assert {"run", "trainer"} <= {entry["role"] for entry in status["processes"]}
     assert status["elsewhere"] == [{"role": "agent loop", "pid": 7, "host": "another-node"}]
     assert (status["phase"], status["step"]) == ("rollout", 3) and Path(run.path).is_dir()
+
+
+def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
+    record, run, _ = made
+    for step, gap in enumerate((0.5, 0.01, 0.5), start=1):
+        record.take(Played(group(step, step=step)))
+        record.take(replace(stepped(step, group(step, step=step)), metrics={"canary_gap": gap}))
+    record.take(Played(group(4, step=4)))
+    with pytest.raises(UserError, match="Engine and trainer do not compute the same model") as said:
+        record.take(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
+    assert "trainer_common.canary" in str(said.value) and len(str(said.value).splitlines()) < 20
+    assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loguru import logger
 
+from ajet.backbone.canary import Canary, gap_of
 from ajet.backbone.contract import Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
+from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -53,6 +55,8 @@ class LocalBackbone:
         self.version = 0
         self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy)
         self.engine: TokenEngine | ChatEngine = self._sampler
+        self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
+        self._ask_canary()
 
     def logprobs(
         self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
@@ -65,8 +69,7 @@ class LocalBackbone:
         with self._sampler.paused():
             release_memory()
             metrics = self.trainer.update(batch)
-        self._weights_changed()
-        return Update(self.version, metrics)
+        return Update(self.version, metrics | self._weights_changed())
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into an existing empty folder."""
@@ -77,9 +80,18 @@ class LocalBackbone:
         self.trainer.load(folder)
         self._weights_changed()
 
-    def _weights_changed(self) -> None:
+    def _weights_changed(self) -> dict[str, float]:
+        """Hand them over; answers what the canary says. Raises UserError when it says so twice."""
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
+        return self._ask_canary()
+
+    def _ask_canary(self) -> dict[str, float]:
+        if self._canary.tolerance is None:
+            return {}
+        gap = gap_of(*scored_reply(self._sampler, self.trainer, self.tokenizer))
+        self._canary.judge(gap, version=self.version)
+        return {"canary_gap": gap}
 
     def close(self) -> None:
         """End the engine. Idempotent."""

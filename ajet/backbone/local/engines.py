@@ -14,6 +14,7 @@ from loguru import logger
 
 from ajet.engine.contract import TokenEngine
 from ajet.engine.models import context_length
+from ajet.schema.call import Ids
 
 if TYPE_CHECKING:
     from ajet.backbone.local.policy import Policy
@@ -28,6 +29,11 @@ class PausableEngine(TokenEngine, Protocol):
 
     def paused(self) -> AbstractContextManager[None]:
         """Within the block no forward pass runs; calls wait."""
+        ...
+
+    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+        """The `count` most likely tokens after the prompt and their logprobs at temperature 1; no call of the run is
+        changed by it."""
         ...
 
 

@@ -29,6 +29,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from ajet.algorithm import credit
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
+from ajet.backbone.verl.fresh_tokens import canary_gap
 from ajet.backbone.verl.losses import ON_POLICY, TALLIES, WEIGHTS
 from ajet.backbone.verl.mini_batches import deal
 from ajet.backbone.verl.rows import FIELDS, Rebuilt, rebuild
@@ -112,7 +113,10 @@ class CreditHooks(PPOTrainer):
         )
         metrics.update(credited.metrics)
         parts = self._optimizer_steps(credited)
-        metrics.update(self._mismatch(credited.samples, parts, spread("old_log_probs", credited.samples)))
+        trainers = spread("old_log_probs", credited.samples)
+        metrics.update(self._mismatch(credited.samples, parts, trainers))
+        extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
+        metrics.update(self._canary(credited.samples, trainers, extra))
         at = [own[place[id(sample.timeline)]] for sample in credited.samples]
         self._parts = [[at[index] for index in part] for part in parts]
         self.credited(rebuilt, credited)
@@ -221,6 +225,14 @@ class CreditHooks(PPOTrainer):
             "mismatch_kl": float(np.mean(means)),
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
+
+    def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
+        rollout = self.settings.rollout
+        if rollout.top_p < 1 or rollout.top_k > 0:
+            return {}
+        apart = self.config.trainer.v1.trainer_mode == "separate_async"
+        gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)
+        return {} if gap is None else {"canary_gap": gap}
 
 
 def _rows(data: TensorDict, name: str) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ajet.config.schema.base import Section, key, section
 
@@ -112,6 +114,12 @@ class TrainerCommon(Section):
     kl_loss_coef: float = key(0.002, "Its coefficient.", ge=0)
     kl_loss_type: Literal["low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse"] = key(
         "low_var_kl", "Estimator: k1 (kl), k2 (mse), k3 (low_var_kl) or abs."
+    )
+    canary: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
+        "auto",
+        "Nats between the logprobs of engine and trainer for the same tokens, on average: two hand-overs of weights "
+        "in a row with more stop the run (local and verl). auto: 0.01 in float32, 0.2 in bfloat16; null: any.",
+        training=False,
     )
     total_epochs: int = key(50, "Passes over the training tasks.", training=False, ge=1)
     total_training_steps: int | None = key(

@@ -32,12 +32,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.vllm.launch import Launch, environment
 from ajet.engine.vllm.requests import Reading, sampling_params
 from ajet.engine.vllm.weights import SharedBucket, device_buckets
+from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -146,6 +147,20 @@ class VllmEngine:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self._pausing(drop=False):
             self._wait(self._update(version))
+
+    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+        """The `count` most likely tokens after the prompt and their logprobs at temperature 1. Raises EngineFailure."""
+        request = TokenRequest(prompt_ids, Sampling(count, temperature=0.0), DrawKey(0, 0, 0, 0))
+
+        async def reply() -> tuple[list[int], list[float]]:
+            ids: list[int] = []
+            logprobs: list[float] = []
+            async for chunk in self.generate(request):
+                ids += chunk.ids
+                logprobs += chunk.logprobs_unit
+            return ids, logprobs
+
+        return self._wait(reply())
 
     def check_weights(self) -> None:
         """Hand over all weights and see that none of vLLM's stays as it was. Raises UserError."""

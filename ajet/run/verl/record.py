@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from loguru import logger
 
+from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
 from ajet.run.accounting import count_discarded, episode_metrics, measurement_of, staleness_metrics
 from ajet.run.evaluate import validation_metrics
@@ -66,6 +67,7 @@ class Record:
         self._elsewhere: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         self._measured: tuple[int, Measurement] | None = None
+        self._canary = Canary(self._settings.trainer_common.canary, rounded=self._settings.model.dtype != "float32")
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
@@ -140,6 +142,8 @@ class Record:
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)
+        if "canary_gap" in metrics:
+            self._canary.judge(metrics["canary_gap"], version=letter.step - 1)
 
     def _died(self, letter: Died) -> None:
         self._deaths += 1

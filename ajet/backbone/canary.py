@@ -1,0 +1,58 @@
+"""The canary: after every hand-over of weights, whether engine and trainer compute one model.
+
+Invariant: it draws no random number and leaves no trace in engine or trainer. One mismatch can be a reply that ran
+across the hand-over; two in a row are two different models, and what such a run trains is not what it samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from loguru import logger
+
+from ajet.schema.call import Floats
+from ajet.schema.errors import UserError
+
+FLOAT32, ROUNDED = 0.01, 0.2
+"""Nats that `auto` allows between the two logprobs of a token, on average: in float32, and in types of fewer bits."""
+PROMPT = "The canary is asked after every update of the weights: one, two, three, four,"
+REPLY = 12
+"""Tokens."""
+
+
+class Canary:
+    """Counts mismatches. `tolerance` as `trainer_common.canary` says it: a number of nats, auto, or None for no canary;
+    `rounded`: the trainer computes in a type of fewer bits than float32."""
+
+    def __init__(self, tolerance: float | str | None, *, rounded: bool) -> None:
+        if isinstance(tolerance, str):
+            tolerance = ROUNDED if rounded else FLOAT32
+        self.tolerance: float | None = tolerance
+        self._mismatches = 0
+
+    def judge(self, gap: float, *, version: int) -> None:
+        """`gap`: that of the weights just handed over, nats; warns of a mismatch. Raises UserError at the second one in
+        a row."""
+        if self.tolerance is None or gap <= self.tolerance:  # what is not a number is a mismatch
+            self._mismatches = 0
+            return
+        self._mismatches += 1
+        logger.warning(
+            "policy version {}: the engine's logprobs are {:.3g} nats a token from the trainer's, more than {:g}",
+            version,
+            gap,
+            self.tolerance,
+        )
+        if self._mismatches > 1:
+            raise UserError(
+                f"Engine and trainer do not compute the same model: {gap:.3g} nats a token lie between their logprobs "
+                f"of the same tokens, after two hand-overs of weights in a row.",
+                where=f"policy version {version}",
+                expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
+                do="try the other rollout.engine (docs/models.md says what each computes), or model.dtype: float32; "
+                "a larger trainer_common.canary allows for more, null for anything",
+            )
+
+
+def gap_of(engine: Floats, trainer: Floats) -> float:
+    """The mean distance of the logprobs [T] of the same tokens, nats."""
+    return float(np.abs(np.asarray(engine, np.float64) - np.asarray(trainer, np.float64)).mean())

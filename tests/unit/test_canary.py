@@ -1,0 +1,82 @@
+"""The canary: what it compares, that it leaves no trace, and that two mismatches in a row end a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.backbone.local import LocalBackbone
+from ajet.backbone.verl.fresh_tokens import canary_gap
+from ajet.config import Experiment
+from ajet.schema.batch import TrainingBatch
+from ajet.schema.errors import UserError
+from tests.local_fixtures import sample_of
+
+BATCH = TrainingBatch(1, [sample_of(list(range(3, 40)), [(8, 37)])])
+
+
+@contextmanager
+def opened(tmp_path: Path, **common: Any) -> Iterator[LocalBackbone]:
+    trainer = {"device": "cpu", "threads": 1, "use_kl_loss": False, **common}
+    model = {"path": "embedded:tiny-tools", "dtype": "float32"}
+    tree = {"ajet": {"backbone": "local", "model": model, "trainer_common": trainer}}
+    backbone = LocalBackbone(Experiment.from_dict(tree, base=tmp_path))
+    try:
+        yield backbone
+    finally:
+        backbone.close()
+
+
+def shift(engine: Any) -> None:
+    """Have the engine sample from other weights than the trainer's, as one that was not handed them does."""
+    norm = engine._model.model.norm
+    norm.weight = torch.nn.Parameter(norm.weight.detach() * 1.5, requires_grad=False)
+
+
+def test_it_agrees_after_every_hand_over(tmp_path):
+    with opened(tmp_path) as backbone:
+        for _ in range(2):
+            assert backbone.update(BATCH).metrics["canary_gap"] < 1e-4
+
+
+def test_it_leaves_no_trace(tmp_path):
+    with opened(tmp_path) as backbone:
+        engine: Any = backbone.engine
+        random, counts, weights = torch.get_rng_state(), dict(engine.counts), backbone.trainer.policy.weights
+        values, own = weights.values.clone(), np.random.get_state()[1].tolist()
+        assert backbone._ask_canary()["canary_gap"] < 1e-4
+        assert torch.equal(torch.get_rng_state(), random) and np.random.get_state()[1].tolist() == own
+        assert engine.counts == counts and not engine._rows.pools
+        assert torch.equal(weights.values, values) and weights.gradients is None
+
+
+def test_two_mismatches_in_a_row_end_the_run(tmp_path):
+    with opened(tmp_path) as backbone:
+        shift(backbone.engine)
+        assert backbone.update(BATCH).metrics["canary_gap"] > 0.01
+        with pytest.raises(UserError, match="do not compute the same model") as said:
+            backbone.update(BATCH)
+    assert "policy version 2" in str(said.value) and "docs/models.md" in str(said.value)
+
+
+def test_switched_off_it_says_nothing(tmp_path):
+    with opened(tmp_path, canary=None) as backbone:
+        shift(backbone.engine)
+        for _ in range(3):
+            assert "canary_gap" not in backbone.update(BATCH).metrics
+
+
+def test_on_verl_only_tokens_of_the_newest_weights_count():
+    samples = [sample_of([1, 2, 3, 4], [(2, 4)], logprobs=[0, 0, -1.0, -2.0]) for _ in range(2)]
+    trainer = [np.array([0, 0, -1.5, -2.5], np.float32), np.array([0, 0, -9, -9], np.float32)]
+    rows = [{"min_global_steps": 3, "max_global_steps": 3}, {"min_global_steps": 2, "max_global_steps": 3}]
+    assert canary_gap(samples, trainer, rows, at_least=0) == pytest.approx(0.5)
+    assert canary_gap(samples, trainer, rows, at_least=3) == pytest.approx(0.5)
+    assert canary_gap(samples, trainer, rows, at_least=4) is None, "the trainer has other weights by now"
+    assert canary_gap([], [], [], at_least=0) is None
