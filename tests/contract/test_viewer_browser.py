@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.viewer.app import Views
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
-from tests.ajet_command import ajet, command, environment
+from tests.ajet_command import ajet, start
 from tests.viewer_fixtures import HOSTILE, MARK, add_step, long_episode, with_image, write_run
 
 pytestmark = pytest.mark.slow
@@ -43,8 +43,13 @@ def _wrong(message) -> bool:
 
 
 @pytest.fixture
-def tab(browser):
-    """A page that fails the test for any error of its scripts or any violation of its policy."""
+def tab(browser, request):
+    """A page that fails the test for any error of its scripts or any violation of its policy.
+
+    It is closed before the viewer that it looks at: a page asks its viewer again and again, and a request that finds
+    nobody is such an error. So the viewer is set up first, whatever the order in which a test names the two."""
+    if "served" in request.fixturenames:
+        request.getfixturevalue("served")
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     said: list[str] = []
@@ -61,13 +66,16 @@ def served(tmp_path) -> Iterator[tuple[Path, str]]:
     """A folder of runs, and the address of a viewer of it."""
     write_run(tmp_path / "first")
     write_run(tmp_path / "second", steps=2)
-    with subprocess.Popen(
-        command("view", "--exp-dir", str(tmp_path), "--no-browser"),
-        stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        yield tmp_path, process.stdout.readline().split()[-1]
+    log = tmp_path.with_suffix(".log")
+    process = start("view", "--exp-dir", str(tmp_path), "--no-browser", cwd=tmp_path, log=log)
+    try:
+        while not log.read_text().endswith("\n"):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
+        yield tmp_path, log.read_text().split()[-1]
+    finally:
         process.terminate()
+        process.wait()
 
 
 def test_from_the_index_to_a_token(tab, served):
