@@ -1,9 +1,9 @@
 """What earlier versions left is read, shown, proven and continued by this one: `tests/upgrade/VERSION/*.tar.xz`.
 
 Each version's archives hold what its own command line wrote (`tests/upgrade/make.py` says how): a local run that was
-killed in the middle of a step, with oversampling; a server that was killed with episodes pending; a debug run with
-tools and forks; and the YAMLs that it shipped. The expectations are read from the archived files as plain JSON, not
-with the code under test.
+killed in the middle of a step, with oversampling; one of verl in an asynchronous mode, killed with groups waiting; a
+server that was killed with episodes pending; a debug run with tools and forks; and the YAMLs that it shipped. The
+expectations are read from the archived files as plain JSON, not with the code under test.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import httpx
 import pytest
 
 from ajet.run.summary import Tally
-from tests.ajet_command import metric_rows
+from tests.ajet_command import ajet, metric_rows
+from tests.verl_fixtures import without_verl
+from tests.verl_runs import skip_without_verl
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,7 @@ MADE_IN = "/srv/ajet-upgrade/project"
 """Where all of them were made (`tests/upgrade/make.py`)."""
 MADE_ON = '"a-machine"'
 KEY = "the-admin-key"
-RUNS = {"local": "local", "served": "served", "debug": "debug/debug/"}
+RUNS = {"local": "local", "served": "served", "verl": "verl", "debug": "debug/debug/"}
 """Of an archive: what the name of its run begins with."""
 
 Command = Callable[..., str]
@@ -119,6 +121,7 @@ def test_a_yaml_that_was_shipped_is_valid(version: str, name: str, tmp_path: Pat
     assert "is valid" in command("config", "validate", "--conf", name, cwd=tmp_path)
 
 
+@without_verl
 @pytest.mark.parametrize("kind", RUNS)
 def test_the_yamls_of_a_run_are_valid(version: str, kind: str, tmp_path: Path, command: Command):
     old = unpacked(version, kind, tmp_path)
@@ -267,3 +270,51 @@ LAST = (("e", 0.0), ("e", 1.0), ("f", 0.25), ("f", 0.75))
 
 def asked(episodes: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
     return [(f"What does {task} cost?", reward) for task, reward in episodes]
+
+
+@without_verl
+def test_the_groups_that_wait_in_a_checkpoint_of_verl_are_read(version: str, tmp_path: Path):
+    """With what a launch restores them with; `test_a_killed_run_of_verl_goes_on` launches."""
+    from ajet.record.checkpoints import Checkpoints
+    from ajet.run.verl.waiting import Waiting
+
+    old = unpacked(version, "verl", tmp_path)
+    state = old.checkpoint()["state"]
+    expected = [json.loads(line) for line in waiting_file(old).read_text().splitlines()]
+    assert len(state["waiting"]) > 0
+    checkpoint = Checkpoints(old.run / "checkpoints").latest()
+    assert checkpoint is not None and (checkpoint.path / state["verl"]).is_dir()
+    waiting = Waiting()
+    waiting.restore(checkpoint.path, checkpoint.state["waiting"])
+    assert waiting.orders() == sorted(order for order, _ in state["waiting"])
+    groups, _ = waiting.take(checkpoint.step + 1, {episode["uuid"] for episode in expected})
+    found = [episode for group in groups for episode in group.episodes]
+    assert sorted(episode.uuid for episode in found) == sorted(episode["uuid"] for episode in expected)
+    rewards = {episode["uuid"]: episode["verdict"]["reward"] for episode in expected}
+    assert {episode.uuid: episode.reward for episode in found} == rewards
+    assert all(episode.timelines and episode.sampled_tokens for episode in found)
+
+
+def waiting_file(old: Old) -> Path:
+    step = old.checkpoint()["step"]
+    (path,) = (old.run / "checkpoints" / f"step-{step}" / "waiting").glob("*.jsonl")
+    return path
+
+
+@pytest.mark.extra_slow
+def test_a_killed_run_of_verl_goes_on(version: str, tmp_path: Path):
+    skip_without_verl()
+    old = unpacked(version, "verl", tmp_path)
+    waited = {order for order, _ in old.checkpoint()["state"]["waiting"]}
+    waited_episodes = {json.loads(line)["uuid"] for line in waiting_file(old).read_text().splitlines()}
+    done = ajet("--conf", "verl.yaml", "--with-ray", cwd=old.project, timeout=900)
+    assert done.returncode == 0, done.stdout[-4000:]
+    rows = [row for row in metric_rows(old.run) if "tasks" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    later = [order for row in rows[2:] for order in [*row["tasks"], *row["discarded"]]]
+    assert waited <= set(later)
+    seen = [order for row in rows for order in [*row["tasks"], *row["discarded"]]]
+    assert len(seen) == len(set(seen)), "nothing is trained twice"
+    assert waited_episodes <= {episode["uuid"] for episode in old.episodes()}
+    exported = ajet("export", "verl", cwd=old.project)
+    assert exported.returncode == 0, exported.stdout
