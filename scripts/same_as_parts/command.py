@@ -8,6 +8,7 @@ keeps the results). Bits differ between processors, so nothing is stored: both v
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"there is no commit {given.commit}")
     if given.keep is not None and given.keep.exists():
         parser.error(f"{given.keep} exists already")
+    signal.signal(signal.SIGTERM, _end)
     with tempfile.TemporaryDirectory(prefix="ajet-same-as-") as folder:
         kept = given.keep.absolute() if given.keep else Path(folder) / "results"
         kept.mkdir(parents=True)
@@ -90,6 +92,11 @@ def _same(name: str, code: Path, folder: Path, kept: Path, ignored: tuple[str, .
     if len(found) > SHOWN:
         print(f"  and {len(found) - SHOWN} more", flush=True)
     return not found
+
+
+def _end(number: int, frame: object) -> None:
+    """Leave the blocks that clean up."""
+    raise SystemExit(128 + number)
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
