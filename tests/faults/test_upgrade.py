@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import tarfile
 import threading
@@ -215,7 +216,8 @@ def answered(url: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 class Client(threading.Thread):
-    """Plays what is missing, once the server of a run answers."""
+    """Plays what is missing, once the server of a run answers. A server that waits for more than that is interrupted,
+    as by Ctrl-C: it has lost what it should have had."""
 
     def __init__(self, run: Path, episodes: list[tuple[str, float]]) -> None:
         super().__init__(daemon=True)
@@ -224,6 +226,13 @@ class Client(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
+        try:
+            self.play()
+        finally:
+            if not self.over.wait(600):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def play(self) -> None:
         url = None
         while url is None and not self.over.is_set():
             status = json.loads((self.run_folder / "status.json").read_text())
