@@ -2,8 +2,9 @@
 
 Invariants: baselines are over the scored episodes of a group, however many there are; a sampled token becomes part
 of a sample or is counted in `Episode.untrained`. A group is left out as `zero_variance` only where its loss is
-exactly 0 (equal rewards, no KL term): it still counts in the weights of the others. With `dynamic_sampling` (DAPO,
-arXiv 2503.14476, section 3.2) such groups do not belong to the batch at all, KL or not, and do not count.
+exactly 0 (equal rewards, which may differ by `equal_rewards`; no KL term): it still counts in the weights of the
+others. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2) such groups do not belong to the batch at all,
+KL or not, and do not count.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class _Scored:
         return self.penalties.size
 
 
-def has_signal(group: Group) -> bool:
-    """False when the rewards of the group's scored episodes are all equal: nothing to prefer (dynamic sampling)."""
-    rewards = [episode.reward for episode in group.scored]
-    return len(rewards) > 1 and len(set(rewards)) > 1
+def has_signal(group: Group, equal: float = 0.0) -> bool:
+    """False when the rewards of the group's scored episodes are all equal, which they are no further apart than
+    `equal`: nothing to prefer (dynamic sampling)."""
+    rewards = [episode.reward or 0.0 for episode in group.scored]
+    return len(rewards) > 1 and max(rewards) - min(rewards) > equal
 
 
 def credit(
@@ -66,7 +68,7 @@ def credit(
 
     silent = _silent_groups(scored, advantages)
     if algorithm.dynamic_sampling:
-        silent = {index for index, group in enumerate(groups) if not has_signal(group)}
+        silent = {index for index, group in enumerate(groups) if not has_signal(group, algorithm.equal_rewards)}
         counting = [item.length for item in scored if item.group not in silent]
     else:
         counting = [item.length for item in scored]
@@ -84,7 +86,7 @@ def credit(
         item.episode.advantage = float(row.mean()) if row.size else 0.0
         _write(item, row, weight)
         batch.samples.extend(item.samples)
-    batch.metrics = _metrics(groups, scored, batch, silent)
+    batch.metrics = _metrics(groups, scored, batch, silent, algorithm.equal_rewards)
     return batch
 
 
@@ -132,13 +134,16 @@ def _advantages(scored: Sequence[_Scored], config: AjetConfig) -> list[Row]:
     """[T_e] per scored episode, in sampled order."""
     algorithm = config.trainer_common.algorithm
     rewards = np.array([item.episode.reward for item in scored], np.float64)
+    groups: dict[int, list[int]] = {}
+    for index, item in enumerate(scored):
+        groups.setdefault(item.group, []).append(index)
+    for members in groups.values():
+        if np.ptp(rewards[members]) <= algorithm.equal_rewards:
+            rewards[members] = rewards[members[0]]
     if algorithm.adv_estimator == "reinforce_plus_plus":
         return reinforce_plus_plus.advantages(rewards, [item.penalties for item in scored])
     returns = rewards - np.array([item.penalties.sum() for item in scored])
     rows: list[Row] = [np.zeros(0)] * len(scored)
-    groups: dict[int, list[int]] = {}
-    for index, item in enumerate(scored):
-        groups.setdefault(item.group, []).append(index)
     for members in groups.values():
         if algorithm.adv_estimator == "rloo":
             values = rloo.advantages(returns[members])
@@ -166,13 +171,13 @@ def _write(item: _Scored, row: Row, weight: float) -> None:
 
 
 def _metrics(
-    groups: Sequence[Group], scored: Sequence[_Scored], batch: TrainingBatch, silent: set[int]
+    groups: Sequence[Group], scored: Sequence[_Scored], batch: TrainingBatch, silent: set[int], equal: float
 ) -> dict[str, float]:
     trained = [abs(item.episode.advantage) for item in scored if item.episode.advantage is not None]
     penalties = np.concatenate([item.penalties for item in scored]) if scored else np.zeros(0)
     metrics: dict[str, float] = {
         "credit/groups": len(groups),
-        "credit/zero_variance_groups": sum(not has_signal(group) for group in groups),
+        "credit/zero_variance_groups": sum(not has_signal(group, equal) for group in groups),
         "credit/left_out_groups": len(silent),
         "credit/samples": len(batch.samples),
         "credit/advantage_abs_mean": float(np.mean(trained)) if trained else 0.0,

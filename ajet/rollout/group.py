@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from statistics import pvariance
 
+from ajet.algorithm import has_signal
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 
@@ -80,9 +80,7 @@ class GroupPlay:
             self.stop("group_deadline")
 
 
-def useful(group: Group) -> bool:
-    """Whether there is something to learn from it: at least two scores that differ (or one, in groups of one)."""
-    rewards = [episode.reward or 0.0 for episode in group.scored]
-    if len(group.episodes) == 1:
-        return bool(rewards)
-    return len(rewards) > 1 and pvariance(rewards) > 0
+def useful(group: Group, equal: float = 0.0) -> bool:
+    """Whether there is something to learn from it: at least two scores that differ by more than `equal` (or one score,
+    in groups of one)."""
+    return bool(group.scored) if len(group.episodes) == 1 else has_signal(group, equal)

@@ -38,12 +38,13 @@ class Tally:
 class Play:
     """Collects closed groups; lives on the rollout's loop, but for `events`, which the caller's thread empties."""
 
-    def __init__(self, keep: int | None, *, in_order: bool) -> None:
-        """`keep` None yields every group. `in_order` yields by place among the tasks instead of by time."""
+    def __init__(self, keep: int | None, *, in_order: bool, equal: float = 0.0) -> None:
+        """`keep` None yields every group. `in_order` yields by place among the tasks instead of by time. `equal`: how
+        far apart equal rewards may be."""
         self.groups: list[GroupPlay] = []
         self.events: queue.SimpleQueue[Episode | Group | BaseException | None] = queue.SimpleQueue()
         self.tally = Tally()
-        self._keep, self._in_order = keep, in_order
+        self._keep, self._in_order, self._equal = keep, in_order, equal
         self._closed: dict[int, GroupPlay] = {}
         self._given: set[int] = set()
         self._next = 0
@@ -88,7 +89,7 @@ class Play:
         if self._keep is None:
             if not group.cut_short:
                 self._yield(group)
-        elif not self.enough and not group.cut_short and useful(group.group()):
+        elif not self.enough and not group.cut_short and useful(group.group(), self._equal):
             self._yield(group)
             if self.enough and not self._in_order:
                 self.stop("enough_groups")

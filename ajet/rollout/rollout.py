@@ -107,7 +107,8 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        play = Play(keep, in_order=rollout.deterministic)
+        equal = self._settings.trainer_common.algorithm.equal_rewards
+        play = Play(keep, in_order=rollout.deterministic, equal=equal)
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)
         conducted = asyncio.run_coroutine_threadsafe(

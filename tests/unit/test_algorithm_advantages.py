@@ -92,6 +92,19 @@ def test_zero_variance_is_counted():
     assert not has_signal(silent)
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_a_judges_rounding_is_no_preference(estimator):
+    """Rewards 1e-5 apart, divided by their standard deviation, would be advantages of about 1."""
+    rounded = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"), episode_of(0.49999, uuid="c"))
+    batch = credit([rounded], config_of(algorithm__adv_estimator=estimator))
+    assert batch.samples == [] and batch.metrics["credit/zero_variance_groups"] == 1
+    assert all(episode.untrained["zero_variance"] == 3 for episode in rounded.episodes)
+    small = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"))
+    assert len(credit([small], config_of(algorithm__equal_rewards=0.0)).samples) == 2
+    clear = group_of(episode_of(0.5, uuid="a"), episode_of(0.501, uuid="b"))
+    assert len(credit([clear], config_of(algorithm__adv_estimator=estimator)).samples) == 2
+
+
 def test_a_kl_term_trains_silent_groups_too():
     """Their policy loss is 0, their KL loss is not: leaving them out would change the gradient."""
     silent = group_of(episode_of(0.5, uuid="a"), episode_of(0.5, uuid="b"))

@@ -241,7 +241,6 @@ def test_what_our_trainers_do_not_have_is_refused_with_the_place(verl, said):
         ("algorithm.use_pf_ppo", True),
         ("algorithm.gdpo_reward_keys", ["a", "b"]),
         ("algorithm.gdpo_reward_weights", [1.0, 2.0]),
-        (f"{ACTOR}.entropy_coeff", 0.01),
         ("reward.reward_manager.name", "dapo"),
         ("reward.custom_reward_function.path", "mine.py"),
         ("reward.reward_model.enable", True),

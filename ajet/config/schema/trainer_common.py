@@ -32,6 +32,12 @@ class Algorithm(Section):
         "Leave groups whose rewards are all equal out of the batch (DAPO); with `rollout.enable_oversample` others "
         "take their place.",
     )
+    equal_rewards: float = key(
+        1e-4,
+        "Rewards of one group that lie no further apart are equal: there is nothing to prefer. Divided by their "
+        "standard deviation, a judge's rounding would count as much as right and wrong.",
+        ge=0,
+    )
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
 
