@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -20,9 +21,18 @@ def chat(
         typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
     ] = None,
     agent: Annotated[bool, typer.Option("--agent", help="Through the run's own workflow and its tools.")] = False,
+    conf: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--conf",
+            metavar="FILE.yaml",
+            help="Take agent and settings from this YAML rather than from the record.",
+            show_default=False,
+        ),
+    ] = None,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Talk to the model that a run has tuned."""
     from ajet.run.chat import chat as talk
 
-    return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent)
+    return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf)

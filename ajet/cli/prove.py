@@ -36,6 +36,9 @@ def prove(
             help="How far an improbable token's log-probabilities may lie apart (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
@@ -48,7 +51,13 @@ def prove(
 
     show_logs("ERROR" if as_json else "WARNING")
     report = prove_recorded(
-        target, exp_dir.absolute(), steps=step or (), at_most=at_most, ids_only=ids_only, tolerance=tolerance
+        target,
+        exp_dir.absolute(),
+        steps=step or (),
+        at_most=at_most,
+        ids_only=ids_only,
+        tolerance=tolerance,
+        fetch=fetch,
     )
     if as_json:
         typer.echo(spelled(report))

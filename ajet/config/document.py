@@ -1,7 +1,8 @@
 """Document: a YAML file with the place of every key and value.
 
 Invariant: each path of the tree has a `Place`, so that every later complaint can say file:line:column. Scalars are read
-as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors.
+as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors. What a text means is bounded by
+what it says: aliases are counted as often as they stand for something, before anything is built from them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from ajet.schema.errors import ConfigError
 
 KeyPath = tuple[Any, ...]
 """Keys and list indices from the root down."""
+MOST_NODES = 200_000
+"""Keys and values of a document, those that an alias repeats counted each time."""
+DEEPEST = 100
+"""Mappings and lists within each other."""
+LONGEST_NUMBER = 400
+"""Letters of a number."""
 
 
 class Place(NamedTuple):
@@ -72,6 +79,7 @@ def parse_document(text: str, path: Path) -> Document:
         root = loader.get_single_node()
         if root is None:
             return Document(path, text, {}, places)
+        _count(root, {}, set(), 0)
         _mark(root, (), places, path, set())
         tree = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
@@ -80,8 +88,9 @@ def parse_document(text: str, path: Path) -> Document:
         raise ConfigError(
             f"The YAML does not parse: {error.problem or error.context}.", where=where, do=_advice(error, text)
         ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"The YAML does not parse: {error}", where=str(path)) from error
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # PyYAML lets through what a tag such as !!int or !!bool finds in its text
+        raise ConfigError(f"The YAML does not parse: {str(error)[:300]}", where=str(path)) from error
     finally:
         loader.dispose()
     if not isinstance(tree, dict):
@@ -92,7 +101,33 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as OmegaConf reads them."""
+    """Scalars as OmegaConf reads them, and bounds."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        self._depth += 1
+        if self._nodes > MOST_NODES or self._depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=self.peek_event().start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Refuses those whose letters alone take minutes to multiply."""
+        if len(node.value) > LONGEST_NUMBER:
+            raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
+        if node.tag.endswith(":int"):
+            return self.construct_yaml_int(node)
+        return self.construct_yaml_float(node)
+
+
+_EXCESSIVE = f"it holds more than {MOST_NODES:,} values (aliases counted each time), or is nested deeper than {DEEPEST}"
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -111,6 +146,30 @@ _Loader.add_implicit_resolver(
     ),
     list("-+0123456789."),
 )
+
+
+def _count(node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int], depth: int) -> tuple[int, int]:
+    """(values, depth) of what `node` stands for, each node looked at once. Raises for too many and for an anchor that
+    contains itself."""
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in open_nodes:
+        raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
+    open_nodes.add(id(node))
+    values = deepest = 1
+    inner: list[Any] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [each for pair in node.value for each in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    for each in inner:
+        below, levels = _count(each, known, open_nodes, depth + 1)
+        values, deepest = values + below, max(deepest, levels + 1)
+        if values > MOST_NODES or depth + deepest > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=each.start_mark)
+    open_nodes.discard(id(node))
+    known[id(node)] = values, deepest
+    return values, deepest
 
 
 def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Place], path: Path, open_nodes: set[int]) -> None:
@@ -154,6 +213,8 @@ def _place(key: yaml.Node, value: yaml.Node) -> Place:
 
 
 def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
+    if error.problem == _EXCESSIVE:
+        return "put data into a file of its own"
     if "\t" in text and "\\t" in str(error.problem):
         return "indent with spaces; YAML takes no tabs"
     if "occurs twice" in str(error.problem):

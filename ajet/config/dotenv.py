@@ -1,6 +1,7 @@
 """.env files: variables of the working directory's, then of the one beside the YAML.
 
 Invariant: a variable that exists already wins, so the shell wins over both files and the first file over the second.
+The YAML is one that was named with --conf: the folder of a record, which somebody else may have sent, gives nothing.
 """
 
 from __future__ import annotations
@@ -18,3 +19,11 @@ def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
     for file in found:
         dotenv.load_dotenv(file, override=False)
     return found
+
+
+def load_project_dotenv(*, record: Path) -> None:
+    """Load the `.env` of the working directory for a command that works with the model of a record, unless that
+    directory is the record's own or lies in it."""
+    here = Path.cwd().resolve()
+    if not here.is_relative_to(record.resolve()):
+        load_dotenv_files([here])

@@ -82,6 +82,25 @@ def located_file(reference: str, base: Path) -> Path | None:
     return next((path for path in _file_candidates(parsed, base) if path.is_file()), None)
 
 
+def code_file(reference: str, base: Path) -> Path | None:
+    """The file whose code `resolve_reference` would run first for `reference`, looked for without importing anything;
+    None for an installed module, or where no such file is. Raises UnresolvedReference."""
+    parsed = parse_reference(reference)
+    if parsed.is_file:
+        return located_file(reference, base)
+    return next((path for path in _module_candidates(parsed, base) if path.is_file()), None)
+
+
+def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
+    parts = parsed.place.split(".")
+    roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
+    return [
+        path
+        for root in dict.fromkeys(root.resolve() for root in roots)
+        for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py"))
+    ]
+
+
 def _file_candidates(parsed: Reference, base: Path) -> list[Path]:
     place = Path(parsed.place).expanduser()
     roots = [base, Path.cwd()]
@@ -101,16 +120,13 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReference(f"{what}: {parsed.text!r} is no reference.", where=what, expected=FORMS)
-    roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
-    looked = []
-    for root in dict.fromkeys(root.resolve() for root in roots):
-        for path in (root.joinpath(*parts).with_suffix(".py"), root.joinpath(*parts, "__init__.py")):
-            looked.append(str(path))
-            if path.is_file():
-                return path, *_home(path, base)
+    looked = _module_candidates(parsed, base)
+    for path in looked:
+        if path.is_file():
+            return path, *_home(path, base)
     spec = _installed(parsed.place)
     if spec is None:
-        raise _not_found(parsed, [*looked, "the installed modules"], what)
+        raise _not_found(parsed, [*map(str, looked), "the installed modules"], what)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 

@@ -15,6 +15,9 @@ from ajet.engine.model_cache import Progress
 from ajet.engine.quiet import quiet_transformers
 from ajet.schema.errors import MissingExtra, UserError
 
+_ALONE = {"trust_remote_code": False, "local_files_only": True}
+"""What lies beside the file has no part in it."""
+
 
 def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
     """Write model and tokenizer of `gguf` into the existing empty folder `target`. Raises UserError."""
@@ -29,7 +32,9 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
     progress(f"converting {gguf.name} (once, about half a minute)", 0, 0)
     with quiet_transformers(), redirect_stderr(io.StringIO()):  # the reader draws a bar whatever is asked of it
         try:
-            model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_ALONE
+            )
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{gguf} cannot be read as a model: {error}", where="model.path") from error
         tokenizer = _tokenizer(gguf, model.config)
@@ -45,7 +50,7 @@ def _tokenizer(gguf: Path, config: Any) -> Any:
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **_ALONE)
     tokenizer.clean_up_tokenization_spaces = False
     for role in ("bos", "eos", "pad"):
         token_id = getattr(config, f"{role}_token_id", None)

@@ -34,6 +34,12 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ajet"
 
 
+def kept_entry(name: str) -> Path | None:
+    """The folder `name` of the cache, if there is one."""
+    target = cache_root() / name
+    return target if target.is_dir() else None
+
+
 def entry(name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet."""
     target = cache_root() / name

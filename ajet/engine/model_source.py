@@ -7,12 +7,13 @@ without a network. Needs neither torch nor transformers unless a .gguf has to be
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.engine.model_cache import Progress, ProgressLines
+from ajet.engine.model_cache import Progress, ProgressLines, cache_root, kept_entry
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -31,24 +32,80 @@ class ModelSource:
     """Hugging Face layout: config.json, safetensors, tokenizer.json."""
     gguf_file: Path | None = None
     hub: str | None = None
+    trust_remote_code: bool = False
+    """Whether Python code in `folder` may be run: only as `model.trust_remote_code` of a YAML says."""
 
 
 def locate(
-    path: str, *, base: Path | None = None, progress: Progress | None = None, weights: bool = True
+    path: str,
+    *,
+    base: Path | None = None,
+    progress: Progress | None = None,
+    weights: bool = True,
+    trust_remote_code: bool = False,
 ) -> ModelSource:
     """Find the model `path` names; fetch it if it must be fetched, without its `weights` if those are not needed.
     Relative paths are tried from `base`, then from the working directory. Raises UserError."""
-    progress = progress or ProgressLines()
+    found = _found(path, base, progress or ProgressLines(), weights)
+    return replace(found, trust_remote_code=trust_remote_code)
+
+
+def at_hand(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
+    """The folder, in Hugging Face layout, of the model `path` if it lies on this machine ready to be loaded; else None.
+    Starts no process, reaches no network, converts nothing: for who looks at a record."""
+    if path.startswith("embedded:"):
+        from ajet.engine.embedded import kept_folder
+
+        return kept_folder(path.removeprefix("embedded:"))
+    place = _place(path, base)
+    if place is not None:
+        try:
+            source = _local(path, place)
+        except (UserError, OSError):
+            return None
+        return source.folder or kept_entry(gguf_entry(source.gguf_file))
+    return None if _looks_local(path) else _cached(path, weights)
+
+
+def how_it_comes(path: str, *, base: Path | None = None) -> str:
+    """What `locate` and loading would do for a model that is not at hand, in words."""
+    if path.startswith("embedded:"):
+        from ajet.engine.embedded import how_it_comes as of_package
+
+        return of_package(path.removeprefix("embedded:"))
+    place = _place(path, base)
+    if place is not None:
+        return f"the file {place} would be converted, with all its weights, into {cache_root()}"
+    from huggingface_hub import constants, get_token
+
+    token = "; your token for the hub would be sent there" if get_token() else ""
+    return f"{path} would be downloaded from {constants.ENDPOINT}{token}"
+
+
+def gguf_entry(gguf: Path | None) -> str:
+    """The cache's name of what a .gguf file is converted to."""
+    assert gguf is not None, "a source is a folder or a file"
+    about = gguf.stat()
+    identity = hashlib.sha256(f"{gguf}:{about.st_size}:{about.st_mtime_ns}".encode()).hexdigest()[:12]
+    return f"models/{gguf.stem}-{identity}"
+
+
+def _place(path: str, base: Path | None) -> Path | None:
+    try:
+        named = Path(path).expanduser()
+        return next((place.resolve() for root in (base, Path.cwd()) if root and (place := root / named).exists()), None)
+    except (OSError, RuntimeError):  # too long for a path, or the home of nobody
+        return None
+
+
+def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> ModelSource:
     if path.startswith("embedded:"):
         from ajet.engine.embedded import embedded_folder
 
         return ModelSource(path, folder=embedded_folder(path.removeprefix("embedded:"), progress))
-    for root in (base, Path.cwd()):
-        if root is None:
-            continue
-        place = root / Path(path).expanduser()
-        if place.exists():
-            return _local(path, place.resolve())
+    place = _place(path, base)
+    if place is not None:
+        return _local(path, place)
     if _looks_local(path):
         raise UserError(
             f"There is no model at {path!r}.",
@@ -83,17 +140,31 @@ def _local(path: str, place: Path) -> ModelSource:
     raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
 
 
+def _wanted(weights: bool) -> list[str]:
+    return [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
+
+
+def _cached(name: str, weights: bool) -> Path | None:
+    """The model in the hub's cache, if all that is needed is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=_wanted(weights)))
+    except (LocalEntryNotFoundError, HFValidationError):
+        return None
+    whole = (cached / "config.json").is_file() and (not weights or any(cached.glob(_HUB_WEIGHTS)))
+    return cached if whole else None
+
+
 def _from_hub(name: str, progress: Progress, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    wanted = [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
-    try:
-        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=wanted))
-        if (cached / "config.json").is_file() and (not weights or any(cached.glob(_HUB_WEIGHTS))):
-            return cached
-    except LocalEntryNotFoundError:
-        pass
+    wanted = _wanted(weights)
+    cached = _cached(name, weights)
+    if cached is not None:
+        return cached
     where, do = "model.path", "Check the name and the network, or use a local folder or embedded:smollm2-135m."
     _check_reachable(name, where, do)
     progress(f"downloading {name}", 0, 0)

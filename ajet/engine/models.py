@@ -2,19 +2,19 @@
 
 Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template; its
 rotary frequencies are fixed by the longest sequence that may come; a .gguf is converted once into the cache and loaded
-from there ever after.
+from there ever after. Loading reads the folder and nothing else: no code in it is run and no file that it names
+elsewhere is fetched, unless the source was trusted with that.
 """
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.verl.limits import read_limits
 from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
-from ajet.engine.model_source import ModelSource
+from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.engine.quiet import quiet_transformers
 from ajet.engine.rope import freeze_rope
 from ajet.schema.errors import UserError
@@ -31,9 +31,7 @@ def folder_of(source: ModelSource, *, progress: Progress | None = None) -> Path:
         return source.folder
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
-    stat = gguf.stat()
-    identity = hashlib.sha256(f"{gguf}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
-    return entry(f"models/{gguf.stem}-{identity}", lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
+    return entry(gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -42,9 +40,11 @@ def load_tokenizer(source: ModelSource) -> Any:
 
     folder = folder_of(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"The tokenizer of {source.path} cannot be loaded: {error}", where=str(folder)) from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, **reading(source.trust_remote_code))
+    except Exception as error:  # tokenizers raises bare Exceptions for a file that is damaged
+        raise own_code(error, folder) or UserError(
+            f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)
+        ) from error
     if not tokenizer.chat_template:
         raise UserError(
             f"The model {source.path} has no chat template: it is a base model.",
@@ -55,7 +55,24 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
-def load_image_tokens(folder: Path) -> ImageTokens | None:
+def reading(trust_remote_code: bool) -> dict[str, bool]:
+    """How transformers is to read a folder: it asks on standard input about code where it is not told."""
+    return {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
+
+
+def own_code(error: Exception, folder: Path) -> UserError | None:
+    """The refusal of a model that brings code of its own, where that is what transformers refused."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return UserError(
+        "This model brings Python code of its own, which would be run to load it; nothing was run.",
+        where=str(folder),
+        expected="a model of an architecture that transformers has",
+        do="read that code; if you trust it, set model.trust_remote_code: true in the YAML (a record cannot allow it)",
+    )
+
+
+def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> ImageTokens | None:
     """How the model in a folder in Hugging Face layout is shown images; None for a model of text. Raises UserError
     where its processor cannot be loaded."""
     from transformers import AutoProcessor
@@ -65,8 +82,10 @@ def load_image_tokens(folder: Path) -> ImageTokens | None:
     if not read_limits(folder).images:
         return None
     try:
-        processor = AutoProcessor.from_pretrained(folder)
+        processor = AutoProcessor.from_pretrained(folder, **reading(trust_remote_code))
     except (OSError, ValueError, KeyError, ImportError) as error:
+        if (refused := own_code(error, folder)) is not None:
+            raise refused from error
         why, _, _ = str(error).strip().partition("\n")
         raise UserError(
             f"The processor of this model, which sees images, cannot be loaded: {why}",
@@ -87,9 +106,13 @@ def load_model(
     folder = folder_of(source)
     try:
         with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, **reading(source.trust_remote_code)
+            )
         model = model.to(device)
     except (OSError, ValueError, KeyError) as error:
+        if (refused := own_code(error, folder)) is not None:
+            raise refused from error
         if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
             raise UserError(
                 f"The model {source.path} sees images: the local backbone samples and trains models of text.",

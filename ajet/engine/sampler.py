@@ -23,7 +23,7 @@ def open_sampler(config: AjetConfig, *, base: Path | None = None) -> tuple[Token
     from ajet.engine.models import load_tokenizer
 
     assert config.model.path is not None, "require_ready asks for it"
-    source = locate(config.model.path, base=base)
+    source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
     tokenizer = load_tokenizer(source)
     if config.rollout.engine != "vllm":
         return _transformers(config, source), tokenizer
@@ -65,6 +65,7 @@ def _vllm(config: AjetConfig, source: ModelSource) -> TokenEngine:
         threads=torch.get_num_threads(),
         cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
         eager=settings.eager,
+        trust_remote_code=source.trust_remote_code,
     )
 
 

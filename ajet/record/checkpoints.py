@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record import full_disk
+from ajet.record.bounded_json import LONGEST_LINE, read_json
 from ajet.record.files import sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
@@ -49,17 +50,22 @@ class Checkpoint:
 
 def checkpoints_folder(run: Path, base: str | None) -> Path:
     """Where the checkpoints of the run in `run` lie. `base`: its `trainer_common.checkpoint_base_dir`."""
-    return Path(base).expanduser().absolute() / run.name if base else run / "checkpoints"
+    if not base:
+        return run / "checkpoints"
+    home = base == "~" or base.startswith("~/")  # ~SOMEBODY raises where there is nobody of that name
+    return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None when it is not there or not whole."""
     try:
-        content = json.loads((path / STATE).read_text())
+        content = read_json(path / STATE, LONGEST_LINE)
         whole = all((path / name).stat().st_size == size for name, size in content["files"].items())
+        step, score, state = content["step"], content["score"], content["state"]
+        sound = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
         measured = Measurement.from_json(content.get("measured"))
-        return Checkpoint(path, content["step"], content["score"], content["state"], measured) if whole else None
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+        return Checkpoint(path, step, score, state, measured) if whole and sound else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

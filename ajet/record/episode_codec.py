@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ajet.schema.call import Call, Floats, Ids, VersionRun, full_ids
+from ajet.schema.call import Call, Ids, VersionRun, full_ids
 from ajet.schema.episode import SCHEMA, Episode, Failure, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 
+MOST_NUMBERS = 1 << 26
+"""Of an episode's arrays, and tokens of its timelines: 256 MiB each, some thousand times what a long episode has."""
 CALL_IDS = ("suffix_ids", "response_ids")
 CALL_FLOATS = ("logprobs", "logprobs_unit")
 CALL_PLAIN = (
@@ -81,9 +83,11 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
             do="update ajet",
         )
     counts = row["arrays"]
-    ints = np.frombuffer(blob, dtype="<i4", count=counts["ints"]).astype(np.int32)
-    floats = np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]).astype(np.float32)
+    ints = _Stored(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
+    floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
+    _check(row)
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
+    _check_lengths(row["timelines"], calls)
     return Episode(
         **{name: row[name] for name in EPISODE_PLAIN},
         schema=row["schema"],
@@ -96,6 +100,70 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     )
 
 
+class _Stored:
+    """An array of which each number belongs to one field, as the encoder lays them out."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array, self._left = array, len(array)
+
+    def part(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
+        start, stop = span
+        if not 0 <= start <= stop <= len(self._array) or stop - start > self._left:
+            raise ValueError(f"{start} to {stop} is no part of its arrays, or one that another field has")
+        self._left -= stop - start
+        return self._array[start:stop]
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("uuid", "split", "status", "run"), str),
+    **dict.fromkeys(("messages", "tools", "checks", "calls", "timelines"), list),
+    **dict.fromkeys(("metadata", "metrics", "task"), dict),
+    **dict.fromkeys(("repeat", "step", "attempts"), int),
+    **dict.fromkeys(("started", "ended"), (int, float)),
+}
+
+
+def _check(row: dict[str, Any]) -> None:
+    """Raises ValueError for fields of other kinds than an episode has, and calls that go on from later ones or name
+    messages that are not there."""
+    for name, kind in _KINDS.items():
+        if not isinstance(row[name], kind):
+            raise ValueError(f"{name} is a {type(row[name]).__name__}")
+    if not all(isinstance(message, dict) for message in row["messages"]):
+        raise ValueError("a message is no JSON object")
+    for at, call in enumerate(row["calls"]):
+        parent, named = call["parent"], [*call["messages"], *([call["reply"]] if call["reply"] is not None else [])]
+        if parent is not None and not 0 <= parent < at:
+            raise ValueError(f"call {at} goes on from call {parent}")
+        if not all(0 <= index < len(row["messages"]) for index in named):
+            raise ValueError(f"call {at} names a message that is not there")
+        if call["tools"] is not None and not 0 <= call["tools"] < len(row["tools"]):
+            raise ValueError(f"call {at} names tools that are not there")
+
+
+def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
+    """Raises ValueError where a call shares more than its parent has, or a timeline more tokens than there are."""
+    lengths: list[int] = []
+    for at, call in enumerate(calls):
+        shared = 0 if call.parent is None else lengths[call.parent]
+        if not 0 <= call.prefix <= shared:
+            raise ValueError(f"call {at} shares {call.prefix} tokens with a call that has {shared}")
+        lengths.append(call.prefix + len(call.suffix_ids) + len(call.response_ids))
+    total = 0
+    for line in timelines:
+        if not 0 <= line["leaf"] < len(calls):
+            raise ValueError(f"a timeline ends in call {line['leaf']}, which is not there")
+        length = lengths[line["leaf"]]
+        spans = [SampledSpan(*span) for span in line["spans"]]
+        if sum(span.stop - span.start for span in spans) > length or any(
+            not (0 <= span.call < len(calls) and 0 <= span.start <= span.stop) for span in spans
+        ):
+            raise ValueError("a timeline has spans that do not lie in it")
+        total += length
+    if total > MOST_NUMBERS:
+        raise ValueError(f"its timelines have {total} tokens")
+
+
 def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     row = {name: getattr(call, name) for name in CALL_PLAIN}
     row["messages"] = list(call.messages)
@@ -105,12 +173,12 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     return row
 
 
-def _decode_call(row: dict[str, Any], ints: Ids, floats: Floats) -> Call:
+def _decode_call(row: dict[str, Any], ints: _Stored, floats: _Stored) -> Call:
     fields: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
     fields["messages"] = tuple(row["messages"])
     fields["versions"] = tuple(VersionRun(*run) for run in row["versions"])
-    fields |= {name: ints[slice(*row[name])].copy() for name in CALL_IDS}
-    fields |= {name: floats[slice(*row[name])].copy() for name in CALL_FLOATS}
+    fields |= {name: ints.part(row[name]).astype(np.int32) for name in CALL_IDS}
+    fields |= {name: floats.part(row[name]).astype(np.float32) for name in CALL_FLOATS}
     return Call(**fields)
 
 
@@ -124,7 +192,7 @@ def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _Arrays)
     return row
 
 
-def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: Ids, floats: Floats) -> Timeline:
+def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _Stored, floats: _Stored) -> Timeline:
     spans = tuple(SampledSpan(*span) for span in row["spans"])
     if "ids" not in row:
         return rebuild(calls, row["leaf"], row["agent"], row["target"], spans)
@@ -132,11 +200,11 @@ def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: Ids, floa
         row["leaf"],
         row["agent"],
         row["target"],
-        ids=ints[slice(*row["ids"])].copy(),
-        mask=ints[slice(*row["mask"])].astype(np.bool_),
-        logprobs=floats[slice(*row["logprobs"])].copy(),
-        logprobs_unit=floats[slice(*row["logprobs_unit"])].copy(),
-        versions=ints[slice(*row["versions"])].copy(),
+        ids=ints.part(row["ids"]).astype(np.int32),
+        mask=ints.part(row["mask"]).astype(np.bool_),
+        logprobs=floats.part(row["logprobs"]).astype(np.float32),
+        logprobs_unit=floats.part(row["logprobs_unit"]).astype(np.float32),
+        versions=ints.part(row["versions"]).astype(np.int32),
         spans=spans,
     )
 

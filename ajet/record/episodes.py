@@ -11,10 +11,10 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ajet.record import full_disk
-from ajet.record.episode_codec import decode, encode
+from ajet.record.episode_codec import MOST_NUMBERS, decode, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.plain import dumps
 from ajet.record.secrets import Redactor
@@ -87,13 +87,32 @@ def read_episodes(path: Path) -> Iterator[Episode]:
     rows = list(read_rows(path))
     if not rows:
         return
-    blob = path.with_suffix(".bin").read_bytes()
-    for number, row in enumerate(rows, 1):
-        yield decode(row, unpack(blob, row["blob"], f"{path}:{number}"))
+    with path.with_suffix(".bin").open("rb") as blobs:
+        for number, row in enumerate(rows, 1):
+            yield episode_of(row, blobs, f"{path}:{number}")
 
 
-def unpack(blob: bytes, place: dict[str, Any], where: str) -> bytes:
-    packed = blob[place["offset"] : place["offset"] + place["length"]]
+def episode_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> Episode:
+    """The episode of a line whose arrays lie in `blobs`. Raises UserError for whatever is damaged in it, before
+    it costs more memory than an episode takes."""
+    try:
+        return decode(row, _unpacked(row, blobs, where))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
+        what = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"A recorded episode is damaged: {what[:300]}.", where=where, do="restore the file from a copy"
+        ) from error
+
+
+def _unpacked(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
+    place, counts = row["blob"], row["arrays"]
+    numbers = counts["ints"] + counts["floats"]
+    if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
+        raise ValueError(f"its arrays are said to hold {numbers} numbers")
+    size = 4 * numbers
+    length = min(place["length"], size + (size >> 10) + 64)  # zlib never makes it longer
+    blobs.seek(place["offset"])
+    packed = blobs.read(length)
     if len(packed) != place["length"] or zlib.crc32(packed) != place["crc32"]:
         raise UserError(
             "The arrays of a recorded episode are damaged (wrong checksum).",
@@ -101,4 +120,8 @@ def unpack(blob: bytes, place: dict[str, Any], where: str) -> bytes:
             expected=f"{place['length']} bytes at {place['offset']} in the .bin file beside it",
             do="restore the file from a copy",
         )
-    return zlib.decompress(packed)
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(packed, size + 1)
+    if len(raw) != size or not unpacker.eof:
+        raise ValueError(f"its arrays are not the {numbers} numbers that they are said to be")
+    return raw

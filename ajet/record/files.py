@@ -6,12 +6,14 @@ a last line without its newline was being written when its process died and is n
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.schema.errors import UserError
 
 
@@ -82,11 +84,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
+        for number in itertools.count(1):
             try:
-                row = json.loads(line)
+                line = next_line(file)
+                if not line.endswith(b"\n"):
+                    return
+                row = parse_object(line)
             except ValueError as error:
                 raise UserError(
                     f"A line of the record is damaged: {error}.",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 
 FILE = "lock.json"
@@ -81,8 +82,8 @@ class RunLock:
     def holder(self) -> Holder | None:
         """Who the file names, dead or alive; None without a readable file."""
         try:
-            return Holder(**json.loads(self.path.read_text()))
-        except (FileNotFoundError, ValueError, TypeError):
+            return Holder(**read_json(self.path))
+        except (OSError, ValueError, TypeError):
             return None
 
     def release(self) -> None:

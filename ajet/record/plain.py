@@ -18,10 +18,15 @@ from pydantic import BaseModel
 
 def dumps(value: Any) -> str:
     """One line of strict JSON. Values that are plain already (the common case) are not copied."""
+    return strict_json(value, separators=None)
+
+
+def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) -> str:
+    """The same, without blanks."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError, RecursionError):
-        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=separators)
 
 
 def plain(value: Any, depth: int = 0) -> Any:

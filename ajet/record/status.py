@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.record.lock import Holder
 from ajet.record.plain import plain
@@ -63,9 +64,8 @@ class Status:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """The status of the run in `folder`; None when it holds none."""
+    """The status of the run in `folder`; None when it holds none. Raises OSError, ValueError for a damaged one."""
     try:
-        content = json.loads((folder / "status.json").read_text())
+        return read_json(folder / "status.json")
     except FileNotFoundError:
         return None
-    return content if isinstance(content, dict) else None

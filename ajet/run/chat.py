@@ -2,7 +2,9 @@
 
 Invariant: the weights are those of the run's best checkpoint (the latest without a validated one), sampled by the
 same engine and rendered by the same renderer as in training. The agent is the run's own workflow, its tools included,
-played as in training but for the judge: what a person asks has no reference to be judged by.
+played as in training but for the judge: what a person asks has no reference to be judged by. The record gives weights
+and settings, as data: code comes from the person's own project, and addresses and the environment from no record (a
+YAML that is named with --conf may say what a record may not).
 """
 
 from __future__ import annotations
@@ -37,10 +39,18 @@ class Unjudged(BaseJudge):
 
 
 def chat(
-    run: str, root: Path, prompt: str | None = None, *, system: str | None = None, through_agent: bool = False
+    run: str,
+    root: Path,
+    prompt: str | None = None,
+    *,
+    system: str | None = None,
+    through_agent: bool = False,
+    conf: Path | None = None,
 ) -> int:
-    """Answer `prompt` once, or read lines until an empty one or end of file. Exit code 0. Raises UserError."""
+    """Answer `prompt` once, or read lines until an empty one or end of file. `conf`: the YAML that agent and settings
+    are taken from, rather than from the record. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
+    from ajet.config.dotenv import load_project_dotenv
 
     expected = "a run directory with a resolved.yaml and checkpoints/"
     folder = known_run(run, root, holding="resolved.yaml", expected=expected)
@@ -50,12 +60,80 @@ def chat(
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))
     model = model_folder(folder, checkpoint)
     console.print(f"[dim]{model} · an empty line ends the chat[/]")
-    experiment = load_experiment(folder / "resolved.yaml", backbone="debug", overrides=[f"model.path={model}"])
+    if not (model / "config.json").is_file():
+        raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
+    load_project_dotenv(record=folder)
+    if conf is None:
+        experiment = _as_recorded(folder, through_agent=through_agent)
+    else:
+        experiment = load_experiment(conf, backbone="debug")
+    experiment.ajet.model.path = str(model.absolute())
     if through_agent:
         _with_agent(experiment, prompt)
     else:
         _with_model(experiment, prompt, system)
     return 0
+
+
+def _as_recorded(folder: Path, *, through_agent: bool) -> Experiment:
+    """The run's settings but for what no record decides: an address to send to or to listen on. Raises UserError where
+    an agent needs more than a record gives."""
+    from ajet.config import recorded_experiment
+
+    experiment = recorded_experiment(folder / "resolved.yaml")
+    settings = experiment.ajet
+    settings.backbone = "debug"
+    settings.gateway.host, settings.gateway.advertise = None, "auto"
+    settings.rollout.vllm.base_url = None
+    if settings.rollout.engine == "endpoint":
+        settings.rollout.engine = "auto"
+    if through_agent:
+        _require_own(experiment, folder)
+    return experiment
+
+
+def _require_own(experiment: Experiment, folder: Path) -> None:
+    """Raises UserError unless all code that the agent needs is the project's own (below the working directory and not
+    in the record, or a tutorial of ajet's), and nothing is needed from the environment or a network; says which code
+    it is."""
+    from ajet.config.recorded import from_elsewhere
+    from ajet.config.references import code_file
+    from ajet.config.schema.choices import is_reference
+
+    reader = experiment.ajet.task_reader
+    named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
+    why = [] if _own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
+    if is_reference(reader.type):
+        named["ajet.task_reader.type"] = reader.type
+    elif reader.type == "huggingface_dat_repo":
+        place = reader.huggingface_dat_repo.dataset_path or ""
+        if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
+            why.append(f"its tasks, {place}, are not on this machine")
+    for key, reference in named.items():
+        file = code_file(reference, experiment.base) if is_reference(reference) else None
+        if file is None or not _own(file, folder):
+            why.append(f"{key} is {reference}")
+        else:
+            console.print(f"{key}, as the record says: {file}", style="dim", markup=False, soft_wrap=True)
+    unknown = from_elsewhere(experiment)
+    if unknown:
+        why.append(f"{', '.join(unknown[:5])} came from the environment")
+    if why:
+        raise UserError(
+            f"The record alone does not give this agent: {'; '.join(why)}.",
+            where=str(folder / "resolved.yaml"),
+            expected=f"code below {Path.cwd()}; a record is data, and may come from anywhere",
+            do="name the YAML that the run was started with: ajet chat RUN --agent --conf FILE.yaml",
+        )
+
+
+def _own(place: Path, record: Path) -> bool:
+    """Whether a file or folder is the project's own or ajet's, and not of a record."""
+    from ajet.config.locations import shipped_tutorials
+
+    place = place.resolve()
+    roots = (Path.cwd().resolve(), shipped_tutorials().resolve())
+    return any(place.is_relative_to(root) for root in roots) and not place.is_relative_to(record.resolve())
 
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:

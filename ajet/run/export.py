@@ -53,14 +53,13 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def checkpoints_of(folder: Path) -> Checkpoints:
     """Those of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
-    import yaml
+    from ajet.config import recorded_tree
 
-    try:
-        told: dict[str, Any] = yaml.safe_load((folder / "resolved.yaml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        told = {}
-    base = ((told.get("ajet") or {}).get("trainer_common") or {}).get("checkpoint_base_dir")
-    told_of = checkpoints_folder(folder, base)
+    file = folder / "resolved.yaml"
+    told: Any = recorded_tree(file) if file.exists() else {}
+    for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
+        told = told.get(name) if isinstance(told, dict) else None
+    told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)
     return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
 
 
@@ -97,6 +96,9 @@ def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     for each in checkpoint.path.iterdir():
         if each.name in _NOT_THE_MODEL:
             continue
+        links = [path for path in (each, *each.rglob("*")) if path.is_symlink()]
+        if links:
+            raise UserError("A checkpoint that ajet wrote holds no links; this one is not copied.", where=str(links[0]))
         if each.is_dir():
             shutil.copytree(each, target / each.name)
         else:

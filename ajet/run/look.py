@@ -71,7 +71,11 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
     for _, place in chosen[:count]:
-        show_episode(read_episode(place))
+        try:
+            show_episode(read_episode(place))
+        except (UserError, OSError, ValueError) as error:
+            what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
+            console.print(f"{place.path.name}: {_plain(what)}", soft_wrap=True)
     console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
     return 0
 

@@ -50,7 +50,8 @@ def dry_run(experiment: Experiment) -> None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
         assert settings.model.path is not None, "require_ready asks for it"
-        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base))
+        trusted = settings.model.trust_remote_code
+        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
         rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("model", settings.model.path)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text}")

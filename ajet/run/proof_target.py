@@ -5,11 +5,11 @@ Invariant: looking changes nothing and locks no run; a live run may be proven wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.record.bounded_json import parse_object
 from ajet.record.episodes import NAME
 from ajet.run.named import run_folder
 from ajet.schema.errors import UserError
@@ -94,6 +94,9 @@ def _with_episode(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
         with file.open(encoding="utf-8") as lines:
             for line in lines:
                 if mark in line and line.endswith("\n"):
-                    uuid = json.loads(line)["uuid"]
+                    try:
+                        uuid = str(parse_object(line)["uuid"])
+                    except (ValueError, KeyError):
+                        continue
                     if uuid.startswith(beginning):
                         yield uuid, file

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,7 @@ from ajet.context_tracker.proof import Proof, WrongToken, compare, everything, p
 from ajet.context_tracker.proof_lines import prove_rows
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
-from ajet.record.episode_codec import decode
-from ajet.record.episodes import unpack
+from ajet.record.episodes import episode_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
@@ -79,14 +79,25 @@ def prove_recorded(
     at_most: int | None = None,
     ids_only: bool = False,
     tolerance: float | None = None,
+    fetch: bool = False,
 ) -> Report:
     """Prove a run, a step's file or an episode. `at_most`: episodes a step whose log-probabilities are recomputed;
-    `tolerance` in nats, None by number format. Raises UserError."""
-    from ajet.config import load_experiment
+    `tolerance` in nats, None by number format; `fetch`: a model that is not on this machine may be fetched unasked.
+    Raises UserError."""
+    from ajet.config import recorded_experiment
+    from ajet.config.dotenv import load_project_dotenv
 
     target = find_target(named, root, steps)
-    experiment = load_experiment(target.run / CONFIG)
+    load_project_dotenv(record=target.run)
+    experiment = recorded_experiment(target.run / CONFIG)
     report = Report(target)
+    model = experiment.ajet.model.path
+    if model is None:
+        raise UserError(
+            "This run names no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG)
+        )
+    by_weights = not ids_only and experiment.ajet.backbone in ("debug", "local")
+    experiment.ajet.model.path = str(_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
     _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
@@ -101,8 +112,23 @@ def prove_recorded(
     elif experiment.ajet.backbone not in ("debug", "local"):
         report.why_not = f"the weights of a {experiment.ajet.backbone} run cannot be loaded here"
     else:
-        _prove_logprobs(report, experiment, at_most, tolerance)
+        _prove_logprobs(report, experiment, model, at_most, tolerance)
     return report
+
+
+def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
+    """The folder of the run's model; where no weights are needed and it is not here, a checkpoint's, whose tokenizer is
+    the same."""
+    from ajet.engine.model_source import at_hand
+    from ajet.run.recorded_model import recorded_model
+
+    if not weights and at_hand(named, base=experiment.base, weights=False) is None:
+        folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
+        saved = [each.path for each in Checkpoints(folder).all() if (each.path / "tokenizer.json").is_file()]
+        if saved:
+            return saved[-1]
+    otherwise = "--ids-only needs no weights" if weights else ""
+    return recorded_model(named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise)
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, words: Any) -> Proof:
@@ -126,11 +152,8 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     from ajet.run.assembly import renderer_of
 
     settings = experiment.ajet
-    if settings.model.path is None:
-        raise UserError(
-            "This run names no model, so its tokens cannot be derived again.", where=str(report.target.run / CONFIG)
-        )
-    source = locate(settings.model.path, base=experiment.base)
+    assert settings.model.path is not None
+    source = locate(settings.model.path)
     words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source)))
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
@@ -144,11 +167,16 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
             bar.advance()
 
 
-def _prove_logprobs(report: Report, experiment: Experiment, at_most: int | None, tolerance: float | None) -> None:
+def _prove_logprobs(
+    report: Report, experiment: Experiment, model: str, at_most: int | None, tolerance: float | None
+) -> None:
+    """`model`: what a person calls the one that the run began with."""
     from ajet.backbone import open_scorer
 
     wanted = {version for play in report.plays for version in play.sampled if version >= 0}
     weights = _weights(report.target.run, experiment)
+    if weights[0][0] is None:
+        weights[0] = None, model
     chosen = {version: weights[version] for version in sorted(wanted & weights.keys())}
     plays = [(version, play) for version in chosen for play in report.plays if play.sampled[version]]
     with Progress(Console(stderr=True)) as progress, progress.bar("log-probabilities", len(plays), "files") as bar:
@@ -212,15 +240,18 @@ def recompute(
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
     """The episodes of a file that are meant. One whose record lacks a call cannot be read: it goes into `wrong`."""
     arrays = file.with_suffix(".bin")
-    blob = arrays.read_bytes() if arrays.exists() else b""
-    for number, row in enumerate(read_rows(file), 1):
-        if not row["uuid"].startswith(target.episode):
-            continue
-        lacking = _lacking(row)
-        if lacking is None:
-            yield decode(row, unpack(blob, row["blob"], f"{file}:{number}"))
-        else:
-            wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
+    with arrays.open("rb") if arrays.exists() else BytesIO() as blobs:
+        for number, row in enumerate(read_rows(file), 1):
+            try:
+                meant, lacking = row["uuid"].startswith(target.episode), _lacking(row)
+            except (KeyError, TypeError, AttributeError, IndexError) as error:
+                raise UserError("A line of the record is no episode.", where=f"{file}:{number}") from error
+            if not meant:
+                continue
+            if lacking is None:
+                yield episode_of(row, blobs, f"{file}:{number}")
+            else:
+                wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
 def _lacking(row: dict[str, Any]) -> int | None:

@@ -6,7 +6,6 @@ in `status.json`; nothing is ever ended by matching a name.
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from contextlib import suppress
@@ -17,6 +16,7 @@ import psutil
 
 from ajet.record.console import console
 from ajet.record.files import read_rows
+from ajet.record.status import read_status
 from ajet.run.named import known_run
 from ajet.schema.errors import UserError
 
@@ -58,16 +58,20 @@ def kill(names: str | None, root: Path) -> int:
 
 def recorded_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
     """The still living processes of the run in `folder`, or those of one role."""
-    status: dict[str, Any] = json.loads((folder / "status.json").read_text())
+    try:
+        status = read_status(folder) or {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"status.json is damaged: {error}.", where=str(folder / "status.json")) from error
     found = []
-    for entry in status.get("processes", []):
-        if role is not None and entry.get("role") != role:
+    entries: Any = status.get("processes")
+    for entry in entries if isinstance(entries, list) else []:
+        if not isinstance(entry, dict) or (role is not None and entry.get("role") != role):
             continue
         try:
             process = psutil.Process(entry["pid"])
             if abs(process.create_time() - entry["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError, OverflowError):
             continue
     return found
 

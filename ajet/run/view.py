@@ -150,22 +150,29 @@ def beside(run: RunDirectory) -> Beside | None:
 
 
 def spell_for(folder: Path) -> Spell | None:
-    """What spells the tokens of a run: its checkpoint's tokenizer, or its model's. None when neither can be had."""
-    from ajet.config import load_experiment
-    from ajet.engine.model_source import locate
+    """What spells the tokens of a run: its checkpoint's tokenizer, or its model's where that lies on this machine. None
+    when neither does, or can be loaded: looking at a record fetches, converts and starts nothing."""
+    from ajet.config import recorded_tree
+    from ajet.engine.model_source import ModelSource, at_hand
     from ajet.engine.models import load_tokenizer
     from ajet.tokens.token_text import spell
 
     saved = sorted((folder / "checkpoints").glob("step-*/tokenizer.json"))
+    places = [saved[-1].parent] if saved else []
     try:
-        experiment = load_experiment(folder / "resolved.yaml")
-        path = str(saved[-1].parent) if saved else experiment.ajet.model.path
-        if path is None:
-            return None
-        tokenizer = load_tokenizer(locate(path, base=experiment.base))
-    except (UserError, OSError, ValueError):
-        return None
-    return lambda ids: spell(tokenizer, ids)
+        told = recorded_tree(folder / "resolved.yaml").get("ajet")
+        path = (told.get("model") or {}).get("path") if isinstance(told, dict) else None
+        if isinstance(path, str):
+            places += [found for found in (at_hand(path, base=folder, weights=False),) if found is not None]
+    except (UserError, OSError, AttributeError):
+        pass  # a damaged file: the checkpoint's is left
+    for place in places:
+        try:
+            tokenizer = load_tokenizer(ModelSource(str(place), folder=place))
+        except UserError:
+            continue
+        return lambda ids: spell(tokenizer, ids)
+    return None
 
 
 def _on_a_desktop() -> bool:

@@ -39,7 +39,7 @@ class LocalBackbone:
         bound_kernel_caches()
         choose_threads(settings.threads, device)
         torch.manual_seed(config.seed)
-        source = locate(path, base=experiment.base)
+        source = locate(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)

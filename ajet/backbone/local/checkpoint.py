@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ajet.backbone.local.lora import merged_state, save_adapters
+from ajet.record.bounded_json import read_json
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,8 +90,10 @@ def _state(folder: Path) -> Path:
 def _state_json(folder: Path) -> dict[str, Any]:
     place = folder / "trainer" / "state.json"
     try:
-        about: dict[str, Any] = json.loads(place.read_text())
-    except (OSError, ValueError) as error:
+        about: dict[str, Any] = read_json(place)
+        if not (isinstance(about["version"], int) and isinstance(about["format"], int) and about["layout"][0]):
+            raise ValueError("its version, format or layout is of another kind")
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
             f"{folder} holds no trainer state: training cannot go on from it.",
             where=str(place),
@@ -118,6 +121,8 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     window = memoryview(buffer)
     with file.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
+        if length > file.stat().st_size:
+            raise UserError(f"{file} is no safetensors file.", where=str(file))
         header = json.loads(handle.read(length))
         for name, tensor in tensors.items():
             start, stop = header[name]["data_offsets"]

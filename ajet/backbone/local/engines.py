@@ -68,6 +68,7 @@ def _vllm(config: AjetConfig, source: ModelSource, policy: Policy) -> PausableEn
         threads=torch.get_num_threads(),
         cache_bytes=int(config.rollout.vllm.cache_gib * GIB) if config.rollout.vllm.cache_gib else None,
         eager=config.rollout.vllm.eager,
+        trust_remote_code=source.trust_remote_code,
     )
     try:
         if policy.adapted is None:

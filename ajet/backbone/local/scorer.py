@@ -34,11 +34,9 @@ class Scorer:
         bound_kernel_caches()
         choose_threads(config.trainer_common.threads, device)
         name = checkpoints.dtype_of(checkpoint) if checkpoint is not None else config.model.dtype
+        source = locate(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         model = load_model(
-            locate(config.model.path, base=experiment.base),
-            dtype=choose_dtype(name, device),
-            device=device,
-            max_model_len=config.rollout.max_model_len,
+            source, dtype=choose_dtype(name, device), device=device, max_model_len=config.rollout.max_model_len
         )
         self._policy = Policy(model, lora=config.trainer_common.lora, reference=False)
         if checkpoint is not None:

@@ -21,3 +21,8 @@ class Model(Section):
     chat_template_kwargs: dict[str, Any] = key(
         {}, "Options of the model's chat template, such as `{enable_thinking: false}` (Qwen3)."
     )
+    trust_remote_code: bool = key(
+        False,
+        "Run Python code that the model's folder brings. It can do anything that you can; false refuses such a model.",
+        training=False,
+    )

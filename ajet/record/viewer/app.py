@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ajet.record.plain import strict_json
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import Spell
@@ -138,13 +139,18 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return refused
             try:
                 found = await run_in_threadpool(work, request)
-                return found if isinstance(found, Response) else JSONResponse(found, headers=HEADERS)
+                if isinstance(found, Response):
+                    return found
+                body = await run_in_threadpool(lambda: strict_json(found).encode(errors="replace"))
+                return Response(body, media_type="application/json", headers=HEADERS)
             except (Missing, OSError) as error:
                 return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
             except BadFilter as error:
                 return _told(400, str(error))
-            except (UserError, KeyError, TypeError, ValueError) as error:
+            except UserError as error:
                 return _told(422, f"This record cannot be read: {error}")
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+                return _told(422, f"This record cannot be read: {type(error).__name__}: {str(error)[:300]}")
 
         return answer
 

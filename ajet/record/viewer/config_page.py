@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ajet.config import recorded_tree
+from ajet.config.plain_file import read_plain_file
+from ajet.config.recorded import MOST_BYTES
 from ajet.record.plain import plain
+from ajet.schema.errors import ConfigError
 
 
 def config_page(folder: Path) -> dict[str, Any]:
@@ -44,15 +46,15 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
-def _tree(path: Path) -> Any:
+def _tree(path: Path) -> dict[str, Any]:
     try:
-        return yaml.safe_load(_text(path)) or {}
-    except yaml.YAMLError:
+        return recorded_tree(path)
+    except ConfigError:
         return {}
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return read_plain_file(path, MOST_BYTES).decode(errors="replace")
     except OSError:
         return ""

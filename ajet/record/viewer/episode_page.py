@@ -6,7 +6,6 @@ scored, or a chat engine answered), each last call of a branch is shown as a lin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ajet.record.episode_codec import decode
-from ajet.record.episodes import unpack
+from ajet.record.bounded_json import parse_object, read_json
+from ajet.record.episodes import episode_of
 from ajet.record.plain import plain
 from ajet.record.viewer.episode_table import Place, read_line
 from ajet.schema.call import Call, full_ids
@@ -31,13 +30,9 @@ PIECE = 4096
 
 def read_episode(place: Place) -> Episode:
     """The episode of a line. Raises OSError when it is gone, UserError for damage, ValueError for a broken line."""
-    row = json.loads(read_line(place))
-    blob = row["blob"]
-    with place.path.with_suffix(".bin").open("rb") as file:
-        file.seek(blob["offset"])
-        packed = file.read(blob["length"])
-    where = f"{place.path.name}, byte {place.offset}"
-    return decode(row, unpack(packed, {**blob, "offset": 0}, where))
+    row = parse_object(read_line(place))
+    with place.path.with_suffix(".bin").open("rb") as blobs:
+        return episode_of(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
 def episode_page(episode: Episode) -> dict[str, Any]:
@@ -151,7 +146,6 @@ def borders(episode: Episode, timeline: Timeline) -> list[dict[str, Any]]:
 def proof(folder: Path) -> dict[str, Any] | None:
     """What `ajet prove` last said of the run; None when it has not been asked."""
     try:
-        found = json.loads((folder / "proof.json").read_text())
+        return read_json(folder / "proof.json")
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None

@@ -7,13 +7,13 @@ from its start.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
 from ajet.record.viewer.image_text import text_of
 
@@ -118,13 +118,18 @@ def _read_on(file: _File) -> None:
             if found.st_ino != file.inode or found.st_size < file.end:
                 file.inode, file.end, file.rows, file.damaged = found.st_ino, 0, [], 0
             stream.seek(file.end)
-            for line in stream:
+            while True:
+                try:
+                    line = next_line(stream)
+                except ValueError:  # nothing behind it is looked for
+                    file.damaged, file.end = file.damaged + 1, found.st_size
+                    break
                 if not line.endswith(b"\n"):
                     break
                 place = Place(file.path, file.end, len(line))
                 file.end += len(line)
                 try:
-                    file.rows.append((table_row(json.loads(line)), place))
+                    file.rows.append((table_row(parse_object(line)), place))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except OSError:
@@ -136,7 +141,7 @@ def table_row(line: dict[str, Any]) -> dict[str, Any]:
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]
     query = task.get("main_query") or next((text_of(message.get("content")) for message in line["messages"]), "")
-    return {
+    row = {
         "uuid": line["uuid"],
         "step": line["step"],
         "split": line["split"],
@@ -156,6 +161,21 @@ def table_row(line: dict[str, Any]) -> dict[str, Any]:
         "started": line.get("started", 0.0),
         "seconds": line.get("ended", 0.0) - line.get("started", 0.0),
     }
+    for name, kind in _KINDS.items():
+        if not isinstance(row[name], kind):
+            raise TypeError(f"{name} is a {type(row[name]).__name__}")
+    return row
+
+
+_NUMBER = (int, float)
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("uuid", "split", "task", "query", "status"), str),
+    **dict.fromkeys(("step", "repeat"), int),
+    **dict.fromkeys(("tokens", "started", "seconds"), _NUMBER),
+    **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),
+    **dict.fromkeys(("agents", "checks"), list),
+}
+"""What a table is filtered and sorted by is of one kind in each row."""
 
 
 def read_line(place: Place) -> bytes:

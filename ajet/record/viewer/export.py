@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from ajet.record.plain import strict_json
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.app import PAGE, Views
 from ajet.record.viewer.episode_page import Spell
 from ajet.record.viewer.image_text import image_characters
+from ajet.schema.errors import UserError
 
 MOST_TOKENS = 2_000_000
 """Of all episodes in a file together."""
@@ -33,9 +34,13 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     rows: list[dict[str, Any]] = []
     pages: dict[str, Any] = {}
     tokens: dict[str, list[dict[str, Any]]] = {}
-    room = MOST_TOKENS
+    room, damaged = MOST_TOKENS, 0
     for row, place in everything:
-        episode = episode_page.read_episode(place)
+        try:
+            episode = episode_page.read_episode(place)
+        except (UserError, OSError, ValueError):
+            damaged += 1
+            continue
         lengths = [len(line.ids) for line in episode_page.token_lines(episode)]
         page = episode_page.episode_page(episode)
         room -= sum(lengths) + image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
@@ -46,9 +51,12 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         tokens[row["uuid"]] = [
             episode_page.tokens(episode, line, 0, length, spell, most=length) for line, length in enumerate(lengths)
         ]
-    left_out = len(everything) - len(rows)
+    left_out = len(everything) - len(rows) - damaged
+    notes = ["a copy"]
+    notes += [f"{left_out} older episodes are not in it"] if left_out else []
+    notes += [f"{damaged} damaged episodes are not in it"] if damaged else []
     data = {
-        "note": f"a copy; {left_out} older episodes are not in it" if left_out else "a copy",
+        "note": "; ".join(notes),
         "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None},
         "run": views.run(name),
         "metrics": views.metrics(name, 0),
@@ -57,7 +65,7 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         "pages": pages,
         "tokens": tokens,
     }
-    return _assembled(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+    return _assembled(strict_json(data))
 
 
 def _assembled(data: str) -> str:

@@ -6,11 +6,12 @@ opened; a link that leads out of the folder is not followed.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet.record.bounded_json import parse_object
 from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.lock import Holder
 from ajet.record.status import read_status
@@ -79,10 +80,10 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "kind": status.get("kind", "train"),
         "state": state(status),
         "phase": status.get("phase"),
-        "step": status.get("step"),
-        "steps": status.get("steps"),
-        "started": status.get("started"),
-        "updated": status.get("updated") or _changed(folder),
+        "step": _number(status.get("step")),
+        "steps": _number(status.get("steps")),
+        "started": _number(status.get("started")),
+        "updated": _number(status.get("updated")) or _changed(folder),
         **rewards,
         "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
         "held_out_short": short(rewards),
@@ -93,11 +94,18 @@ def state(status: dict[str, Any]) -> str:
     """running, what its outcome says, or stopped: its process is gone without a word."""
     if status.get("outcome"):
         return str(status["outcome"])
-    for entry in status.get("processes") or ():
-        if entry.get("role") == "run":
-            holder = Holder(int(entry["pid"]), float(entry["started"]), str(status.get("host", "")))
-            return "running" if holder.alive() else "stopped"
+    try:
+        for entry in status.get("processes") or ():
+            if entry.get("role") == "run":
+                holder = Holder(int(entry["pid"]), float(entry["started"]), str(status.get("host", "")))
+                return "running" if holder.alive() else "stopped"
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+        return "unknown"  # nothing that ajet wrote
     return "unknown"
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def last_values(
@@ -115,7 +123,7 @@ def last_values(
         return found
     for line in reversed(lines[(1 if size > window else 0) : -1]):
         try:
-            row = json.loads(line)
+            row = parse_object(line)
         except ValueError:
             continue
         for name in names:

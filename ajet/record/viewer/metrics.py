@@ -6,10 +6,13 @@ shorter than that, as a resumed run cuts it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from ajet.record.bounded_json import parse_object
+
+MOST_BYTES = 64 << 20
+"""Of one answer; the rest is asked for next."""
 LEFT_OUT = ("tasks", "discarded")
 """Of a row: lists that no curve shows."""
 
@@ -22,15 +25,15 @@ def metrics_after(folder: Path, start: int) -> dict[str, Any]:
             size = file.seek(0, 2)
             reset = start > size
             file.seek(0 if reset else start)
-            data = file.read()
+            data = file.read(MOST_BYTES)
     except OSError:
         return {"rows": [], "next": 0, "reset": start > 0, "damaged": 0}
     whole = data[: data.rfind(b"\n") + 1]
     rows, damaged = [], 0
     for line in whole.splitlines():
         try:
-            row = json.loads(line)
+            row = parse_object(line)
             rows.append({name: value for name, value in row.items() if name not in LEFT_OUT})
-        except (ValueError, AttributeError):
+        except ValueError:
             damaged += 1
     return {"rows": rows, "next": (0 if reset else start) + len(whole), "reset": reset, "damaged": damaged}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Finding]:
     """`config` gives keep_thinking and the lengths that a run would use."""
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import at_hand, how_it_comes, locate
     from ajet.engine.models import folder_of, load_tokenizer
     from ajet.engine.weight_shapes import embedding_shapes
     from ajet.run.assembly import renderer_of
@@ -24,7 +24,10 @@ def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Findi
     from ajet.tokens.template_doctor import examine, sizes
 
     try:
-        source = locate(path, base=base, weights=False)
+        trusted = config is not None and config.model.trust_remote_code
+        source = locate(path, base=base, weights=False, trust_remote_code=trusted)
+        if source.gguf_file is not None and at_hand(path, base=base, weights=False) is None:
+            return [Finding("model", "note", f"{how_it_comes(path, base=base)}; a run does that, this check does not")]
         folder = folder_of(source)
         tokenizer = load_tokenizer(source)
         renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)

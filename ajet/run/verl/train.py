@@ -139,7 +139,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    source = locate(settings.model.path, base=experiment.base)
+    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     folder = folder_of(source)
     config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
     refuse_blind(folder)

@@ -1,0 +1,88 @@
+"""The settings of a recorded run, read as data: for those who look at a record, which somebody else may have sent.
+
+Invariant: reading sets no environment variable (a `.env` beside the file is not opened) and looks none up, resolves no
+interpolation, composes nothing, imports nothing that the record names. Values that the run took from the environment
+are not there: a key of `ajet` has its default, a key of the user's sections the interpolation as text. A record never
+allows the code of a model (`model.trust_remote_code` is False). A run that is started reads its YAML with
+`load_experiment` instead.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ajet.config.compose import Layer, Layers, leaves
+from ajet.config.document import parse_document
+from ajet.config.experiment import Experiment
+from ajet.config.plain_file import read_plain_file
+from ajet.config.resolution import HIDDEN
+from ajet.config.shapes import BACKBONE_ROOTS, take_apart
+from ajet.config.validate import validated
+from ajet.schema.errors import ConfigError
+
+MOST_BYTES = 4 << 20
+"""Of a recorded YAML: ajet writes some ten thousand."""
+_INTERPOLATION = re.compile(r"(?<!\\)\$\{")
+
+
+def recorded_tree(file: Path) -> dict[str, Any]:
+    """All root names of a recorded YAML as written, interpolations as text. Raises ConfigError."""
+    return dict(parse_document(_text(file), file).tree)
+
+
+def recorded_experiment(file: Path) -> Experiment:
+    """The experiment that a run's `resolved.yaml` tells of. Raises ConfigError."""
+    document = parse_document(_text(file), file)
+    parts = take_apart(document)
+    layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
+    config = validated({"ajet": _plain(parts.ajet)}, layers)
+    config.model.trust_remote_code = False
+    folder = file.absolute().parent
+    return Experiment(
+        ajet=config,
+        sections=_plain(parts.sections, keep=True),
+        backbone_overrides=parts.backbone,
+        name=folder.name,
+        yaml_path=file.absolute(),
+        yaml_text=document.text,
+        overrides=(),
+        base=(folder / config.base_dir).resolve() if config.base_dir else folder,
+        root=folder.parent,
+        layers=layers,
+        raw=document.tree,
+    )
+
+
+def from_elsewhere(experiment: Experiment) -> list[str]:
+    """The dotted keys of a recorded experiment whose values the run had from its environment, or hid: they are not
+    known from the record."""
+    return [
+        ".".join(map(str, path))
+        for path, value in leaves(experiment.raw)
+        if _open(value) and path[0] not in BACKBONE_ROOTS
+    ]
+
+
+def _text(file: Path) -> str:
+    try:
+        return read_plain_file(file, MOST_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{file.name} can't be read: {error.strerror}.", where=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file.name} is no text.", where=str(file)) from error
+
+
+def _open(value: Any) -> bool:
+    """Whether a value was left to the environment."""
+    return isinstance(value, str) and (value == HIDDEN or _INTERPOLATION.search(value) is not None)
+
+
+def _plain(tree: Any, *, keep: bool = False) -> Any:
+    """Values as they were resolved; without `keep`, keys whose values are not known are left out."""
+    if isinstance(tree, dict):
+        return {name: _plain(value, keep=keep) for name, value in tree.items() if keep or not _open(value)}
+    if isinstance(tree, list):
+        return [_plain(value, keep=keep) for value in tree]
+    return tree.replace("\\${", "${") if isinstance(tree, str) and not _open(tree) else tree

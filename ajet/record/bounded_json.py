@@ -1,0 +1,55 @@
+"""JSON of a record, which somebody else may have sent.
+
+Invariant: text that would cost much more memory than it has letters, or that is nested until the interpreter gives up,
+is a ValueError like any other damage.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ajet.config.plain_file import read_plain_file
+
+LONGEST_LINE = 256 << 20
+"""Bytes of one line of a record."""
+MOST_BYTES = 16 << 20
+"""Of a file that is one JSON value, such as status.json."""
+MOST_VALUES = 16_000_000
+"""Values of one text, about: each of them is an object of Python."""
+_CHEAP = 1 << 20
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value. Raises ValueError."""
+    if len(text) > _CHEAP:
+        marks = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
+        if sum(text.count(mark) for mark in marks) > MOST_VALUES:  # type: ignore[arg-type]
+            raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The value, if it is an object. Raises ValueError."""
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a {type(value).__name__}, no JSON object")
+    return value
+
+
+def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    """The object that a file holds. Raises OSError, ValueError."""
+    return parse_object(read_plain_file(path, most))
+
+
+def next_line(stream: BinaryIO) -> bytes:
+    """The next line with its newline; an unfinished last one without; nothing at the end. Raises ValueError for one
+    that is longer than any that ajet writes."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+    return line
