@@ -79,7 +79,7 @@ def how_it_comes(path: str, *, base: Path | None = None) -> str:
     from huggingface_hub import constants, get_token
 
     token = "; your token for the hub would be sent there" if get_token() else ""
-    return f"{path} would be downloaded from {constants.ENDPOINT}{token}"
+    return f"{path!r} would be downloaded from {constants.ENDPOINT}{token}"
 
 
 def gguf_entry(gguf: Path | None) -> str:

@@ -101,6 +101,7 @@ def load_model(
     """The transformers causal language model, for sequences of up to `max_model_len` tokens (None: as many as it was
     made for). Raises UserError where it cannot be loaded or does not fit."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     folder = folder_of(source)
@@ -110,7 +111,7 @@ def load_model(
                 folder, dtype=dtype, **reading(source.trust_remote_code)
             )
         model = model.to(device)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         if (refused := own_code(error, folder)) is not None:
             raise refused from error
         if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
@@ -119,7 +120,7 @@ def load_model(
                 where=str(folder),
                 do="train it with --backbone verl; --backbone debug plays it behind rollout.engine endpoint",
             ) from error
-        raise UserError(f"The model {source.path} cannot be loaded: {error}", where=str(folder)) from error
+        raise UserError(f"The model {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)) from error
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"The model {source.path} does not fit on {device}.", where="model.path", do="Choose a smaller model."

@@ -108,13 +108,13 @@ def _require_own(experiment: Experiment, folder: Path) -> None:
     elif reader.type == "huggingface_dat_repo":
         place = reader.huggingface_dat_repo.dataset_path or ""
         if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
-            why.append(f"its tasks, {place}, are not on this machine")
+            why.append(f"its tasks, {place!r}, are not on this machine")
     for key, reference in named.items():
         file = code_file(reference, experiment.base) if is_reference(reference) else None
         if file is None or not _own(file, folder):
-            why.append(f"{key} is {reference}")
+            why.append(f"{key} is {reference!r}")
         else:
-            console.print(f"{key}, as the record says: {file}", style="dim", markup=False, soft_wrap=True)
+            console.print(f"{key}, as the record says: {str(file)!r}", style="dim", markup=False, soft_wrap=True)
     unknown = from_elsewhere(experiment)
     if unknown:
         why.append(f"{', '.join(unknown[:5])} came from the environment")

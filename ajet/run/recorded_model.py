@@ -36,7 +36,7 @@ def recorded_model(
 
 def _allowed(path: str, how: str) -> bool:
     """The person's answer; False where nobody can be asked."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and console.is_terminal):
         return False
     console.print(f"The record names the model {path!r}, which is not here: {how}.", markup=False, soft_wrap=True)
     try:

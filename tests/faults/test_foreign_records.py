@@ -97,8 +97,8 @@ def foreign(root: Path, model: str, *, checkpoint: bool = False) -> Path:
     return run
 
 
-def _copy_model(folder: Path) -> None:
-    shutil.copytree(TINY, folder, dirs_exist_ok=True)
+def _copy_model(folder: Path, model: Path = TINY) -> None:
+    shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("state.json"))
 
 
 def ajet_here(*arguments: str) -> tuple[int, str]:
@@ -160,7 +160,16 @@ def test_the_checkpoints_own_tokenizer_spells_and_its_model_talks(tmp_path, envi
     assert "evil/model" not in said and code == 1, said  # the fixture's tokens are random: they are not proven
     found = client_of(run).get("/api/tokens/e00100/of/sent?line=0").json()
     assert len(found["text"]) == len(found["ids"]) == 27
-    (run / "checkpoints" / "step-1" / "tokenizer.json").write_text('{"model": ')
+    saved = run / "checkpoints" / "step-1"
+    for name, content in (("config.json", "[" * 100_000), ("model.safetensors", "no tensors"), ("tokenizer.json", "{")):
+        kept = (saved / name).read_bytes()
+        (saved / name).write_text(content)
+        Checkpoints(run / "checkpoints").save(2, lambda folder: _copy_model(folder, saved), {})
+        code, said = ajet_here("chat", str(run), "--prompt", "hello")
+        assert code == 2 and "cannot be loaded" in said, said
+        (saved / name).write_bytes(kept)
+    shutil.rmtree(run / "checkpoints" / "step-2")
+    (saved / "tokenizer.json").write_text("{")
     assert client_of(run).get("/api/tokens/e00100/of/sent?line=0").json()["text"] is None
     with pytest.raises(BlockingIOError):
         hub.accept()
@@ -320,6 +329,12 @@ def test_deep_lines_and_links_are_not_followed(tmp_path, environment):
     assert len(client.get("/api/episodes/sent").json()["rows"]) == 5
 
 
+def test_doctor_converts_nothing(tmp_path, environment, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    code, said = ajet_here("doctor", str(tmp_path / "m.gguf"))
+    assert "would be converted" in said.replace("\n", " ") and not (tmp_path / "cache").exists(), said
+
+
 def own_code(folder: Path) -> Path:
     """A model whose configuration asks for code beside it."""
     shutil.copytree(TINY, folder)
@@ -336,7 +351,7 @@ def own_code(folder: Path) -> Path:
 
 def test_a_models_own_code_is_run_only_where_a_key_allows_it(tmp_path, environment, monkeypatch):
     """transformers would ask on standard input: what lies there is no answer."""
-    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     marker = own_code(tmp_path / "evil")
     asked = CliRunner().invoke(app, ["doctor", str(tmp_path / "evil")], obj={}, input="y\n" * 9)
     assert not marker.exists() and "code of its own" in asked.output and "trust_remote_code" in asked.output
@@ -346,3 +361,12 @@ def test_a_models_own_code_is_run_only_where_a_key_allows_it(tmp_path, environme
     done = CliRunner().invoke(app, ["prove", str(run)], obj={}, input="y\n" * 9)
     assert done.exit_code == 2 and "a record cannot allow it" in done.output.replace("\n", " "), done.output
     assert not marker.exists()
+
+
+def test_a_yaml_of_ones_own_allows_it(tmp_path, environment, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    marker = own_code(tmp_path / "evil")
+    yaml = tmp_path / "own.yaml"
+    yaml.write_text(f"ajet:\n  model: {{path: '{tmp_path}/evil', trust_remote_code: true}}\n")
+    ajet_here("doctor", "--conf", str(yaml))
+    assert marker.exists(), "the class of the tokenizer is taken from the model's folder"

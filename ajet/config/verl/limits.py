@@ -35,7 +35,7 @@ def read_limits(folder: Path) -> ModelLimits:
     path = folder / "config.json"
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"The model's config.json can't be read: {error}", where=str(path)) from None
     if not isinstance(whole, dict):
         raise UserError("The model's config.json holds no JSON object.", where=str(path))

@@ -44,7 +44,7 @@ def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Findi
 def _read(path: Path) -> dict[str, Any]:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
 
