@@ -114,7 +114,7 @@ class _Stored:
         return self._array[start:stop]
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {
+_KINDS: dict[str, Any] = {
     **dict.fromkeys(("uuid", "split", "status", "run"), str),
     **dict.fromkeys(("messages", "tools", "checks", "calls", "timelines"), list),
     **dict.fromkeys(("metadata", "metrics", "task"), dict),

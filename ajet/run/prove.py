@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from rich.console import Console
@@ -240,7 +240,8 @@ def recompute(
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
     """The episodes of a file that are meant. One whose record lacks a call cannot be read: it goes into `wrong`."""
     arrays = file.with_suffix(".bin")
-    with arrays.open("rb") if arrays.exists() else BytesIO() as blobs:
+    opened: BinaryIO = arrays.open("rb") if arrays.exists() else BytesIO()
+    with opened as blobs:
         for number, row in enumerate(read_rows(file), 1):
             try:
                 meant, lacking = row["uuid"].startswith(target.episode), _lacking(row)
