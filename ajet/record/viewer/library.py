@@ -130,7 +130,7 @@ def last_values(
             if found[name] is None and isinstance(row.get(name), (int, float)):
                 found[name] = row[name]
         if together and found[together[0]] is None and together[0] in row:
-            found.update({name: row.get(name) for name in together})
+            found.update({name: _number(row.get(name)) for name in together})
         if None not in found.values():
             break
     return found
