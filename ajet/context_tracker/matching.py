@@ -47,6 +47,8 @@ class _Told:
     index: int
     agent: str
     thought: str
+    """Its reasoning. A quote may leave it out, or keep its end: Node's openai client keeps of streamed reasoning only
+    the last piece."""
     node: int
     """Of its reply: the trie's way there is what was said."""
     root: int
@@ -141,7 +143,6 @@ class Conversations:
 
     def _choose(self, node: int, agent: str, message: Mapping[str, Any]) -> _Told | None:
         thought = _thought(message)
-        # Node's openai client keeps of streamed reasoning only the last piece: as good as leaving it out
         fitting = [told for told in self._ends[node] if told.thought.endswith(thought)]
         exact = [told for told in fitting if thought and told.thought == thought]
         own = [told for told in exact or fitting if told.agent == agent]
@@ -165,6 +166,11 @@ class Conversations:
         put = keys[common] if common < len(keys) else None
         summary = isinstance(put, tuple) and put[0] != "assistant" and put not in said
         return "compaction" if summary and len(keys) < len(history) else "client_edit"
+
+
+def fits_thought(quoted: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
+    """Whether a quoted reply's reasoning can be that of `reply`: the same, its end, or none."""
+    return _thought(reply).endswith(_thought(quoted))
 
 
 def _thought(message: Mapping[str, Any]) -> str:

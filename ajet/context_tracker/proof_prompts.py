@@ -8,11 +8,11 @@ earlier call got wrong is reported there and not again in those that build on it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet.context_tracker.matching import Conversations, Match
+from ajet.context_tracker.matching import Conversations, Match, fits_thought, message_key
 from ajet.context_tracker.proof_findings import (
     Proof,
     TokenClass,
@@ -148,6 +148,8 @@ class _Replay:
         """Call -> the one that its messages continue, whether or not its ids do."""
         self._prompts: dict[int, Any] = {}
         """Call -> its prompt as rendered again, with the recorded ids."""
+        self._keys: dict[int, Any] = {}
+        """Message -> what makes it the same as another."""
         self._dark = {index for index, message in enumerate(messages) if _BLOTTED in json.dumps(message, default=str)}
         self._dark_tools = {index for index, listed in enumerate(tools) if _BLOTTED in json.dumps(listed, default=str)}
 
@@ -211,9 +213,11 @@ class _Replay:
         except AjetError as refusal:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
         self._prompts[call.index] = replace(prompt, ids=recorded)
+        goes_on = [kept] if extended and kept is not None else []
+        known = max((len(self._calls[index].messages) for index in goes_on), default=0)
         return (
-            (self._re_encoded(recorded, [kept]) if extended and kept is not None else None)
-            or (self._re_encoded(recorded, list(self._quoted(call))) if call.fork is None else None)
+            self._re_encoded(recorded, goes_on)
+            or (self._re_encoded(recorded, self._quoted(call, beyond=known)) if call.fork is None else None)
             or _differing(recorded, prompt.ids)
         )
 
@@ -278,19 +282,31 @@ class _Replay:
         said: str = before.text + self._words.decode(reply, after=before.ids)
         return said
 
-    def _quoted(self, call: Call) -> Iterator[int]:
-        """The calls whose messages and reply, as the record numbers them, begin this one's: the longest."""
+    def _quoted(self, call: Call, *, beyond: int) -> list[int]:
+        """The calls whose messages and reply begin this one's, as matching compares messages: the longest, where they
+        have more than `beyond` messages."""
         found = [
-            earlier
+            earlier.index
             for earlier in self._calls[: call.index]
             if earlier.reply is not None
+            and beyond < len(earlier.messages) < len(call.messages)
             and "stop" not in earlier.extra
             and earlier.response_ids.size
             and earlier.ended <= call.started
-            and call.messages[: len(earlier.messages) + 1] == (*earlier.messages, earlier.reply)
+            and fits_thought(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])
+            and all(map(self._alike, (*earlier.messages, earlier.reply), call.messages))
         ]
-        longest = max((len(earlier.messages) for earlier in found), default=0)
-        return (earlier.index for earlier in found if len(earlier.messages) == longest)
+        longest = max((len(self._calls[index].messages) for index in found), default=0)
+        return [index for index in found if len(self._calls[index].messages) == longest]
+
+    def _alike(self, one: int, other: int) -> bool:
+        """Whether two messages are the same for matching."""
+        return one == other or self._key(one) == self._key(other)
+
+    def _key(self, message: int) -> Any:
+        if message not in self._keys:
+            self._keys[message] = message_key(self._messages[message])
+        return self._keys[message]
 
     def _re_encoded(self, recorded: Ids, sources: Sequence[int]) -> Problem | None:
         """Where the prompt leaves the ids of the call that it continues; None if it begins with one's."""
