@@ -33,7 +33,7 @@ def prove(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False,
-            help="How far an improbable token's log-probabilities may lie apart (0.01 in float32, 1.5 in bfloat16).",
+            help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
     fetch: Annotated[
@@ -42,7 +42,7 @@ def prove(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
-    """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token."""
+    """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.run.proof_report import as_json as spelled
@@ -64,4 +64,4 @@ def prove(
     else:
         show(report, console)
     keep(report)
-    return 0 if report.proof.ok else 1
+    return 0 if report.ok else 1

@@ -1,9 +1,9 @@
 """Matching: which earlier call of the session does a request extend, or else why not.
 
 Invariant: a request extends call k exactly when its messages are k's messages, then k's reply, then anything; equal
-means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, text
-given as blocks, and reasoning left out or cut to its end make no difference. Cost: linear in the request's messages,
-whatever the number of calls (a trie over interned messages).
+means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, how a
+number is spelled, text given as blocks, and reasoning left out or cut to its end make no difference. Cost: linear in
+the request's messages, whatever the number of calls (a trie over interned messages).
 """
 
 from __future__ import annotations
@@ -32,12 +32,23 @@ def message_key(message: Mapping[str, Any]) -> Key:
 
 def _canonical(function: Mapping[str, Any]) -> str:
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            return f"text:{arguments}"
-    return json.dumps({} if arguments is None else arguments, sort_keys=True)
+    if not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments)
+    try:
+        value = json.loads(arguments, parse_float=_number, parse_int=_number) if arguments.strip() else {}
+    except ValueError:
+        return f"text:{arguments}"
+    return json.dumps(value, sort_keys=True)
+
+
+def _number(text: str) -> int | float:
+    """The number that a client may spell otherwise: JSON's interoperable numbers are doubles, and JavaScript writes
+    1.0 as 1, 1e5 as 100000, -0.0 as 0."""
+    try:
+        value = float(text)
+        return int(value) if value.is_integer() else value
+    except OverflowError:
+        return int(text)
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ from ajet.context_tracker.proof_lines import (
     prove_same,
     prove_structure,
     prove_timelines,
+    prove_untruncated,
+    prove_versions,
 )
 from ajet.context_tracker.proof_prompts import prove_prompts
 from ajet.context_tracker.timelines import timelines
@@ -51,18 +53,25 @@ def prove(
     ignore_tools: bool = True,
     budget: int = 1 << 20,
     episode: str = "",
+    truncated: bool | None = None,
+    newest: int | None = None,
 ) -> Proof:
     """Everything that an episode's record alone can prove.
 
     `messages` and `tools` are the episode's tables, `words` its renderer (`ajet.tokens.Renderer`, or whatever has
     its methods). `lines` are the recorded timelines and `untrained` the recorded counts of what is in none; without
     them the timelines are made here, of all calls. `ignore_tools` as in `timelines`; `budget`: tokens of a packed
-    row. A structure in which nothing can be looked up (a call is missing) ends the proof there.
+    row. `truncated`: whether trained calls that note nothing else were drawn with top_p or top_k; None: not known.
+    `newest`: the latest policy version that can have sampled them; None: not known. A structure in which nothing can
+    be looked up (a call is missing) ends the proof there.
     """
     proof = Proof(episodes=1, calls=len(calls))
     proof.wrong += prove_structure(calls, messages, tools, lines or (), episode)
     if proof.wrong:
         return proof
+    proof.wrong += prove_versions(calls, newest, episode)
+    if truncated is False:
+        proof.wrong += prove_untruncated(calls, episode)
     prove_prompts(proof, calls, messages, tools, words, episode)
     again, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
@@ -98,22 +107,25 @@ def compare(
     tolerance: float,
     episode: str,
     shaped: bool = False,
-) -> None:
-    """Hold the recorded log-probabilities of `line` where `at` [T] is True to `computed` [T].
+    upper: Floats | None = None,
+) -> npt.NDArray[np.float64]:
+    """Hold the recorded log-probabilities of `line` where `at` [T] is True to `computed` [T]; answers the gaps there
+    (recorded - recomputed).
 
-    Those at temperature 1 (`logprobs_unit`), or with `shaped` those of the distribution that was sampled from.
+    Those at temperature 1 (`logprobs_unit`), or with `shaped` those of the distribution that was sampled from. With
+    `upper` [T] any value from `computed` to it is right: rounding decides whether top_p keeps a token at its border.
     `tolerance` (nats) is for an improbable token: rounding moves logits, and a token's log-probability follows by the
     share that the other tokens have, 1 - p. A token further apart is wrong; one a call is reported.
     """
-    recorded = line.logprobs if shaped else line.logprobs_unit
-    gap = recorded.astype(np.float64) - computed
+    recorded = (line.logprobs if shaped else line.logprobs_unit).astype(np.float64)
+    gap = recorded - (computed if upper is None else np.clip(recorded, computed, upper))
     tally = proof.counts["sampled"]
     if not shaped:
         tally.compared += int(at.sum())
         tally.gap_sum += float(gap[at].sum())
     if at.any():
         tally.gap_max = max(tally.gap_max, float(np.abs(gap[at]).max()))
-    others = LEAST_SHARE - np.expm1(np.minimum(recorded.astype(np.float64), computed))
+    others = LEAST_SHARE - np.expm1(np.minimum(recorded, computed))
     beyond = at & ~(np.abs(gap) <= tolerance * others)
     for span in line.spans:
         far = np.flatnonzero(beyond[span.start : span.stop])
@@ -121,9 +133,13 @@ def compare(
             position = span.start + int(far[0])
             which = f"at temperature {calls[span.call].temperature:g}" if shaped else "at temperature 1"
             what = f"the log-probability {which} is not what the model gives this token"
+            if upper is not None:
+                what = "the log-probability of the distribution sampled from is not what top_p and top_k leave of it"
             proof.wrong.append(
                 WrongToken(episode, span.call, position, what, float(computed[position]), float(recorded[position]))
             )
+    found: npt.NDArray[np.float64] = gap[at]
+    return found
 
 
 def everything(calls: Sequence[Call]) -> list[Timeline]:

@@ -18,6 +18,8 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Ids, full_ids
 from ajet.schema.timeline import Timeline
 
+SAME = 1e-3
+"""Nats within which two ways of reading one log-probability agree."""
 WITH_TIMELINE = ("zero_variance", "oversampled", "stale")
 """Reasons that are counted when credit is given: the tokens stay in the episode's timelines."""
 
@@ -89,6 +91,45 @@ def _arrays(call: Call) -> tuple[int, str] | None:
         at = int(lower[0])  # truncation by top_p or top_k can only raise it
         return at, f"log-probability {call.logprobs[at]:g} does not go with {call.logprobs_unit[at]:g} at temperature 1"
     return None
+
+
+def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> list[WrongToken]:
+    """Whether each policy version that a reply names can have sampled it: a range runs upwards, and none is newer
+    than `newest`."""
+    wrong = []
+    for call in calls:
+        for run in call.versions:
+            place = prompt_size(call) + run.first
+            if not 0 <= run.low <= run.high:
+                what = f"policy versions {run.low} to {run.high} are no range"
+                wrong.append(WrongToken(episode, call.index, place, what))
+                break
+            if newest is not None and run.high > newest:
+                what = "its policy version was not there yet when it was sampled"
+                wrong.append(WrongToken(episode, call.index, place, what, newest, run.high))
+                break
+    return wrong
+
+
+def untruncated(call: Call) -> bool:
+    """Whether a call notes nothing that left tokens out of its distribution."""
+    return not any(call.extra.get(name) for name in ("constrained", "top_p", "top_k"))
+
+
+def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
+    """Whether trained replies that were drawn at temperature 1 from the whole distribution have one log-probability:
+    the one sampled from and the one at temperature 1 are the same."""
+    wrong = []
+    for call in calls:
+        if call.temperature != 1 or not call.trained or not untruncated(call):
+            continue
+        apart = np.flatnonzero(~(np.abs(call.logprobs - call.logprobs_unit) <= SAME))
+        if apart.size:
+            at = int(apart[0])
+            what = "the log-probability sampled from is not the one at temperature 1, from which it was sampled"
+            expected, found = float(call.logprobs_unit[at]), float(call.logprobs[at])
+            wrong.append(WrongToken(episode, call.index, prompt_size(call) + at, what, expected, found))
+    return wrong
 
 
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:

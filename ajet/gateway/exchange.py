@@ -22,6 +22,7 @@ from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
+from ajet.tokens.calls import finite, no_constant
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]
@@ -274,7 +275,7 @@ def _too_large() -> Refused:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body)
+        value = json.loads(body, parse_constant=no_constant, parse_float=finite)
         if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

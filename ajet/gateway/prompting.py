@@ -123,10 +123,16 @@ def sampling_of(
         top_logprobs=request.top_logprobs,
         **({} if trained else cast(dict[str, Any], asked)),
     )
+    if sampling.temperature > 0 and sampling.top_p < 1:
+        notes["top_p"] = sampling.top_p
+    if sampling.temperature > 0 and sampling.top_k > 0:
+        notes["top_k"] = sampling.top_k
     return sampling, notes
 
 
 def _why_forked(recorder: Recorder, earlier: Entry, request: TurnRequest) -> ForkReason:
     if not len(earlier.call.response_ids):
         return "unknown"
-    return "template" if earlier.call.tools == recorder.tool_index(request.tools) else "tools"
+    if earlier.call.tools != recorder.tool_index(request.tools):
+        return "tools"
+    return "template" if earlier.verbatim else "stop"

@@ -18,7 +18,7 @@ from rich.text import Text
 from ajet.context_tracker.proof import CLASSES
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
-from ajet.run.prove import Play, Report
+from ajet.run.prove import OUTSIDE, Play, Report, StepSpread
 from ajet.schema.errors import UserError
 
 SHOWN = 20
@@ -29,7 +29,7 @@ def as_json(report: Report) -> str:
     """One JSON object."""
     proof = report.proof
     content: dict[str, Any] = {
-        "ok": proof.ok,
+        "ok": report.ok,
         "run": str(report.target.run),
         "episodes": proof.episodes,
         "calls": proof.calls,
@@ -40,6 +40,14 @@ def as_json(report: Report) -> str:
         "computed_in": report.computed_in,
         "forks": dict(proof.forks),
         "unchecked": dict(proof.unchecked),
+        "unproven": dict(report.unproven),
+        "outside": list(OUTSIDE),
+        "spreads": [
+            {"step": each.step, "split": each.split, "version": each.version, "which": each.which}
+            | asdict(each.spread)
+            | {"problem": each.spread.problem}
+            for each in report.spreads
+        ],
         "weights": {str(version): name for version, name in report.weights.items()},
         "plays": [
             {
@@ -94,10 +102,38 @@ def show(report: Report, console: Console) -> None:
         console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
     if len(proof.wrong) > SHOWN:
         _say(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
-    if proof.ok:
-        console.print("[bold green]Proven:[/] no wrong token.")
+    askew = [each for each in report.spreads if each.spread.problem is not None]
+    for each in askew[:SHOWN]:
+        console.print(Text.assemble(("wrong distribution  ", "bold red"), _askew(each)), soft_wrap=True)
+    if len(askew) > SHOWN:
+        _say(console, f"… and {len(askew) - SHOWN} more (--json lists all).")
+    unproven = report.unproven
+    for reason, count in unproven.most_common():
+        noun = "log-probability" if count == 1 else "log-probabilities"
+        _say(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
+    _say(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
+    if not report.ok:
+        console.print(f"[bold red]Not proven:[/] {len(proof.wrong) + len(askew)} wrong.")
+    elif unproven:
+        console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
     else:
-        console.print(f"[bold red]Not proven:[/] {len(proof.wrong)} wrong.")
+        console.print("[bold green]Proven:[/] no wrong token.")
+
+
+UNPROVEN = {
+    "ids only": "only ids were asked for, or can be derived here",
+    "version range": "their replies were sampled across an update (a range of policy versions)",
+    "no checkpoint": "no checkpoint has the weights that sampled them",
+    "left out": "their episodes were left out (--at-most), or hold a wrong token",
+}
+
+
+def _askew(each: StepSpread) -> str:
+    of = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
+    return (
+        f"{of}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
+        f"{each.spread.problem}"
+    )
 
 
 UNCHECKED = {
@@ -120,9 +156,16 @@ def _recomputed(report: Report) -> list[str]:
             f"Log-probabilities recomputed in {report.computed_in} with the weights of {used}; "
             f"tolerance {report.tolerance:g} nats; mean gap {report.proof.mismatch_kl:.2g}."
         )
+    if report.spreads:
+        widest = max(report.spreads, key=lambda each: abs(each.spread.mean) / each.spread.mean_allowed).spread
+        lines.append(
+            f"Gaps of {counted(len(report.spreads), 'distribution')}, held to this machine's own noise: the mean that "
+            f"is furthest out is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
+        )
     for label, plays in (("Recomputed", whole), ("Recomputed in part", part), ("Ids only", none)):
         if plays:
-            reason = ": no checkpoint has the weights that sampled them" if plays is none else ""
+            gone = plays is none and not any(play.sampled[-1] for play in none)
+            reason = ": no checkpoint has the weights that sampled them" if gone else ""
             lines.append(f"{label}: {_steps(plays)}{reason}.")
     return lines
 

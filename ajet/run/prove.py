@@ -13,33 +13,36 @@ from dataclasses import dataclass, field
 from datetime import date
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-import numpy as np
 from rich.console import Console
 
-from ajet.context_tracker.packing import pack
-from ajet.context_tracker.proof import Proof, WrongToken, compare, everything, prove, samples_of
-from ajet.context_tracker.proof_lines import prove_rows
+from ajet.context_tracker.proof import Proof, WrongToken, prove
+from ajet.context_tracker.proof_gaps import Spread
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import episode_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
+from ajet.rollout.sampling import split_sampling
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
-from ajet.schema.call import Call
+from ajet.run.recompute import Recomputation, versions_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.scorer import Scorer
     from ajet.config import AjetConfig, Experiment
-    from ajet.schema.episode import Episode
+    from ajet.schema.episode import Episode, Split
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
 20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
-ROW_TOKENS = 4096
-"""Tokens of a row that is computed at once, where the run's own rows are longer."""
+OUTSIDE = (
+    "rewards and advantages",
+    "which tasks and episodes there are, and in which step",
+    "what tools and other models answered",
+    "whether the recorded versions are those that sampled, where weights differ by less than rounding",
+)
+"""What nothing here can contradict."""
 
 
 @dataclass(slots=True)
@@ -48,11 +51,23 @@ class Play:
 
     file: Path
     step: int
-    split: str
+    split: Split
     episodes: int = 0
     sampled: Counter[int] = field(default_factory=Counter)
     """Sampled tokens by the policy version that sampled them; -1 where an engine resumed across an update."""
     recomputed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpread:
+    """The gaps of what one policy version sampled in one episode file."""
+
+    step: int
+    split: Split
+    version: int
+    which: str
+    """At temperature 1, or as sampled."""
+    spread: Spread
 
 
 @dataclass(slots=True)
@@ -69,6 +84,29 @@ class Report:
     """Number format and device of the recomputation; empty without one."""
     why_not: str = ""
     """Why nothing was recomputed, if so."""
+    spreads: list[StepSpread] = field(default_factory=list)
+    """The gaps of each step and version as a distribution, where they are enough for one."""
+
+    @property
+    def ok(self) -> bool:
+        """True when no token and no distribution is wrong."""
+        return self.proof.ok and all(each.spread.problem is None for each in self.spreads)
+
+    @property
+    def unproven(self) -> Counter[str]:
+        """Sampled tokens whose log-probabilities nothing was held to, by reason."""
+        counts: Counter[str] = Counter()
+        for play in self.plays:
+            total = sum(play.sampled.values())
+            if self.why_not:
+                counts["ids only"] += total
+                continue
+            across = play.sampled[-1]
+            gone = sum(count for version, count in play.sampled.items() if version >= 0 and version not in self.weights)
+            counts["version range"] += across
+            counts["no checkpoint"] += gone
+            counts["left out"] += total - across - gone - play.recomputed
+        return +counts
 
 
 def prove_recorded(
@@ -131,8 +169,10 @@ def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetc
     return recorded_model(named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise)
 
 
-def prove_episode(episode: Episode, settings: AjetConfig, words: Any) -> Proof:
-    """What an episode's record alone can prove. `words`: the run's renderer."""
+def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest: int | None = None) -> Proof:
+    """What an episode's record alone can prove. `words`: the run's renderer; `newest`: the latest policy version that
+    can have sampled it."""
+    drawn = split_sampling(settings, episode.split)
     return prove(
         episode.calls,
         episode.messages,
@@ -143,6 +183,8 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any) -> Proof:
         ignore_tools=settings.context_tracker.timeline_merging_policy.ignore_tools,
         budget=settings.trainer_common.micro_batch_tokens,
         episode=episode.uuid,
+        truncated=drawn.top_p < 1 or drawn.top_k > 0,
+        newest=newest,
     )
 
 
@@ -157,12 +199,13 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source)))
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
-            play = Play(file, *step_of(file))
+            step, split = step_of(file)
+            play = Play(file, step, cast("Split", split))
             for episode in _episodes(report.target, file, report.proof.wrong):
-                report.proof.add(prove_episode(episode, settings, words))
+                report.proof.add(prove_episode(episode, settings, words, newest=_newest(settings, play)))
                 play.episodes += 1
                 for call in episode.calls:
-                    play.sampled.update(_versions(call).tolist())
+                    play.sampled.update(versions_of(call).tolist())
             report.plays.append(play)
             bar.advance()
 
@@ -185,56 +228,16 @@ def _prove_logprobs(
             report.weights[version] = name
             report.computed_in = f"{scorer.dtype} on {scorer.device}"
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
+            again = Recomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
             for play in (play for other, play in plays if other == version):
                 episodes = list(_episodes(report.target, play.file, []))[:at_most]
-                play.recomputed += recompute(
-                    report.proof, episodes, experiment.ajet, scorer, version=version, tolerance=report.tolerance
-                )
+                play.recomputed += again.hold(report.proof, episodes, play.step, play.split)
                 bar.advance()
+            report.spreads += [
+                StepSpread(step, split, version, which, spread) for step, split, which, spread in again.spreads()
+            ]
+            del again
             del scorer
-
-
-def recompute(
-    proof: Proof, episodes: Sequence[Episode], settings: AjetConfig, scorer: Scorer, *, version: int, tolerance: float
-) -> int:
-    """Hold what policy `version` sampled to the trainer's forward pass, packed as for training; answers how many
-    tokens that were."""
-    groups: dict[str, int] = {}
-    lines, samples = [], []
-    for episode in episodes:
-        group = groups.setdefault(episode.task.task_id, len(groups))
-        made = everything(episode.calls)
-        lines += [(episode, line) for line in made]
-        samples += samples_of(made, episode.uuid, group)
-    rows = pack(
-        samples,
-        min(settings.trainer_common.micro_batch_tokens, ROW_TOKENS),
-        share_prefixes=scorer.shares_prefixes,
-    )
-    wrong = prove_rows(samples, rows)
-    proof.rows += len(rows)
-    proof.wrong += wrong
-    if wrong:
-        return 0
-    truncates = settings.rollout.top_p < 1.0 or settings.rollout.top_k > 0
-    shaped = {call.temperature for episode in episodes for call in episode.calls if call.trained} - {0.0, 1.0}
-    count = 0
-    for temperature in (1.0, *(() if truncates else sorted(shaped))):
-        computed = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
-        for row in rows:
-            values = scorer.logprobs(row, temperature)
-            for index in np.unique(row.targets.sample).tolist():
-                mine = row.targets.sample == index
-                computed[index][row.targets.offset[mine]] = values[mine]
-        for (episode, line), found in zip(lines, computed, strict=True):
-            at = at_version(episode.calls, line.spans, line.ids.size, version)
-            if temperature != 1.0:
-                at &= _at_temperature(episode.calls, line.spans, line.ids.size, temperature)
-                compare(proof, episode.calls, line, found, at, tolerance=tolerance, episode=episode.uuid, shaped=True)
-                continue
-            compare(proof, episode.calls, line, found, at, tolerance=tolerance, episode=episode.uuid)
-            count += int(at.sum())
-    return count
 
 
 def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
@@ -255,6 +258,14 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[E
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
+def _newest(settings: AjetConfig, play: Play) -> int | None:
+    """The latest policy version that there was when a file's episodes were played; None where versions are another
+    backbone's to count."""
+    if settings.backbone not in ("debug", "local"):
+        return None
+    return max(0, play.step - 1) if play.split == "train" else play.step
+
+
 def _lacking(row: dict[str, Any]) -> int | None:
     """The first call that a recorded line refers to and does not hold."""
     calls, lines = row["calls"], row["timelines"]
@@ -263,31 +274,6 @@ def _lacking(row: dict[str, Any]) -> int | None:
         return apart
     named = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
     return len(calls) if max(named, default=0) >= len(calls) and named else None
-
-
-def _versions(call: Call) -> np.ndarray[Any, Any]:
-    """[R] the policy version of each token of a reply; -1 where it is not one."""
-    versions = np.full(call.response_ids.size, -1, np.int64)
-    for run in call.versions:
-        versions[run.first :] = run.low if run.low == run.high else -1
-    return versions
-
-
-def at_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: int) -> np.ndarray[Any, Any]:
-    """[T] where a timeline with these spans has tokens that policy `version` sampled."""
-    at = np.zeros(size, np.bool_)
-    for span in spans:
-        at[span.start : span.stop] = _versions(calls[span.call])[: span.stop - span.start] == version
-    return at
-
-
-def _at_temperature(calls: Sequence[Call], spans: Sequence[Any], size: int, temperature: float) -> np.ndarray[Any, Any]:
-    at = np.zeros(size, np.bool_)
-    for span in spans:
-        call = calls[span.call]
-        held = bool(call.extra.get("constrained"))  # drawn from what a schema left of the distribution
-        at[span.start : span.stop] = call.trained and call.temperature == temperature and not held
-    return at
 
 
 def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, str]]:

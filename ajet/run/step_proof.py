@@ -15,7 +15,8 @@ from loguru import logger
 
 from ajet.context_tracker.proof import Proof, compare, everything, samples_of
 from ajet.run.assembly import renderer_of
-from ajet.run.prove import at_version, prove_episode
+from ajet.run.prove import prove_episode
+from ajet.run.recompute import at_version
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -45,7 +46,7 @@ class StepProof:
         chosen = random.Random(f"{settings.seed}/{batch.step}").sample(played, count)
         proof = Proof()
         for episode in chosen:
-            proof.add(prove_episode(episode, settings, self._words))
+            proof.add(prove_episode(episode, settings, self._words, newest=self._backbone.version))
         for token in proof.wrong[:NAMED]:
             logger.error("step {}: a wrong token: {}", batch.step, token)
         metrics: dict[str, float] = {

@@ -19,9 +19,10 @@ Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
 FinishReason = Literal["stop", "length", "tool_calls", "aborted", "error"]
-ForkReason = Literal["template", "client_edit", "tools", "compaction", "unknown"]
+ForkReason = Literal["template", "stop", "client_edit", "tools", "compaction", "unknown"]
 """Why a request could not extend an earlier call verbatim although one of the same agent preceded it:
-template: the chat template renders history differently from what was sampled (e.g. thinking stripped);
+template: the chat template renders history differently from what was sampled (e.g. thinking stripped); stop: a stop
+string cut the reply, so that its client quotes less than was sampled;
 client_edit: the client changed or dropped messages; tools: the tool list changed; compaction: a long history was
 replaced by a shorter one; unknown: none of these."""
 

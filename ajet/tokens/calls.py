@@ -8,6 +8,7 @@ a string is asked for.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -84,10 +85,10 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
     arguments = next((value[key] for key in keys if key in value), None)
     if not isinstance(arguments, dict) or set(value) - {"name", "id", "type", *keys}:
         return None
-    spelled = json.dumps(arguments, ensure_ascii=False)
     try:
+        spelled = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         spelled.encode(), value["name"].encode()
-    except UnicodeEncodeError:  # a lone surrogate: no client could send it back
+    except ValueError:  # a lone surrogate, or a number beyond the largest: no client could send it back
         return None
     return {"name": value["name"], "arguments": spelled}
 
@@ -140,8 +141,17 @@ def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
             yield from _kinds(variant)
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """For `json`: NaN and Infinity are none. Raises ValueError."""
     raise ValueError(f"{name} is not JSON")
 
 
-_JSON = json.JSONDecoder(parse_constant=_no_constant)
+def finite(text: str) -> float:
+    """For `json`: a number that JSON can spell again. Raises ValueError."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond the largest number")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)

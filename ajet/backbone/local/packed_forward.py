@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ajet.backbone.local import tree_attention
 from ajet.backbone.local.flat_weights import add_sliced
-from ajet.backbone.local.token_logprobs import token_logprobs
+from ajet.backbone.local.token_logprobs import token_logprobs, truncated_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
@@ -59,6 +59,19 @@ class PackedForward:
             targets = self._on_device(row.targets.token)
             parts = [token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._chunks(row)]
         return torch.cat(parts)
+
+    def truncated(
+        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
+    ) -> tuple[Tensor, Tensor]:
+        """[K] float32 the lowest and the highest logprob of the row's targets after truncation, without gradient."""
+        with torch.no_grad():
+            hidden = self.hidden(row)
+            targets = self._on_device(row.targets.token)
+            parts = [
+                truncated_logprobs(self.logits(hidden[at]), targets[at], temperature, top_p, top_k, slack=slack)
+                for at in self._chunks(row)
+            ]
+        return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
     def backward(self, row: PackedRow, temperature: float, loss: TokenLoss, *, gather: bool = False) -> float:
         """Add the gradient of the row's loss to the weights' gradients; answers the loss. `gather`: those gradients are

@@ -53,3 +53,22 @@ class Scorer:
         """[K] of the row's targets."""
         found: Floats = self._policy.forward.logprobs(row, temperature).cpu().numpy()
         return found
+
+    def truncated(
+        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
+    ) -> tuple[Floats, Floats]:
+        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
+        rounding may move `slack` of the mass over top_p's border."""
+        low, high = self._policy.forward.truncated(row, temperature, top_p, top_k, slack=slack)
+        return low.cpu().numpy(), high.cpu().numpy()
+
+    def widen(self) -> bool:
+        """Compute in float32 from here on, with the same weights. False where the device has no room for that: then
+        the scorer is spent."""
+        import torch
+
+        try:
+            self._policy.model.float()
+        except torch.OutOfMemoryError:
+            return False
+        return True

@@ -47,3 +47,24 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     entropies (no gradient). May be differentiated once."""
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(logits, targets, temperature)
     return result
+
+
+def truncated_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, top_p: float, top_k: int, *, slack: float
+) -> tuple[Tensor, Tensor]:
+    """[C] float32 the lowest and the highest logprob that `targets` [C] can have under softmax(logits / temperature)
+    cut by top-k, then top-p, where rounding may move the mass at top-p's border by `slack`. `top_k` -1 and `top_p` 1
+    do not truncate. No gradient."""
+    table = torch.log_softmax(logits.float() / temperature, -1)
+    chosen = table.gather(1, targets[:, None]).squeeze(1)
+    ordered = table.sort(-1, descending=True).values
+    if 0 < top_k < ordered.shape[1]:
+        ordered = ordered[:, :top_k]
+    share = ordered.softmax(-1)
+    before = share.cumsum(-1) - share
+    bounds = []
+    for mass in (top_p + slack, top_p - slack):
+        outside = before >= mass if top_p < 1 else torch.zeros_like(before, dtype=torch.bool)
+        outside[:, 0] = False
+        bounds.append(chosen - ordered.masked_fill(outside, float("-inf")).logsumexp(-1))
+    return bounds[0], bounds[1]

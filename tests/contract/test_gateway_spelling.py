@@ -1,0 +1,115 @@
+"""How clients and models spell the same thing: numbers as JavaScript writes them, numbers beyond JSON, stop strings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet.context_tracker import prove
+from ajet.tokens import Renderer
+from tests.chat_templates import tokenizer
+from tests.gateway_fixtures import ADD, ASK, Bench, bench, post, spelled_out
+
+
+def called(numbers: str) -> str:
+    """A reply that calls the tool with these arguments."""
+    return f'<tool_call>\n{{"name": "add", "arguments": {numbers}}}\n</tool_call>'
+
+
+async def asked(endpoint: Any, messages: list[Any], **more: Any) -> dict[str, Any]:
+    """The reply's message, over HTTP."""
+    async with httpx.AsyncClient(transport=endpoint.transport()) as http:
+        done = await http.post(
+            f"{endpoint.base_url}/chat/completions",
+            headers={"authorization": f"Bearer {endpoint.api_key}"},
+            json={"model": "any", "messages": messages, **more},
+        )
+    assert done.status_code == 200, done.text
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} reached the client")
+
+    message = json.loads(done.text, parse_constant=refuse)["choices"][0]["message"]
+    for each in message.get("tool_calls") or ():
+        json.loads(each["function"]["arguments"], parse_constant=refuse)
+    return message
+
+
+@pytest.mark.parametrize(
+    "sampled, returned",
+    [
+        ('{"a": 1.0}', '{"a":1}'),
+        ('{"a": 1e5}', '{"a":100000}'),
+        ('{"a": -0.0}', '{"a":0}'),
+        ('{"a": [2.50, {"b": 1E+2}]}', '{"a":[2.5,{"b":100}]}'),
+        ('{"a": 12345678901234567890}', '{"a":12345678901234567000}'),
+    ],
+)
+def test_numbers_as_javascript_spells_them_go_on_from_the_reply(sampled: str, returned: str) -> None:
+    async def play(b: Bench) -> Any:
+        endpoint = (session := b.open())("solver", "", None)
+        said = await asked(endpoint, ASK, tools=[ADD])
+        said["tool_calls"][0]["function"]["arguments"] = returned
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "3"}
+        await asked(endpoint, [*ASK, said, result], tools=[ADD])
+        return session.close()
+
+    with bench(lambda _: next(replies)) as b:
+        replies = iter([spelled_out(b, called(sampled)), spelled_out(b, "It is 3.")])
+        capture = asyncio.run(play(b))
+    assert [call.fork for call in capture.calls] == [None, None]
+    assert capture.calls[1].parent == 0
+    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
+
+
+def test_other_numbers_are_other_arguments() -> None:
+    async def play(b: Bench) -> Any:
+        endpoint = (session := b.open())("solver", "", None)
+        said = await asked(endpoint, ASK, tools=[ADD])
+        said["tool_calls"][0]["function"]["arguments"] = '{"a": true}'
+        result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "3"}
+        await asked(endpoint, [*ASK, said, result], tools=[ADD])
+        return session.close()
+
+    with bench(lambda _: next(replies)) as b:
+        replies = iter([spelled_out(b, called('{"a": 1}')), spelled_out(b, "It is 3.")])
+        assert [call.fork for call in asyncio.run(play(b)).calls] == [None, "client_edit"]
+
+
+@pytest.mark.parametrize("number", ["1E400", "-1e999", "Infinity", "NaN"])
+def test_a_number_that_json_cannot_hold_never_reaches_a_client(number: str) -> None:
+    text = called(f'{{"x": {number}}}')
+
+    async def play(b: Bench) -> Any:
+        return await asked(b.open()("solver", "", None), ASK, tools=[ADD])
+
+    with bench(lambda _: spelled_out(b, text)) as b:
+        said = asyncio.run(play(b))
+    assert said["content"] == text and not said.get("tool_calls")
+
+
+@pytest.mark.parametrize("number", ["1E400", "Infinity", "NaN"])
+def test_a_request_with_such_a_number_is_refused(number: str) -> None:
+    with bench(["Yes."]) as b:
+        body = f'{{"model": "any", "messages": [{{"role": "user", "content": "?"}}], "metadata": {{"x": {number}}}}}'
+        done = post(b.open()("solver", "", None), body.encode())
+    assert done.status_code == 400 and done.json()["error"]["code"] == "invalid_json", done.text
+
+
+def test_a_stop_string_forks_as_stop() -> None:
+    async def play(b: Bench) -> Any:
+        endpoint = (session := b.open())("solver", "", None)
+        said = await asked(endpoint, ASK, stop=["Observation:"])
+        assert said["content"] == "Look.\n"
+        await asked(endpoint, [*ASK, said, {"role": "user", "content": "Observation: 3"}], stop=["Observation:"])
+        return session.close()
+
+    with bench(lambda _: next(replies)) as b:
+        replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
+        capture = asyncio.run(play(b))
+    assert [call.fork for call in capture.calls] == [None, "stop"]
+    assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
