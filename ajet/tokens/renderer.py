@@ -18,6 +18,7 @@ import numpy as np
 
 from ajet.schema.call import Ids
 from ajet.tokens.calls import Tools
+from ajet.tokens.control_tokens import CUT, Escaped
 from ajet.tokens.decoding import IncrementalDecoder
 from ajet.tokens.endings import MARK, end_ids_of
 from ajet.tokens.extension import (
@@ -65,7 +66,7 @@ class Renderer:
 
     `keep_thinking` extends where the template would only strip the thinking of earlier turns; `template_kwargs` go to
     the chat template (`enable_thinking`); `end_ids` adds to the tokens that end a reply; `images` is how a model that
-    sees images is shown them.
+    sees images is shown them; `escaped` says whose content cannot spell control tokens.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Renderer:
         template_kwargs: Mapping[str, Any] | None = None,
         end_ids: Sequence[int] = (),
         images: ImageTokens | None = None,
+        escaped: Escaped = "tool_results",
     ) -> None:
         self.tokenizer = tokenizer
         self.images = images
@@ -83,7 +85,7 @@ class Renderer:
         os.environ.setdefault(
             "TOKENIZERS_PARALLELISM", "false"
         )  # or each child process is warned of our batches of one
-        self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None)
+        self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
         self._texts: OrderedDict[str, Ids] = OrderedDict()
         found = end_ids_of(self.template, tokenizer, self.encode)
@@ -221,8 +223,10 @@ class Renderer:
         return replace(prompt, text=prompt.text + forced, ids=ids, forced=forced)
 
     def encode(self, text: str) -> Ids:
-        """[N] ids of a text in which special tokens are recognised and none is added. Raises TemplateRefused for text
-        that is not Unicode (lone surrogates)."""
+        """[N] ids of a text in which special tokens are recognised, but where a `CUT` lies in them, and none is added.
+        Raises TemplateRefused for text that is not Unicode (lone surrogates)."""
+        if CUT in text:
+            return np.concatenate([self.encode(part) for part in text.split(CUT)])
         cached = self._texts.get(text)
         if cached is not None:
             return cached

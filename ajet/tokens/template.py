@@ -17,6 +17,7 @@ from datetime import date, datetime, time
 from typing import Any
 
 from ajet.schema.errors import AjetError, UserError
+from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
 from ajet.tokens.spelling import style_of
 
@@ -44,8 +45,15 @@ class TemplateRefused(AjetError):
 class ChatTemplate:
     """Renders conversations to text. Thread-safe; transformers compiles each template once."""
 
-    def __init__(self, tokenizer: Any, options: Mapping[str, Any] | None = None, *, images: bool = False) -> None:
-        """`images`: the template shows them."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        images: bool = False,
+        escaped: Escaped = "tool_results",
+    ) -> None:
+        """`images`: the template shows them. `escaped`: whose content cannot spell control tokens."""
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
@@ -60,6 +68,7 @@ class ChatTemplate:
         """The Jinja text that is used with tools."""
         self._without_tools: str = tokenizer.get_chat_template()
         self.knows_tools = "tools" in self.source
+        self._control = ControlTokens(tokenizer, self.source, escaped)
         self.style: Style = style_of(self.source, tokenizer.get_vocab())
         """How its replies write tool calls."""
         self._knows_developer = "developer" in self.source
@@ -89,7 +98,8 @@ class ChatTemplate:
         """
         from jinja2 import TemplateError
 
-        ready = self._ready(messages, raw or {})
+        ready = [self._escaped(message) for message in self._ready(messages, raw or {})]
+        tools = self._control.escape_tools(tools)
         if not self.knows_tools:
             ready, tools = _in_hermes(ready, tools), None
         elif self.style == "harmony":
@@ -134,6 +144,24 @@ class ChatTemplate:
             else:
                 ready.append({**message, "content": text_of(message)})
         return ready
+
+    def _escaped(self, message: Message) -> Message:
+        """A message whose words are ready, with no control token in them that its role may not send."""
+        role, content = message["role"], message["content"]
+        if role == "assistant":
+            return message
+        changed: Message = {}
+        if isinstance(content, str):
+            changed["content"] = self._control.escape(content, role)
+        else:
+            changed["content"] = [
+                {**block, "text": self._control.escape(block["text"], role)} if "text" in block else block
+                for block in content
+            ]
+        if isinstance(message.get("name"), str):
+            changed["name"] = self._control.escape(message["name"], role)
+        same = all(changed[name] == message[name] for name in changed)
+        return message if same else {**message, **changed}
 
     def _assistant(self, message: Message, raw: str | None) -> Message:
         ready = {**message, "content": text_of(message) if raw is None else raw}
