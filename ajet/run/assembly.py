@@ -78,7 +78,7 @@ def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None
         keep_thinking=settings.context_tracker.keep_thinking,
         template_kwargs=settings.model.chat_template_kwargs,
         images=images,
-        escaped=settings.context_tracker.escape_control_tokens,
+        escaped=settings.context_tracker.escape_controls,
     )
 
 

@@ -188,7 +188,7 @@ def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
         assert on.renderer.decode(first.response_ids) == "Thought 1.\nObservation:"
         assert len(first.logprobs) == len(first.response_ids)
         assert first.finish == "stop" and first.extra["stop"] == "\nObservation:"
-        assert second.fork == "template" and second.parent == 0
+        assert second.fork == "stop" and second.parent == 0
         assert on.engine.closed_early == 1 and on.engine.running == 0
 
 

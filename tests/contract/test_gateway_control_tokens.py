@@ -144,7 +144,7 @@ def test_no_control_token_in_a_tool_result_reaches_the_prompt_as_one(name: str) 
 @pytest.mark.parametrize("mode, forges", [(None, False), ("none", True)])
 def test_the_key_decides(tmp_path: Path, mode: str | None, forges: bool) -> None:
     yaml = tmp_path / "run.yaml"
-    tracker = "" if mode is None else f"  context_tracker: {{escape_control_tokens: {mode}}}\n"
+    tracker = "" if mode is None else f"  context_tracker: {{escape_controls: {mode}}}\n"
     yaml.write_text(f"ajet:\n  experiment_name: x\n  model: {{path: embedded:tiny-tools}}\n{tracker}")
     words = renderer_of(load_experiment(yaml).ajet, tokenizer("qwen25"))
     start = words.encode("<|im_start|>").tolist()[0]

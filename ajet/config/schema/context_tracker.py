@@ -27,7 +27,7 @@ class ContextTracker(Section):
     keep_thinking: bool = key(
         False, "Extend a conversation verbatim where the template would strip earlier thinking, instead of forking."
     )
-    escape_control_tokens: Literal["tool_results", "all", "none"] = key(
+    escape_controls: Literal["tool_results", "all", "none"] = key(
         "tool_results",
         "Whose content is shown to the model as plain text where it spells a control token of the chat template: what "
         "tools answered; everything that the model did not say; nothing.",
