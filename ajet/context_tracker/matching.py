@@ -179,6 +179,14 @@ class Conversations:
         return "compaction" if summary and len(keys) < len(history) else "client_edit"
 
 
+def with_stop(reply: Mapping[str, Any], stop: str | None) -> dict[str, Any] | None:
+    """A reply that a stop string cut, as a client says it that puts the string back: its text is that of the tokens.
+    None for any other."""
+    if stop is None or reply.get("tool_calls"):
+        return None
+    return {**reply, "content": (reply.get("content") or "") + stop}
+
+
 def fits_thought(quoted: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
     """Whether a quoted reply's reasoning can be that of `reply`: the same, its end, or none."""
     return _thought(reply).endswith(_thought(quoted))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet.context_tracker.matching import Conversations, Match, fits_thought, message_key
+from ajet.context_tracker.matching import Conversations, Match, fits_thought, message_key, with_stop
 from ajet.context_tracker.proof_findings import (
     Proof,
     TokenClass,
@@ -256,6 +256,9 @@ class _Replay:
             built_on = call.parent == earlier.index and call.prefix > prompt_size(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
                 assert earlier.reply is not None
+                whole = with_stop(self._messages[earlier.reply], earlier.extra.get("stop"))
+                if whole is not None:
+                    self._conversations.told(earlier.index, earlier.agent, whole)
                 self._conversations.told(earlier.index, earlier.agent, self._messages[earlier.reply])
                 self._untold.remove(earlier)
         match = self._conversations.match(call.agent, [self._messages[index] for index in call.messages])
@@ -269,7 +272,10 @@ class _Replay:
         while extends is not None:
             earlier = self._calls[extends]
             if earlier.reply is not None:
-                told[len(earlier.messages)] = self._messages[earlier.reply]
+                at, reply = len(earlier.messages), self._messages[earlier.reply]
+                whole = with_stop(reply, earlier.extra.get("stop"))
+                put_back = whole is not None and message_key(told[at]) == message_key(whole)
+                told[at] = whole if put_back and whole is not None else reply
             extends = self._extends[extends]
         return told
 

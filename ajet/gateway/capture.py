@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.context_tracker.matching import Conversations, Match
+from ajet.context_tracker.matching import Conversations, Match, message_key, with_stop
 from ajet.context_tracker.texts import Texts
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, VersionRun, full_ids
 from ajet.tokens import Rendered
@@ -57,6 +57,8 @@ class Entry:
     respelled: tuple[tuple[int, int, str], ...] = ()
     reply_text: str = ""
     message: dict[str, Any] | None = None
+    whole: dict[str, Any] | None = None
+    """`message` with the stop string that cut it, for a client that puts it back."""
     verbatim: bool = True
     """False: a stop string cut the reply, so the client's text is not that of the tokens."""
     settled: bool = False
@@ -88,7 +90,8 @@ class Recorder:
         while extends is not None:
             entry = self.entries[extends]
             if entry.message is not None:
-                told[entry.count] = entry.message
+                put_back = entry.whole is not None and message_key(told[entry.count]) == message_key(entry.whole)
+                told[entry.count] = entry.whole if put_back and entry.whole is not None else entry.message
             extends = entry.extends
         return told
 
@@ -169,9 +172,11 @@ class Recorder:
         *,
         message: dict[str, Any] | None = None,
         reply_text: str = "",
+        stopped: str | None = None,
         error: str | None = None,
     ) -> None:
-        """A call has ended; its ids are in it. `message` None: it failed or was aborted. Later settlings are void."""
+        """A call has ended; its ids are in it. `message` None: it failed or was aborted. `stopped`: the stop string
+        that cut it. Later settlings are void."""
         if entry.settled:
             return
         entry.settled = True
@@ -181,6 +186,9 @@ class Recorder:
             entry.message, entry.reply_text = message, reply_text
             call.reply = self._message(message)
             if entry.count:
+                entry.whole = with_stop(message, stopped)
+                if entry.whole is not None:
+                    self.conversations.told(call.index, call.agent, entry.whole)
                 self.conversations.told(call.index, call.agent, message)
             else:
                 self.texts.told(call.index, call.agent, self._text(call.index) + message["content"])

@@ -188,7 +188,7 @@ class TokenTurns:
         sampled.write(call, stream.kept)
         entry.verbatim = stream.stopped is None
         text = self._renderer.decode(call.response_ids, after=draft.prompt.ids)
-        self._ledger.recorder.settle(entry, finish, message=message, reply_text=text)
+        self._ledger.recorder.settle(entry, finish, message=message, reply_text=text, stopped=stream.stopped)
         if stream.stopped is not None:
             call.extra["stop"] = stream.stopped
         if draft.begun > 1:

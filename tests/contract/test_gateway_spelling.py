@@ -100,16 +100,18 @@ def test_a_request_with_such_a_number_is_refused(number: str) -> None:
     assert done.status_code == 400 and done.json()["error"]["code"] == "invalid_json", done.text
 
 
-def test_a_stop_string_forks_as_stop() -> None:
+@pytest.mark.parametrize("put_back, fork", [("", "stop"), ("Observation:", None)])
+def test_a_stop_string_forks_as_stop_but_where_it_is_put_back(put_back: str, fork: str | None) -> None:
     async def play(b: Bench) -> Any:
         endpoint = (session := b.open())("solver", "", None)
         said = await asked(endpoint, ASK, stop=["Observation:"])
         assert said["content"] == "Look.\n"
+        said["content"] += put_back
         await asked(endpoint, [*ASK, said, {"role": "user", "content": "Observation: 3"}], stop=["Observation:"])
         return session.close()
 
     with bench(lambda _: next(replies)) as b:
         replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
         capture = asyncio.run(play(b))
-    assert [call.fork for call in capture.calls] == [None, "stop"]
+    assert [call.fork for call in capture.calls] == [None, fork]
     assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
