@@ -6,7 +6,7 @@ Invariant: `ajet` is the only thing that our code reads; the user's own sections
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ajet.config.dotenv import load_dotenv_files
 from ajet.config.overrides import parse_overrides
 from ajet.config.readiness import ignored, names_tasks, require_ready, value_at
 from ajet.config.references import located_file, parse_reference
-from ajet.config.resolution import from_environment, is_secret, resolve, unresolved, without_secrets, writable
+from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve, unresolved, without_secrets, writable
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
@@ -88,11 +88,12 @@ class Experiment:
         """Keys that were set and have no effect, each with the reason; a run says so once in its log."""
         return ignored(self.layers)
 
-    def resolved_yaml(self) -> str:
-        """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder."""
+    def resolved_yaml(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
+        """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder. `own` and
+        `hide`: see `writable`."""
         tree = {"ajet": self._effective(), **self.sections, **self.backbone_overrides}
         head = f"# The resolved config of {self.name}: `ajet --conf` on this file repeats the run.\n"
-        return head + dump_yaml(writable(tree, self.raw))
+        return head + dump_yaml(writable(tree, self.raw, own=own, hide=hide))
 
     def training_relevant(self) -> dict[str, Any]:
         """The flat settings in which two runs must agree for one to continue the other: without names, logging,

@@ -2,25 +2,30 @@
 
 Invariant: ajet and the user's own sections are fully resolved before a run; a backbone's own config keeps its
 interpolations, since only that backbone's composition knows all they refer to. Values that came from the environment
-into a user's section, or under a name such as `api_key`, are written as the interpolation they came from.
+into a user's section, or are secret (`ajet.schema.secrets`), are written as the interpolation they came from.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import Layers, leaves
 from ajet.config.document import Document, KeyPath
 from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
+from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 HIDDEN = "<YOUR_SECRET>"
 """Stands for a literal secret in whatever is written; loading it again is refused as a placeholder."""
-_SECRET_NAME = re.compile(r"(^|[_-])(api[_-]?key|secret|password|passwd|token|authorization|credentials?)$", re.I)
+_HOLDS_SECRETS = ("secret", "secrets", "password", "passwords", "token", "tokens", "credential", "credentials")
+"""A mapping of such a name (`secrets: {first: …}`) is secret in all its values."""
+_CHOICES = {"true", "false", "none", "null", "no", "yes", "on", "off", "auto"}
+_CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "required"}
+"""What stands under such names to choose something (`auth: basic`)."""
 _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 
 
@@ -66,40 +71,61 @@ def from_environment(raw: dict[str, Any]) -> set[KeyPath]:
     return {path for path, value in leaves(resolved) if isinstance(value, str) and _FROM_ENVIRONMENT in value}
 
 
-def writable(tree: dict[str, Any], raw: dict[str, Any]) -> dict[str, Any]:
-    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant."""
+def writable(
+    tree: dict[str, Any],
+    raw: dict[str, Any],
+    *,
+    own: Callable[[str], str] = str,
+    hide: Callable[[str], str] = lambda secret: HIDDEN,
+) -> dict[str, Any]:
+    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant. `own`: what a text of the
+    user's own sections is written as, besides; `hide`: what a literal secret is."""
     from copy import deepcopy
 
     shown = deepcopy(tree)
     tainted = from_environment(raw)
     for path, value in leaves(shown):
-        secret = is_secret(path)
-        if path in tainted and (secret or path[0] != "ajet"):
+        backbones = path[0] in BACKBONE_ROOTS
+        named = is_secret(path) and is_literal(value)
+        shaped = isinstance(value, str) and has_secret_shape(value)
+        if path in tainted and (is_secret(path) or shaped or path[0] != "ajet"):
             _put_raw(shown, raw, path)
-        elif secret and isinstance(value, str) and value:
-            if path[0] not in BACKBONE_ROOTS or "${" not in value:
-                _put(shown, path, HIDDEN)
-        elif isinstance(value, str) and "${" in value and path[0] not in BACKBONE_ROOTS:
-            _put(shown, path, value.replace("${", "\\${"))
+        elif named:
+            if not backbones or "${" not in str(value):
+                _put(shown, path, hide(str(value)))
+        elif isinstance(value, str):
+            text = value if backbones else value.replace("${", "\\${")
+            text = without_secret_shapes(text, hide) if shaped else text
+            _put(shown, path, text if path[0] == "ajet" or backbones else own(text))
     return shown
 
 
 def is_secret(path: KeyPath) -> bool:
-    """Whether a key of this name holds something that must not be shown."""
-    return bool(path) and any(isinstance(part, str) and _SECRET_NAME.search(part) for part in path[-2:])
+    """Whether what lies at this path must not be shown, by the names that lead there."""
+    names = [part for part in path if isinstance(part, str) and not part.isdigit()]
+    if not names:
+        return False
+    return is_secret_name(names[-1]) or (len(names) > 1 and names[-2].lower().endswith(_HOLDS_SECRETS))
+
+
+def is_literal(value: Any) -> bool:
+    """Whether a value under the name of a secret is one, and not empty, a choice, or a small number."""
+    if isinstance(value, str):
+        return value.strip().lower() not in _CHOICES | {""}
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 100_000
 
 
 def without_secrets(document: Document) -> str:
-    """The document's text as given, but for literal values of keys such as `api_key`."""
+    """The document's text as given, but for literal secrets."""
     text = document.text
     literal = [
         document.places[path]
         for path, value in leaves(document.tree)
-        if is_secret(path) and isinstance(value, str) and value and "${" not in value and path in document.places
+        if is_secret(path) and is_literal(value) and "${" not in str(value) and path in document.places
     ]
     for place in sorted(set(literal), key=lambda place: -place.start):
         text = f'{text[: place.start]}"{HIDDEN}"{text[place.end :]}'
-    return text
+    return without_secret_shapes(text, HIDDEN)
 
 
 def _put(tree: Any, path: KeyPath, value: Any) -> None:

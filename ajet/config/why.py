@@ -12,7 +12,8 @@ from ajet.config.compose import ABSENT
 from ajet.config.document import KeyPath
 from ajet.config.experiment import Experiment
 from ajet.config.keys import find_key, unknown_key
-from ajet.config.resolution import is_secret
+from ajet.config.resolution import is_literal, is_secret
+from ajet.schema.secrets import without_secret_shapes
 
 
 def explain(experiment: Experiment, key: str) -> Iterator[str]:
@@ -83,7 +84,9 @@ def _dotted(path: KeyPath) -> str:
 def _shown(path: KeyPath, value: Any) -> str:
     from ajet.config.document import dump_yaml
 
-    if is_secret(path) and isinstance(value, str) and "${" not in value:
+    if is_secret(path) and is_literal(value) and "${" not in str(value):
         return "(hidden)"
+    if isinstance(value, str):
+        value = without_secret_shapes(value, "(hidden)")
     text = dump_yaml({"v": value}).removeprefix("v:").strip()
     return text if "\n" not in text else repr(value)

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 from ajet.record import full_disk
 from ajet.record.episode_codec import MOST_NUMBERS, decode, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
-from ajet.record.plain import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -59,7 +58,7 @@ class EpisodeFiles:
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)
-                lines.append(self._redact(dumps(row)))
+                lines.append(self._redact.row(row))
             file.flush()
             os.fsync(file.fileno())
         return lines

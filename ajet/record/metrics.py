@@ -6,7 +6,6 @@ played again. A number that is not finite is null.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -42,7 +41,7 @@ class Metrics:
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
             with full_disk.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
-                append_lines(self.path, [self._redact(json.dumps(row, ensure_ascii=False))])
+                append_lines(self.path, [self._redact.row(row)])
             self._track(step, {name: value for name, value in numbers.items() if value is not None})
 
     def rows(self) -> list[dict[str, Any]]:

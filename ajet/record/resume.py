@@ -8,11 +8,13 @@ earlier run wrote is removed or overwritten unasked.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.config.resolution import is_secret
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 
@@ -54,7 +56,9 @@ class RunIdentity:
             missing = key not in self.training or key not in now
             if key == "ajet.backbone" or (missing and key.startswith("ajet.")):
                 continue
-            if missing or self.training[key] != now[key]:
+            if missing and is_secret(tuple(key.split("."))):
+                continue
+            if missing or (self.training[key] != now[key] and not _blotted(self.training[key], now[key])):
                 rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
         return rows
 
@@ -65,6 +69,14 @@ class RunIdentity:
             return {}
         untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
         return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
+
+
+def _blotted(then: Any, now: Any) -> bool:
+    """Whether the values may be the same, one written with a secret blotted out and the other not."""
+    if not (isinstance(then, str) and isinstance(now, str)):
+        return False
+    parts = re.split(r"\[redacted [\w.-]+\]", then)
+    return len(parts) > 1 and re.fullmatch(".*".join(map(re.escape, parts)), now, re.DOTALL) is not None
 
 
 def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:

@@ -32,7 +32,7 @@ from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
 from ajet.record.plain import dumps
 from ajet.record.resume import RunIdentity, refuse
-from ajet.record.secrets import Redactor, literal_secrets
+from ajet.record.secrets import SHAPES_ONLY, Redactor, literal_secrets
 from ajet.record.status import Status
 from ajet.record.trackers import open_trackers
 from ajet.schema.errors import UserError
@@ -138,18 +138,28 @@ class RunDirectory:
     def _describe(self, experiment: Experiment, redact: Redactor) -> None:
         """The files that say what this run is."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
-        write_atomically(self.path / "resolved.yaml", redact.interpolated(experiment.resolved_yaml()))
+        write_atomically(self.path / "resolved.yaml", experiment.resolved_yaml(redact.interpolated))
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with (self.path / "command").open("a") as file:
             file.write(redact(f"# {started} in {os.getcwd()}\n{shlex.join(sys.argv)}\n"))
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
-        text = json.dumps(environment(*folders), indent=1, ensure_ascii=False)
-        write_atomically(self.path / "environment.json", redact(text) + "\n")
+        text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
+        write_atomically(self.path / "environment.json", text + "\n")
 
 
 def _redactor(experiment: Experiment) -> Redactor:
     tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
     return Redactor(literals=literal_secrets(tree))
+
+
+def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
+    """As JSON holds it. Settings of ajet are not searched for values of variables (a LICENSE_KEY may read like a
+    model's name): what is secret among them lies under its own name, or shows itself by its shape."""
+    plain = json.loads(dumps(training))
+    return {
+        key: redact.tree(value) if not key.startswith("ajet.") else SHAPES_ONLY.tree(value)
+        for key, value in plain.items()
+    }
 
 
 class _Place:
@@ -200,7 +210,7 @@ class _Place:
         """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
         defaults that the run began with."""
         backbone, given = experiment.ajet.backbone, experiment.given()
-        training = json.loads(redact(dumps(experiment.training_relevant())))
+        training = _without_secrets(experiment.training_relevant(), redact)
         self._open_checkpoints(experiment)
         earlier = RunIdentity.read(self.folder)
         differences = earlier.differences(backbone, training) if earlier else []

@@ -1,7 +1,12 @@
-"""Secrets stay out of everything that is written (DESIGN decision 16).
+"""Secrets stay out of everything that is written (DESIGN decision 16); what is one, `ajet.schema.secrets` says.
 
-Invariant: every file of a run directory passes through one `Redactor`; it knows the values of those environment
-variables whose name says that they are secret, and the literal secrets of the configuration.
+Invariant: every file of a run directory passes through one `Redactor`. It hides what shows itself by its shape (user
+information of URLs, keys of known services) and the values that lie under the name of a secret, in the environment or
+in the configuration. Of rows it changes string values only: never a key, nor a word of ajet's own such as a status.
+
+A value is searched for only if it can't be mistaken for ordinary text: 8 characters at least, no number, no path that
+exists, and no single word (letters of one case, shorter than 16: `completed` is nobody's secret, and would blot out
+the same word everywhere).
 """
 
 from __future__ import annotations
@@ -9,51 +14,95 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import SecretStr
 
-NAMES = re.compile(r"(^|_)(API_?KEYS?|KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?)($|_)", re.IGNORECASE)
-"""Names of variables and of configuration keys that hold secrets."""
+from ajet.record.plain import dumps
+from ajet.schema.secrets import has_secret_shape, is_secret_name, parts_of_secret, without_secret_shapes
+
 SHORTEST = 8
-"""Shorter values are no secrets worth the name, and would blot out ordinary words."""
+"""Characters; shorter values are no secrets worth the name, and would blot out ordinary words."""
+SHAPE = "[redacted secret]"
+"""Stands for a secret that no variable or key names."""
+_ONE_WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}|[A-Z]{1,15}")
+_OWN_WORDS = {
+    "status",
+    "split",
+    "role",
+    "type",
+    "kind",
+    "phase",
+    "outcome",
+    "finish",
+    "finish_reason",
+    "fork",
+    "reason",
+}
+_OWN_WORDS |= {"boundary", "agent", "target", "name"}
+"""Keys under which ajet and the protocols of models have words of a fixed list."""
+_WORD_OF_A_LIST = re.compile(r"[a-z][a-z_]*")
 
 
 class Redactor:
-    """Replaces secrets in text by the name of the variable they came from."""
+    """Replaces secrets by the name of the variable or key that they came from."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, literals: Iterable[tuple[str, str]] = ()) -> None:
-        found = dict[str, str]()
-        named = (os.environ if environment is None else environment).items()
-        for name, value in [*literals, *named]:
-            if NAMES.search(name) and _is_secret(value):
-                for form in {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}:
+        found, whole = dict[str, str](), dict[str, str]()
+        named = os.environ if environment is None else environment
+        for name, value in [*literals, *named.items()]:
+            for secret in _searched(name, value):
+                for form in _forms(secret):
                     found[form] = f"[redacted {name}]"
+                if name in named and secret == named[name]:
+                    whole[secret] = f"${{oc.env:{name}}}"
         self._found = found
-        self._environment = {name for name, _ in named}
-        longest_first = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if found else None
+        self._whole = whole
+        self._longest_first = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """`text` without secrets."""
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(lambda match: self._found[match.group()], text)
+        for secret in self._longest_first:
+            if secret in text:
+                text = text.replace(secret, self._found[secret])
+        return without_secret_shapes(text, SHAPE)
+
+    def row(self, row: Any) -> str:
+        """One line of strict JSON in which the string values of `row` have no secrets."""
+        line = dumps(row)
+        return line if not self._touches(line) else dumps(self._tree(json.loads(line)))
+
+    def tree(self, value: Any) -> Any:
+        """`value` (dicts, lists, plain values) with string values without secrets."""
+        return self._tree(value)
 
     def interpolated(self, text: str) -> str:
         """`text` with secrets of the environment as `${oc.env:NAME}`, so that a configuration still loads."""
-        if self._pattern is None:
-            return text
+        for secret in self._longest_first:
+            if secret in text:
+                text = text.replace(secret, self._whole.get(secret, self._found[secret]))
+        return text
 
-        def reference(match: re.Match[str]) -> str:
-            name = self._found[match.group()].removeprefix("[redacted ").removesuffix("]")
-            return f"${{oc.env:{name}}}" if name in self._environment else self._found[match.group()]
+    def _tree(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, str):
+            own = key in _OWN_WORDS and _WORD_OF_A_LIST.fullmatch(value)
+            return value if own else self(value)
+        if isinstance(value, Mapping):
+            return {name: self._tree(item, str(name)) for name, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._tree(item, key) for item in value]
+        return value
 
-        return self._pattern.sub(reference, text)
+    def _touches(self, line: str) -> bool:
+        return any(secret in line for secret in self._found) or has_secret_shape(line)
 
 
-def literal_secrets(tree: Any, name: str = "") -> Iterable[tuple[str, str]]:
+SHAPES_ONLY = Redactor({})
+"""Knows no values."""
+
+
+def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """(key, value) of every string in a configuration whose key says that it is secret (`api_key: sk-…`)."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
@@ -63,9 +112,28 @@ def literal_secrets(tree: Any, name: str = "") -> Iterable[tuple[str, str]]:
             yield from literal_secrets(value, name)
     else:
         value = tree.get_secret_value() if isinstance(tree, SecretStr) else tree
-        if isinstance(value, str) and NAMES.search(name) and "${" not in value and not name.endswith("_env"):
+        if isinstance(value, str) and "${" not in value and (is_secret_name(name) or has_secret_shape(value)):
             yield name, value
 
 
-def _is_secret(value: str) -> bool:
-    return len(value) >= SHORTEST and not value.isdigit() and not os.path.exists(value)
+def _searched(name: str, value: str) -> list[str]:
+    """The texts to look for, of what lies under this name."""
+    whole = [value.strip()] if is_secret_name(name) else []
+    inside = parts_of_secret(value) if whole or has_secret_shape(value) else []
+    return [secret for secret in [*whole, *inside] if _unmistakable(secret)]
+
+
+def _unmistakable(value: str) -> bool:
+    """See the module's docstring."""
+    if len(value) < SHORTEST or value.isdigit() or _ONE_WORD.fullmatch(value):
+        return False
+    return not os.path.exists(value)
+
+
+def _forms(secret: str) -> set[str]:
+    """As it is, and as it reads in JSON, and in JSON that is a text of JSON."""
+    forms = {secret}
+    for ascii_only in (True, False):
+        once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
+        forms |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}
+    return forms

@@ -45,8 +45,8 @@ class Status:
         with self._lock:
             self._content.update(plain(values))
             self._content["updated"] = time.time()
-            text = json.dumps(self._content, indent=1, ensure_ascii=False)
-            write_atomically(self._path, self._redact(text) + "\n")
+            text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)
+            write_atomically(self._path, text + "\n")
 
     def add_process(self, pid: int, role: str) -> None:
         """Record a process that this run started, while it lives."""

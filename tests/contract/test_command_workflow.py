@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from loguru import logger
 
 from ajet.config import Experiment
 from ajet.run.assembly import workflow_of
@@ -40,7 +41,13 @@ def test_what_the_environment_says(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "a secret of the launching shell")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-own")
     monkeypatch.setenv("PLAIN", "plain")
-    env = {"EXTRA": "{task_id}:{model}:{metadata.hint}", "OTHER_KEY": "{api_key}", "PATH_TO": "{folder}", "GONE": None}
+    env = {
+        "NAMED": "${oc.env:PLAIN}",
+        "EXTRA": "{task_id}:{model}:{metadata.hint}",
+        "OTHER_KEY": "{api_key}",
+        "PATH_TO": "{folder}",
+        "GONE": None,
+    }
     command = ["{python}", "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
     with agent(tmp_path, command=command, env=env, agent="coder") as (played, run):
         seen = json.loads(answer(run()).replace("[redacted key]", "KEY"))
@@ -49,10 +56,42 @@ def test_what_the_environment_says(tmp_path, monkeypatch):
         assert seen["ANTHROPIC_BASE_URL"] == base.removesuffix("/v1")
         assert {seen[name] for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AJET_API_KEY", "OTHER_KEY")} == {"KEY"}
         assert (seen["AJET_TASK"], seen["AJET_TASK_ID"]) == ("What is 40 + 2?", "sum")
-        assert seen["EXTRA"] == f"sum:{seen['AJET_MODEL']}:add" and seen["PLAIN"] == "plain"
+        assert seen["EXTRA"] == f"sum:{seen['AJET_MODEL']}:add" and seen["NAMED"] == "plain"
         assert "SOME_API_KEY" not in seen and "127.0.0.1" in seen["NO_PROXY"]
         assert seen["PWD"] == seen["PATH_TO"] and seen["PWD"].startswith(str(tmp_path / "episodes"))
         assert "42" not in json.dumps({name: value for name, value in seen.items() if name.startswith("AJET_TASK")})
+
+
+def test_of_ajets_own_environment_it_gets_what_a_program_needs_and_no_secret(tmp_path, monkeypatch):
+    secrets = {
+        "GITHUB_PAT": "ghp_0123456789abcdefghijklmnop",
+        "DATABASE_URL": "postgres://me:hunter2hunter2@db/x",
+        "DB_PASS": "hunter3hunter3",
+        "PGPASSWORD": "hunter4hunter4",
+        "OPENAIKEY": "hunter5hunter5",
+        "OPENAI_ORG": "hunter6hunter6",
+        "UNREMARKABLE": "hunter7hunter7",
+        "NODE_PATH": "https://me:hunter8hunter8@registry/x",
+    }
+    proxies = {"HTTPS_PROXY": "http://me:hunter9hunter9@proxy:3128", "http_proxy": "me:hunter9hunter9@proxy:3128"}
+    kept = {"LANG": "C.UTF-8", "LC_TIME": "C", "SSL_CERT_FILE": "/certificates.pem", "ALL_PROXY": "socks5://proxy:1080"}
+    for name, value in {**secrets, **proxies, **kept}.items():
+        monkeypatch.setenv(name, value)
+    noted = []
+    sink = logger.add(noted.append, level="INFO", format="{message}")
+    try:
+        with agent(tmp_path, command=shell("env"), env={"DB_PASS": "${oc.env:DB_PASS}"}) as (_, run):
+            printed = answer(run())
+            again = answer(run())
+    finally:
+        logger.remove(sink)
+    seen = dict(line.partition("=")[::2] for line in printed.splitlines())
+    assert seen["DB_PASS"] == "hunter3hunter3", "what `env:` names is given"
+    assert [n for n in "2456789" if f"hunter{n}" in printed + again] == []
+    assert (seen["HTTPS_PROXY"], seen["http_proxy"]) == ("http://proxy:3128", "proxy:3128")
+    assert {name: seen.get(name) for name in kept} == kept and seen["PATH"] == os.environ["PATH"]
+    (note,) = [line for line in noted if "GITHUB_PAT" in line]
+    assert "UNREMARKABLE" in note and "DB_PASS" not in note and "hunter" not in note
 
 
 def test_the_key_is_in_no_argument_of_any_process(tmp_path):

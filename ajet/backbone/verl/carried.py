@@ -1,11 +1,13 @@
 """What of an experiment travels to verl's processes, and the experiment again at the other end.
 
 Invariant: it is the resolved YAML, so whatever reads it composes the same experiment; secrets stay in the environment
-or in the `.env` beside the YAML. On a node without the YAML's folder the working directory is a copy of it.
+or in the `.env` beside the YAML, and one that the YAML itself holds goes into the environment that the processes of
+this machine inherit. On a node without the YAML's folder the working directory is a copy of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from functools import lru_cache
@@ -22,12 +24,19 @@ KEY = "ajet"
 def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
     """The values for `data.ajet`."""
     return {
-        "yaml": experiment.resolved_yaml(),
+        "yaml": experiment.resolved_yaml(hide=_inherited),
         "name": experiment.name,
         "base": str(experiment.base),
         "root": str(experiment.root),
         "run_id": run_id,
     }
+
+
+def _inherited(secret: str) -> str:
+    """A reference to it, for processes that have this one's environment."""
+    name = f"AJET_LITERAL_{hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()}"
+    os.environ[name] = secret
+    return f"${{oc.env:{name}}}"
 
 
 def restored(about: Any) -> Experiment:

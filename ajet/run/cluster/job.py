@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ajet.config.resolution import is_secret
+from ajet.config.resolution import is_literal, is_secret
 from ajet.schema.errors import ConfigError
+from ajet.schema.secrets import has_secret_shape
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -94,7 +95,8 @@ def _name(name: str) -> str:
 def _refuse_secrets(overrides: Sequence[str]) -> None:
     for each in overrides:
         key, _, value = each.partition("=")
-        if value and "${" not in value and is_secret(tuple(key.lstrip("+~").split("."))):
+        named = is_secret(tuple(key.lstrip("+~").split("."))) and is_literal(value)
+        if "${" not in value and (named or has_secret_shape(value)):
             raise ConfigError(
                 f"{key} is a secret, and the command would be written into the file.",
                 where="command line",

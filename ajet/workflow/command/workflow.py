@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from ajet.record.secrets import NAMES
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import AgentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.command.environment import inherited
 from ajet.workflow.command.folder import EpisodeFolder
 from ajet.workflow.command.running import Ended, Order, Running
 from ajet.workflow.command.settings import CommandSettings, base_of, common_values, filled
@@ -169,8 +169,8 @@ def _environment(
     values: Mapping[str, str],
     folder: EpisodeFolder,
 ) -> dict[str, str]:
-    """Ours without secrets, then the episode's, then the YAML's."""
-    environment: dict[str, str | None] = {name: value for name, value in os.environ.items() if not NAMES.search(name)}
+    """What a program needs of ours, then the episode's, then the YAML's."""
+    environment: dict[str, str | None] = {**inherited(os.environ, settings.env)}
     root = endpoint.base_url.removesuffix("/v1")
     environment |= {
         "OPENAI_BASE_URL": endpoint.base_url,

@@ -1,0 +1,125 @@
+"""What is a secret: the one rule that the record, the configuration and the commands share (DESIGN decision 16).
+
+Invariant: a secret is known by the name that it lies under or by its own shape, and both are decided here and nowhere
+else. Names are read as words (`accessToken`, `DB_PASS`, `x-api-key` and `PGPASSWORD` alike). Shapes are the user
+information of URLs (`https://user:password@host`) and the keys of well-known services.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SECRET_WORDS = _words(
+    "pass password passwords passwd passphrase passcode pwd pat auth authorization authorisation bearer cookie "
+    "cookies credential credentials creds dsn jwt psk secret secrets token webhook webhooks apikey apikeys"
+)
+_ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "credential", "credentials", "accesstoken")
+_SHOUTED_ENDINGS = (*_ENDINGS, "key", "token", "auth", "pass", "pat")
+"""Words of variables are written together (PGPASSWORD, OPENAIKEY, MYAUTH)."""
+_KEYS_OF = _words(
+    "access account admin api app auth client crypt deploy encryption license licence master private secret "
+    "service session signing ssh storage subscription x"
+)
+"""What stands before `key` where it opens something; `prompt_key` and `answer_key` are names of columns."""
+_NO_TOKENS_OF = _words(
+    "bos eos pad unk sep cls mask special stop end start begin image video audio vision tool think max min num "
+    "per first last next new total"
+)
+"""What stands before `token` where it is a piece of text."""
+_ABOUT = _words(
+    "path paths file files dir directory folder env name names type kind mode method count level limit len length "
+    "size max min n k rate at ttl timeout expiry sock socket host port"
+)
+"""A last word that makes a name say something about a secret."""
+_NO_SECRETS = frozenset({"PWD", "OLDPWD", "XAUTHORITY", "XMODIFIERS", "GIT_ASKPASS", "SSH_ASKPASS"})
+
+_USER_INFORMATION = re.compile(
+    r"://(?:[^\s/?#@:\"'<>\\\[\]]{0,256}:(?!\$?\{[^\s{}]*\}@|\*+@)[^\s/?#@\"'<>\\\[\]]{1,512}"
+    r"|(?!\$?\{)[^\s/?#@:\"'<>\\\[\]]{20,512})(?=@)"
+)
+_SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
+    (("://",), _USER_INFORMATION),
+    (("sk-", "pk-", "rk-"), re.compile(r"(?<![\w-])(?:sk|rk|pk)-(?=[\w-]{0,256}\d)[\w-]{20,512}")),
+    (
+        ("sk_live_", "sk_test_", "rk_live_", "whsec_"),
+        re.compile(r"\b(?:[sr]k_(?:live|test)|whsec)_[A-Za-z0-9]{16,256}"),
+    ),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"\bgh[pousr]_[A-Za-z0-9]{20,256}")),
+    (("github_pat_", "glpat-"), re.compile(r"\b(?:github_pat_|glpat-)[\w-]{20,256}")),
+    (("hf_", "npm_"), re.compile(r"\b(?:hf|npm)_[A-Za-z0-9]{20,256}")),
+    (("AKIA", "ASIA"), re.compile(r"\bA(?:K|S)IA[A-Z0-9]{16}\b")),
+    (("AIza",), re.compile(r"\bAIza[\w-]{35}")),
+    (("xox", "xapp-"), re.compile(r"\bx(?:ox[abeoprs]|app)-[\w-]{10,512}")),
+    (("pypi-",), re.compile(r"\bpypi-[\w-]{40,512}")),
+    (("eyJ",), re.compile(r"\beyJ[\w-]{10,4096}\.eyJ[\w-]{4,8192}\.[\w-]{10,4096}")),
+    (("hooks.slack.com/",), re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]{10,256}")),
+    (("/api/webhooks/",), re.compile(r"(?<=/api/webhooks/)\d{5,32}/[\w-]{10,256}")),
+    (
+        (" PRIVATE KEY-----",),
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----[\w+/=\s\\-]{16,16384}?-----END [A-Z ]{0,32}PRIVATE KEY-----"
+        ),
+    ),
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what lies under this name, of a variable or of a key in a file, is a secret.
+
+    Not one: a name that ends by saying where the secret is or what it is like (`HF_TOKEN_PATH`, `api_key_env`), a piece
+    of text (`eos_token`, `max_tokens`), a column (`prompt_key`).
+    """
+    if name.upper() in _NO_SECRETS:
+        return False
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] in _ABOUT:
+        return False
+    shouted = name.isupper()
+    for index, word in enumerate(words):
+        before = words[index - 1] if index else ""
+        if word in ("key", "keys", "tokens"):
+            if shouted or before in _KEYS_OF:
+                return True
+        elif word == "token":
+            if before not in _NO_TOKENS_OF and (shouted or index == len(words) - 1 or before in _KEYS_OF):
+                return True
+        elif word in _SECRET_WORDS:
+            return True
+    return len(words[-1]) > 4 and words[-1].endswith(_SHOUTED_ENDINGS if shouted else _ENDINGS)
+
+
+def has_secret_shape(text: str) -> bool:
+    """Whether a text holds user information of a URL, or a key of a known service."""
+    return any(shape.search(text) for marks, shape in _SHAPES if any(mark in text for mark in marks))
+
+
+def without_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
+    """The text with `put`, or what `put` answers, for each secret that shows itself by its shape; the same object where
+    there is none."""
+    for marks, shape in _SHAPES:
+        if any(mark in text for mark in marks):
+            text = shape.sub(lambda found: _put(found.group(), put), text)
+    return text
+
+
+def parts_of_secret(text: str) -> list[str]:
+    """The secrets inside one, to be hidden by themselves: the password of a URL, what follows `Bearer` or `Basic`."""
+    told = [match.group().removeprefix("://") for match in _USER_INFORMATION.finditer(text)]
+    found = [each.partition(":")[2] or each for each in told]
+    scheme, _, credential = text.strip().partition(" ")
+    if scheme.lower() in ("bearer", "basic", "token") and credential.strip():
+        found.append(credential.strip())
+    return found
+
+
+def _put(found: str, put: str | Callable[[str], str]) -> str:
+    before = "://" if found.startswith("://") else ""
+    return before + (put if isinstance(put, str) else put(found.removeprefix(before)))

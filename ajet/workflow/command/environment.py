@@ -1,0 +1,71 @@
+"""Which variables of ajet's own environment a command gets.
+
+Invariant: an agent that explores its machine by a shell finds none of our secrets in its environment, because it is
+given by name what a program needs to start and nothing else, and nothing of that whose value holds a secret. What it
+needs besides, `env:` of its section names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import urlsplit, urlunsplit
+
+from loguru import logger
+
+from ajet.schema.secrets import has_secret_shape
+
+_PROGRAM = (
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TERM COLORTERM NO_COLOR TMPDIR TMP TEMP "
+    "XDG_CONFIG_HOME XDG_CACHE_HOME XDG_DATA_HOME XDG_STATE_HOME XDG_RUNTIME_DIR XDG_CONFIG_DIRS XDG_DATA_DIRS "
+    "LD_LIBRARY_PATH DYLD_LIBRARY_PATH DYLD_FALLBACK_LIBRARY_PATH VIRTUAL_ENV CONDA_PREFIX NODE_PATH "
+    "PYTHONPATH PYTHONHOME PYTHONUNBUFFERED PYTHONUTF8 PYTHONIOENCODING PYTHONDONTWRITEBYTECODE PYTHONHASHSEED "
+    "OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS CUDA_VISIBLE_DEVICES SYSTEMROOT SYSTEMDRIVE COMSPEC PATHEXT"
+)
+_NETWORK = (
+    "NO_PROXY no_proxy SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NODE_EXTRA_CA_CERTS GIT_SSL_CAINFO"
+)
+_ALLOWED = frozenset(f"{_PROGRAM} {_NETWORK}".split())
+_LOCALE = re.compile(r"LC_[A-Z_]+")
+_PROXY = re.compile(r"(?:https?|all|ftp)_proxy", re.IGNORECASE)
+_OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
+"""Every shell sets them anew; nobody misses them."""
+_noted: set[frozenset[str]] = set()
+
+
+def inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[str, str]:
+    """What of `ours` a command gets; `named` are the names that its section gives values to. The names that are
+    withheld are logged, once."""
+    given: dict[str, str] = {}
+    withheld: list[str] = []
+    for name, value in ours.items():
+        if _PROXY.fullmatch(name):
+            given[name] = _without_user(value)
+            if given[name] != value:
+                withheld.append(f"the user information in {name}")
+        elif (name in _ALLOWED or _LOCALE.fullmatch(name)) and not has_secret_shape(value):
+            given[name] = value
+        elif name not in named and name not in _OF_THE_SHELL:
+            withheld.append(name)
+    _note(frozenset(withheld))
+    return given
+
+
+def _without_user(proxy: str) -> str:
+    """`http://user:password@host:3128` as `http://host:3128`; so also without a scheme."""
+    if "@" not in proxy:
+        return proxy
+    if "://" not in proxy:
+        return proxy.rpartition("@")[2]
+    parts = urlsplit(proxy)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _note(withheld: frozenset[str]) -> None:
+    if withheld and withheld not in _noted:
+        _noted.add(withheld)
+        logger.info(
+            "the command agent does not get {} of ajet's environment: {} (docs/command_agents.md says how it can)",
+            len(withheld),
+            ", ".join(sorted(withheld)),
+        )
