@@ -1,7 +1,8 @@
 r"""What a model's reply says the answer is.
 
 Invariant: nothing raises whatever the text, every function is linear in it, and None means that the reply states no
-answer in that form. What stands in a <think> part is no answer. The last statement wins: models correct themselves.
+answer in that form. What stands in a <think> part is no answer. The last statement wins, since models correct
+themselves, but where a benchmark reads the first (`first`): GAIA's scorer does.
 """
 
 from __future__ import annotations
@@ -68,20 +69,22 @@ def boxes(text: str) -> list[str]:
     return found
 
 
-def boxed_answer(text: Any) -> str | None:
-    """The content of the last box that is not empty, "" where all are, None without a box."""
+def boxed_answer(text: Any, *, first: bool = False) -> str | None:
+    """The content of the last box (or the first) that is not empty, "" where all are, None without a box."""
     found = boxes(text_of(text))
-    return next((content for content in reversed(found) if content), "" if found else None)
+    return next((content for content in (found if first else reversed(found)) if content), "" if found else None)
 
 
-def tagged_answer(text: Any) -> str | None:
-    """The content of the last <answer>…</answer> outside <think>, or None."""
+def tagged_answer(text: Any, *, first: bool = False) -> str | None:
+    """The content of the last <answer>…</answer> (or the first) outside <think>, or None."""
     text, start, found = visible(text_of(text)), None, None
     for tag in _ANSWER.finditer(text):
         if not tag.group(1):
             start = tag.end()
         elif start is not None:
             found, start = text[start : tag.start()].strip(), None
+            if first:
+                break
     return found
 
 

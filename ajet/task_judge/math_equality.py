@@ -1,9 +1,9 @@
-"""Whether two mathematical answers are equal, by value and not by spelling (math-verify decides).
+"""Whether two mathematical answers are equal, by value and not by spelling.
 
-Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. Plain numbers
-are compared here, exactly. Everything else goes to a worker process that is killed when it does not answer, because
-nothing else stops a computation like 9**9**9 (math-verify's own limit is a signal, which works in the main thread
-only and not inside one long operation).
+Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. Numbers, units,
+words, lists and dates are compared by rules of ours (`math_rules`), exactly. Everything else goes to math-verify in a
+worker process that is killed when it does not answer, because nothing else stops a computation like 9**9**9
+(math-verify's own limit is a signal, which works in the main thread only and not inside one long operation).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 from contextlib import suppress
-from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
 from ajet.schema.errors import JudgeFailure, MissingExtra
+from ajet.task_judge.math_rules import verdict
+from ajet.task_judge.math_text import plain
 
 WORKERS = 2
 """Worker processes at most, each started when needed; one holds about 100 MB."""
@@ -31,8 +31,6 @@ PACKAGES = str(Path(__file__).parents[2])
 """Where a worker finds this package, however this process did."""
 LONGEST = 10_000
 """Characters; what is longer is no answer."""
-_DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?")
-_FRACTION = re.compile(r"([+-]?\d{1,100})\s*/\s*(\d{1,100})")
 
 
 def require() -> None:
@@ -48,37 +46,16 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     accepted. Raises MissingExtra when it takes math-verify and that is not installed, JudgeFailure when no worker
     starts.
     """
-    left, right = _bare(candidate), _bare(reference)
-    if not left or not right or max(len(left), len(right)) > LONGEST:
+    if max(len(candidate), len(reference)) > LONGEST:
         return False
-    if left == right:
-        return True
-    one, other = _number(left), _number(right)
-    if one is not None and other is not None:
-        if one == other:
-            return True
-        if "/" not in left and "/" not in right:
-            return False
+    left, right = plain(candidate), plain(reference)
+    if not left or not right:
+        return False
+    decided = verdict(left, right)
+    if decided is not None:
+        return decided
     require()
     return _pool().ask(left, right, timeout)
-
-
-def _bare(text: str) -> str:
-    text = text.strip().rstrip(".").strip()
-    while len(text) > 1 and text[0] == text[-1] == "$":
-        text = text[1:-1].strip()
-    return text
-
-
-def _number(text: str) -> Fraction | None:
-    """The value of an integer, decimal or fraction of such; None of anything else."""
-    text = text.removeprefix("\\").removeprefix("$").strip()
-    if len(text) <= 200 and _DECIMAL.fullmatch(text) and any(letter.isdigit() for letter in text):
-        return Fraction(text.replace(",", ""))
-    parts = _FRACTION.fullmatch(text)
-    if parts and int(parts.group(2)):
-        return Fraction(int(parts.group(1)), int(parts.group(2)))
-    return None
 
 
 class _Worker:

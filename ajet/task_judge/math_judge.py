@@ -11,7 +11,7 @@ from typing import Any
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.extraction import extract_answer, hash_answer, text_of, visible
+from ajet.task_judge.extraction import extract_answer, hash_answer, tagged_answer, text_of, visible
 from ajet.task_judge.math_equality import equal, require
 
 
@@ -19,7 +19,8 @@ class MathAnswerJudge(BaseJudge):
     """Compares the workflow's `metadata["final_answer"]` with the task's `metadata["answer"]`.
 
     The answer is what stands in the reply's last box, else in its <answer> tags, else after ####, else the whole text
-    when it is one short line. The reference is what follows #### (as in GSM8K) or the whole field."""
+    when it is one short line; of a task whose `data_source` is gaia, in its first <answer> tags. The reference is what
+    follows #### (as in GSM8K) or the whole field."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -32,7 +33,8 @@ class MathAnswerJudge(BaseJudge):
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
         text = text_of(workflow_output.metadata.get("final_answer"))
-        given = extract_answer(text) or _short(visible(text))
+        first = workflow_task.task.metadata.get("data_source") == "gaia"
+        given = (tagged_answer(text, first=True) if first else None) or extract_answer(text) or _short(visible(text))
         if not given:
             return Verdict(0.0, False, "no answer found in the reply")
         right = equal(given, reference)
