@@ -163,7 +163,8 @@ def test_a_judge_that_exits_the_program_does_not():
         ("42", 1.0),
         (r"First \boxed{41}, no: \boxed{42}", 1.0),
         (r"\boxed{{42.0}}", 1.0),
-        (str([{"type": "text", "text": r"It is \boxed{\frac{84}{2}}."}]), 1.0),
+        (str([{"type": "text", "text": r"It is \boxed{\text{42}}."}]), 1.0),
+        (r"\boxed{\frac{84}{2}}", 0.0),
         ([{"type": "text", "text": r"\boxed{42}"}], 1.0),
         ("<answer>42</answer>", 1.0),
         (r"<think>\boxed{42}</think> \boxed{43}", 0.0),
@@ -257,3 +258,13 @@ def test_a_plain_number_costs_no_process():
     verdict(MathAnswerJudge(None), WorkflowOutput(metadata={"final_answer": r"\boxed{43}"}))
     watching.clear()  # a hook stays for good
     assert started == []
+
+
+def test_of_several_tags_the_last_counts_and_for_gaia_the_first():
+    task = Task(task_id="t", metadata={"answer": "1"})
+    reply = "<think><answer>3</answer></think><answer>1</answer> or <answer>2</answer>"
+    output = WorkflowOutput(metadata={"final_answer": reply})
+    judge = Judge(MathAnswerJudge(None))
+    assert asyncio.run(judge.verdict(WorkflowTask(task=task), output)).reward == 0.0
+    task.metadata["data_source"] = "gaia"
+    assert asyncio.run(judge.verdict(WorkflowTask(task=task), output)).reward == 1.0
