@@ -1,5 +1,6 @@
 """An experiment arrives in verl's processes as it was, also on a node that has a copy of its folder only."""
 
+import os
 import sys
 
 import pytest
@@ -43,6 +44,17 @@ def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
     assert again.ajet == experiment.ajet.model_copy(update={"base_dir": again.ajet.base_dir, **_places(again)})
     assert (again.name, again.root, again.base) == (experiment.name, experiment.root, experiment.base)
     assert again.sections == {"mine": {"key": "a value", "plain": 7}} and again.ajet.seed == 5
+
+
+def test_a_secret_in_the_yaml_itself_arrives_by_the_environment(project, tmp_path, monkeypatch):
+    literal = "mine: {pass: hunter-one, url: 'https://me:hunter-two@host/a', api_key: hunter-three}\n"
+    (project / "y.yaml").write_text((project / "x.yaml").read_text().partition("mine:")[0] + literal)
+    experiment = load_experiment(project / "y.yaml", backbone="verl", exp_dir=tmp_path / "runs")
+    about = carried(experiment, run_id="r")
+    assert "hunter" not in str(about)
+    assert restored(about).sections == experiment.sections
+    for name in [name for name in os.environ if name.startswith("AJET_LITERAL_")]:
+        monkeypatch.delenv(name)
 
 
 def test_on_another_node_the_working_directory_is_a_copy_of_the_folder(project, tmp_path, monkeypatch):
