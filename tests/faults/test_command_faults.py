@@ -21,7 +21,7 @@ from ajet.workflow.command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
 from tests.rollout_fixtures import stage
 
-MARK = "AJET_TEST_MARK"
+MARK = "LC_AJET_TEST_MARK"  # of the variables that commands inherit
 
 
 @pytest.fixture
