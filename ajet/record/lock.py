@@ -1,59 +1,61 @@
 """The lock of a run directory: which process writes here.
 
-Invariant: at most one live process holds a folder. The lock names it by process id, start time and host, so that a
-process id used again by somebody else is never taken for the holder, and a dead holder's lock is taken over. The
-file is only read and changed under an exclusive `flock` on its neighbour, so that two starters cannot both win.
+Invariant: at most one live process holds a folder. The kernel keeps the lock (`flock` on `.lock`) for the life of the
+holder and of no other process: it is on a descriptor that no program inherits and that a forked copy closes at once. So
+it ends with its process, however that ends, and is seen across containers. `lock.json` says who the holder is; it
+decides alone where the file system has no such locks, and for a holder that another kernel's lock may hide.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
+from loguru import logger
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
+from ajet.record.process_identity import ProcessIdentity, boot_id
 
 FILE = "lock.json"
 GUARD = ".lock"
-TOLERANCE_S = 2.0
-"""Start times of one process, read twice, may differ by this much when the clock was set in between."""
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process, unambiguously."""
+    """Who holds a folder."""
 
-    pid: int
-    started: float
-    """Seconds since the epoch, as the operating system says."""
-    host: str
+    process: ProcessIdentity
+    kernel: bool
+    """Whether the kernel keeps the lock for it."""
+
+    def written(self) -> str:
+        """As `lock.json` has it."""
+        return json.dumps({**asdict(self.process), "kernel": self.kernel}) + "\n"
 
     @classmethod
-    def this(cls) -> Holder:
-        """This process."""
-        return cls(os.getpid(), psutil.Process().create_time(), socket.gethostname())
-
-    def alive(self) -> bool:
-        """True while it runs; a process on another host cannot be seen from here and counts as alive."""
-        if self.host != socket.gethostname():
-            return True
+    def read(cls, path: Path) -> Holder | None:
+        """What a `lock.json` of this or an earlier version says; None without a readable one."""
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) <= TOLERANCE_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            content = read_json(path)
+            return cls(ProcessIdentity.recorded(content), bool(content.get("kernel", False)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            return None
+
+    def alive(self, *, unlocked: bool) -> bool:
+        """Whether it may still write; `unlocked`: the kernel has just given us the lock of its folder."""
+        if unlocked and self.kernel and self.process.boot is not None and self.process.boot == boot_id():
             return False
+        return self.process.alive()
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}"
+        return str(self.process)
 
 
 class RunLock:
@@ -62,41 +64,74 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mine: Holder | None = None
+        self._handle: int | None = None
 
     @property
     def path(self) -> Path:
         """The file that names the holder."""
         return self.folder / FILE
 
-    def take(self) -> Holder | None:
-        """Take the lock, or answer its live holder. The folder is made when it is missing."""
+    def take(self) -> Holder | str | None:
+        """Take the lock, or answer its live holder (in words, where nothing names it). The folder is made when it is
+        missing. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._guarded():
-            holder = self.holder()
-            if holder is not None and holder.alive():
-                return holder
-            self._mine = Holder.this()
-            write_atomically(self.path, json.dumps(asdict(self._mine)) + "\n")
-        return None
-
-    def holder(self) -> Holder | None:
-        """Who the file names, dead or alive; None without a readable file."""
+        handle = os.open(self.folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            return Holder(**read_json(self.path))
-        except (OSError, ValueError, TypeError):
-            return None
+            kernel = _locked(handle, self.folder)
+        except BlockingIOError:
+            os.close(handle)
+            return Holder.read(self.path) or "another process"
+        self._handle = handle
+        os.register_at_fork(after_in_child=self._drop)
+        try:
+            holder = Holder.read(self.path)
+            if holder is not None and holder.alive(unlocked=kernel):
+                self._let_go()
+                return holder
+            self._mine = Holder(ProcessIdentity.of(os.getpid()), kernel)
+            write_atomically(self.path, self._mine.written())
+        except BaseException:
+            self.release()
+            raise
+        return None
 
     def release(self) -> None:
         """Give the lock back if it is still ours. Idempotent."""
-        if self._mine is None:
-            return
-        with self._guarded():
-            if self.holder() == self._mine:
-                self.path.unlink()
-        self._mine = None
+        mine, self._mine = self._mine, None
+        if mine is not None and mine.process.pid == os.getpid() and Holder.read(self.path) == mine:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:  # the kernel's lock ends all the same, and with it what the file says
+                logger.warning("{} could not be removed: {}", self.path, error.strerror)
+        self._let_go()
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        with (self.folder / GUARD).open("a") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            yield
+    def _let_go(self) -> None:
+        if self._handle is not None:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(self._handle, fcntl.LOCK_UN)  # for a copy, too, that a fork outside of Python may have made
+            self._drop()
+
+    def _drop(self) -> None:
+        """Close the descriptor; in a forked process that leaves the lock with its parent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def _locked(handle: int, folder: Path) -> bool:
+    """Take the kernel's lock; False where the file system has none. Raises BlockingIOError when it is held."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        logger.warning(
+            "the file system of {} has no locks ({}): whether another run writes there is told by process ids alone, "
+            "which processes on other machines and in other containers do not share",
+            folder,
+            error.strerror,
+        )
+        return False

@@ -294,6 +294,8 @@ class _Place:
         if elsewhere.exists():
             os.replace(elsewhere, elsewhere.with_name(old.name))
         (old / LOCK_FILE).unlink(missing_ok=True)
+        if self.lock is not None:
+            self.lock.release()
         self.lock = RunLock(self.folder)
         holder = self.lock.take()
         if holder is not None:

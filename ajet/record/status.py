@@ -1,12 +1,13 @@
 """status.json: what the run is doing now, for `ajet stop`, the viewer and people.
 
-Invariant: the file is always whole (replaced, never edited); its processes carry their start times, so that nothing
-is ever ended by a process id that somebody else has got since.
+Invariant: the file is always whole (replaced, never edited); its processes carry their starts and where they run, so
+that nothing is ever ended by a process id that somebody else has got since.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,9 +17,10 @@ import psutil
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
-from ajet.record.lock import Holder
 from ajet.record.plain import plain
+from ajet.record.process_identity import ProcessIdentity
 from ajet.record.secrets import Redactor
+from ajet.schema.errors import UserError
 
 
 class Status:
@@ -27,16 +29,18 @@ class Status:
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
         self._path, self._redact = path, redact
         self._lock = threading.RLock()
-        holder = Holder.this()
+        mine = ProcessIdentity.of(os.getpid())
         self._content: dict[str, Any] = {
             "run_id": run_id,
             "name": name,
             "kind": kind,
             "phase": "starting",
             "step": 0,
-            "host": holder.host,
+            "host": mine.host,
+            "boot": mine.boot,
+            "space": mine.space,
             "started": time.time(),
-            "processes": [{"pid": holder.pid, "started": holder.started, "role": "run"}],
+            "processes": [_entry(mine, "run")],
         }
         self.set()
 
@@ -51,21 +55,46 @@ class Status:
     def add_process(self, pid: int, role: str) -> None:
         """Record a process that this run started, while it lives."""
         try:
-            started = psutil.Process(pid).create_time()
+            found = ProcessIdentity.of(pid)
         except psutil.NoSuchProcess:
             return
         with self._lock:
             processes = [entry for entry in self._content["processes"] if entry["pid"] != pid]
-            self.set(processes=[*processes, {"pid": pid, "started": started, "role": role}])
+            self.set(processes=[*processes, _entry(found, role)])
 
     def get(self, name: str) -> Any:
         """A field's present value; None when it was never set."""
         return self._content.get(name)
 
 
+def _entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
+    return {"pid": process.pid, "started": process.started, "ticks": process.ticks, "role": role}
+
+
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """The status of the run in `folder`; None when it holds none. Raises OSError, ValueError for a damaged one."""
+    """The status of the run in `folder`; None when it holds none. Raises OSError, UserError for a damaged one."""
+    path = folder / "status.json"
     try:
-        return read_json(folder / "status.json")
+        return read_json(path)
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise UserError(
+            f"The status of this run is damaged: {error}.",
+            where=str(path),
+            expected="the JSON object that ajet writes there",
+            do="resuming the run replaces it; what still runs of it has to be ended by hand",
+        ) from error
+
+
+def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, str]]:
+    """The processes that a status names, with their roles; an entry that is none is left out."""
+    found = []
+    place = {name: status.get(name) for name in ("host", "boot", "space")}
+    entries = status.get("processes")
+    for entry in entries if isinstance(entries, list) else []:
+        try:
+            found.append((ProcessIdentity.recorded({**place, **entry}), str(entry.get("role"))))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            continue
+    return found

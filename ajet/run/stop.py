@@ -1,22 +1,23 @@
 """`ajet stop RUN` and `--kill`: end what earlier runs started, by recorded process id and start time.
 
-Invariant (DESIGN decision 15): a process is touched only when its id AND its start time are those that a run recorded
-in `status.json`; nothing is ever ended by matching a name.
+Invariant (DESIGN decision 15): a process is touched only when it is the one that a run recorded in `status.json`, by
+id, start, boot and process namespace; nothing is ever ended by matching a name. A run that cannot be seen from here is
+not said to be over.
 """
 
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from ajet.record.console import console
 from ajet.record.files import read_rows
-from ajet.record.status import read_status
+from ajet.record.status import read_status, recorded_processes
 from ajet.run.named import known_run
 from ajet.schema.errors import UserError
 
@@ -27,14 +28,15 @@ hard."""
 
 def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     """Interrupt the run as Ctrl-C would (it saves a checkpoint), wait, then end what is left of it. Raises
-    UserError."""
+    UserError, for a run that goes on where it cannot be reached from here too."""
     folder = known_run(run, root, holding="status.json", expected="a folder with a status.json")
-    processes = recorded_processes(folder)
+    refuse_elsewhere(folder)
+    processes = living(folder)
     if not processes:
         console.print(f"{folder.name} is not running.")
         return 0
     children = [child for process in processes for child in _children(process)]
-    for process in recorded_processes(folder, role="run") or processes:  # the others are its own, and end with it
+    for process in living(folder, role="run") or processes:  # the others are its own, and end with it
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
     alive = _wait(processes, _patience(folder) if patience_s is None else patience_s)
@@ -51,29 +53,33 @@ def kill(names: str | None, root: Path) -> int:
     for name in sorted(wanted - {folder.name for folder in folders}):
         console.print(f"There is no run named {name} in {root}.", markup=False, soft_wrap=True)
     for folder in folders:
-        if folder.name in wanted or (not wanted and recorded_processes(folder)):
+        if folder.name in wanted or (not wanted and living(folder)):
             stop(str(folder), root, patience_s=5.0)
     return 0
 
 
-def recorded_processes(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
-    """The still living processes of the run in `folder`, or those of one role."""
-    try:
-        status = read_status(folder) or {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"status.json is damaged: {error}.", where=str(folder / "status.json")) from error
-    found = []
-    entries: Any = status.get("processes")
-    for entry in entries if isinstance(entries, list) else []:
-        if not isinstance(entry, dict) or (role is not None and entry.get("role") != role):
-            continue
-        try:
-            process = psutil.Process(entry["pid"])
-            if abs(process.create_time() - entry["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, KeyError, TypeError, ValueError, OverflowError):
-            continue
-    return found
+def refuse_elsewhere(folder: Path) -> None:
+    """Raises UserError for a run that has not ended and whose process is out of sight."""
+    status = read_status(folder) or {}
+    if status.get("outcome"):
+        return
+    for process, role in recorded_processes(status):
+        if role == "run" and process.place == "elsewhere":
+            here = socket.gethostname()
+            raise UserError(
+                f"{folder.name} is not of this machine or container: it is {process}.",
+                where=str(folder / "status.json"),
+                expected=f"a run on {here}" + (", outside of containers of its own" if process.host == here else ""),
+                do=f"run `ajet stop {folder.name}` there",
+            )
+
+
+def living(folder: Path, *, role: str | None = None) -> list[psutil.Process]:
+    """The still living processes of the run in `folder`, or those of one role. Raises UserError for a damaged
+    status."""
+    named = recorded_processes(read_status(folder) or {})
+    found = [identity.process() for identity, its in named if role is None or its == role]
+    return [process for process in found if process is not None]
 
 
 def _patience(folder: Path) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -236,20 +237,34 @@ def test_a_live_run_keeps_its_folder_and_the_next_one_says_where_it_writes(tmp_p
         assert next_run.name == "demo" and next_run.notes == []
 
 
+HERE = {"host": socket.gethostname()}
+
+
 def test_a_process_id_used_again_by_another_process_does_not_hold(tmp_path: Path) -> None:
     lock = RunLock(tmp_path / "demo")
     assert lock.take() is None
     content = json.loads(lock.path.read_text())
-    lock.path.write_text(json.dumps(content | {"started": content["started"] - 1000}))
+    lock.release()
+    lock.path.write_text(json.dumps({"pid": content["pid"], "started": content["started"] - 1000} | HERE))
     assert RunLock(tmp_path / "demo").take() is None
+
+
+def test_a_living_holder_of_an_earlier_version_is_respected(tmp_path: Path) -> None:
+    """It holds no lock of the kernel's; its file has three keys."""
+    (tmp_path / "demo").mkdir()
+    mine = {"pid": os.getpid(), "started": psutil.Process().create_time()}
+    (tmp_path / "demo" / "lock.json").write_text(json.dumps(mine | HERE))
+    assert str(os.getpid()) in str(RunLock(tmp_path / "demo").take())
 
 
 def test_a_holder_on_another_host_counts_as_alive(tmp_path: Path) -> None:
     lock = RunLock(tmp_path / "demo")
     assert lock.take() is None
-    lock.path.write_text(json.dumps(json.loads(lock.path.read_text()) | {"host": "elsewhere"}))
+    content = json.loads(lock.path.read_text())
+    lock.release()
+    lock.path.write_text(json.dumps(content | {"host": "elsewhere", "boot": "another"}))
     other = RunLock(tmp_path / "demo").take()
-    assert isinstance(other, Holder) and other.host == "elsewhere"
+    assert isinstance(other, Holder) and other.process.host == "elsewhere"
 
 
 def test_a_damaged_lock_is_taken_over(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.held_out import NUMBERS, short, words
-from ajet.record.lock import Holder
-from ajet.record.status import read_status
-from ajet.schema.errors import AjetError
+from ajet.record.status import read_status, recorded_processes
+from ajet.schema.errors import AjetError, UserError
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
 """A folder with one of these is a run."""
@@ -94,13 +93,9 @@ def state(status: dict[str, Any]) -> str:
     """running, what its outcome says, or stopped: its process is gone without a word."""
     if status.get("outcome"):
         return str(status["outcome"])
-    try:
-        for entry in status.get("processes") or ():
-            if entry.get("role") == "run":
-                holder = Holder(int(entry["pid"]), float(entry["started"]), str(status.get("host", "")))
-                return "running" if holder.alive() else "stopped"
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-        return "unknown"  # nothing that ajet wrote
+    for process, role in recorded_processes(status):
+        if role == "run":
+            return "running" if process.alive() else "stopped"
     return "unknown"
 
 
@@ -139,7 +134,7 @@ def last_values(
 def _status(folder: Path) -> dict[str, Any]:
     try:
         return read_status(folder) or {}
-    except (OSError, ValueError):
+    except (OSError, UserError):
         return {}
 
 
