@@ -2,6 +2,7 @@
 
 Invariant: sampled tokens = tokens with mask 1 over its timelines + the counted reasons, asserted for every episode.
 Only a scored episode keeps timelines (its tokens may be trained on); of any other each sampled token is counted.
+What user code says of it (metadata, errors, a judge's reason) is bounded.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet import context_tracker
+from ajet.rollout import bounds
 from ajet.rollout.blame import verdict_on_failure
 from ajet.schema.episode import Episode, Failure, Split, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -88,9 +90,9 @@ def build_episode(identity: Identity, played: Played, verdict: Verdict | None, s
         split=identity.split,
         run=identity.run,
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
-        failure=played.failure,
-        verdict=verdict,
-        metadata=dict(output.metadata) if output else {},
+        failure=bounds.failure(played.failure) if played.failure else None,
+        verdict=None if verdict is None else _bounded(verdict),
+        metadata=bounds.metadata(output.metadata) if output else {},
         metrics=dict(output.log_metrics) if output else {},
         attempts=played.attempts,
         started=played.started,
@@ -109,6 +111,10 @@ def build_episode(identity: Identity, played: Played, verdict: Verdict | None, s
         f"episode {episode.uuid}: {episode.sampled_tokens} tokens sampled, {sampled} accounted for: {episode.untrained}"
     )
     return episode
+
+
+def _bounded(verdict: Verdict) -> Verdict:
+    return replace(verdict, reason=bounds.beginning(verdict.reason))
 
 
 def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[str]]:

@@ -3,7 +3,7 @@
 Invariant: the boundary says whose side failed. A `BoundaryError` names its own, wherever the workflow let it through;
 a model call that the engine failed is the engine's; what the user's code raises otherwise is the agent's; what
 happens outside that code is ajet's. Nothing that passed through the user's code is ajet's `own` failure, whatever class
-it has. Only what declares itself retryable is played again.
+it has. Only what declares itself retryable is played again. Texts are bounded.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import asyncio
 import traceback
 from typing import Literal
 
+from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Failure
-from ajet.schema.errors import BoundaryError
-
-TRACEBACK_LENGTH = 20_000
-"""Characters kept of a traceback, the last ones."""
+from ajet.schema.errors import Boundary, BoundaryError
 
 Stage = Literal["construct", "open", "execute", "judge"]
 """What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
@@ -40,21 +38,23 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
     """The failure that an exception means."""
     if isinstance(problem, EpisodeFailed):
         return problem.failure
-    text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))[-TRACEBACK_LENGTH:]
+    text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
     cause: BaseException | None = problem
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, BoundaryError):
             own = stage == "open" or (stage == "judge" and cause.own)
             told = cause.boundary == "agent" and stage == "execute"
-            return Failure(
-                cause.boundary, type(cause).__name__, str(cause), cause.retryable, text, own=own, policy=told
+            kind, said = type(cause).__name__, bounds.words_of(cause)
+            return bounds.failure(
+                Failure(cause.boundary, kind, said, cause.retryable, text, own=own, policy=told)
             )
         seen.add(id(cause))
         cause = cause.__cause__
-    message = str(problem) or "(no message)"
+    message = bounds.words_of(problem) or "(no message)"
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
-    boundary: Literal["agent", "ajet"] = "ajet" if stage == "open" else "agent"
+    boundary: Boundary = "ajet" if stage == "open" else "agent"
     policy = stage == "execute" and not from_outside(problem)
-    return Failure(boundary, type(problem).__name__, message, traceback=text, own=stage == "open", policy=policy)
+    kind, own = type(problem).__name__, stage == "open"
+    return bounds.failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))

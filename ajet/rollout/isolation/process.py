@@ -1,21 +1,20 @@
 """One process an attempt at a time: the only isolation whose hang can be killed.
 
-Invariants: a worker is the leader of its own process group, so that what the workflow started ends with it; it is
-ended by its own recorded id, and before that id can be anybody else's; it ends itself when this process is gone. A
-worker that was killed or died is replaced by a new one. Inside, clients reach the gateway over its loopback port.
-Linux and macOS.
+Invariants: a worker is ended with all that descends from it (Linux; elsewhere with its process group), by its own
+recorded id, and before that id can be anybody else's; it ends itself when this process is gone. Every message on a
+worker's pipe bears the number of its attempt; a worker that speaks of another one is ended, never believed. One that
+was killed or died, or that an attempt left changed, is replaced by a new one. Inside, clients reach the gateway over
+its loopback port. Linux and macOS.
 """
 
 from __future__ import annotations
 
-import fcntl
 import inspect
 import os
-import signal
+import pickle
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -23,8 +22,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, failed
+from ajet.rollout.isolation.family import end_family
+from ajet.rollout.isolation.printed import Printed
 from ajet.rollout.isolation.thread import settle
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput
@@ -32,10 +35,10 @@ from ajet.schema.task import WorkflowOutput
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-PRINTED = 8_000
-"""Characters kept of what an attempt wrote to its standard output and error, the last ones."""
+LONGEST = 1 << 28
+"""Bytes of one message: a longer output fails its episode."""
 GRACE = 2.0
-"""Seconds between asking a process group to end and ending it."""
+"""Seconds between asking what a workflow started to end and ending it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class ProcessIsolation:
         self._idle: list[Worker] = []
         self._busy: dict[Attempt, Worker | None] = {}
         self._killed: set[Worker] = set()
+        self._said: set[str] = set()
         self._closed = False
 
     @property
@@ -102,9 +106,24 @@ class ProcessIsolation:
             attempt.printed = attempt.printed or worker.printed()
             with self._lock:
                 mine = self._busy.pop(attempt, None) is worker
-                if mine and worker.alive and not self._closed:
+                usable = worker.alive and not worker.changes
+                if mine and usable and not self._closed:
                     worker.forget_printed()
                     self._idle.append(worker)
+            if mine and not usable:
+                self._retire(worker)
+
+    def _retire(self, worker: Worker) -> None:
+        """Its next attempt would find what this one left."""
+        worker.kill()
+        news = [change for change in worker.changes if change not in self._said]
+        self._said.update(news)
+        if news:
+            logger.warning(
+                "rollout.isolation process: a workflow left {} changed or running; its process is replaced, so that no "
+                "other attempt meets that (each such attempt costs the start of a process)",
+                " and ".join(news),
+            )
 
     def _take(self, attempt: Attempt) -> Worker:
         with self._lock:
@@ -128,25 +147,27 @@ class Worker:
     def __init__(self, home: Home) -> None:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
-        number, path = tempfile.mkstemp(prefix="ajet-workflow-")
-        os.unlink(path)
-        fcntl.fcntl(number, fcntl.F_SETFL, fcntl.fcntl(number, fcntl.F_GETFL) | os.O_APPEND)
-        self._output = number
+        self._printed = Printed()
         command = [sys.executable, "-u", "-m", "ajet.rollout.isolation.worker", str(theirs.fileno()), str(life)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, home.paths))}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=number,
-            stderr=number,
+            stdout=self._printed.theirs,
+            stderr=self._printed.theirs,
             pass_fds=(theirs.fileno(), life),
             start_new_session=True,
             env=environment,
         )
+        self._printed.begin()
         theirs.close()
         os.close(life)
         self._connection = Connection(ours.detach())
         self._connection.send(home)
+        self._burial = threading.Lock()
+        self._number = 0
+        self.changes: list[str] = []
+        """What its last attempt left otherwise than it found it, in words."""
 
     @property
     def alive(self) -> bool:
@@ -155,53 +176,60 @@ class Worker:
 
     def run(self, attempt: Attempt) -> WorkflowOutput:
         """Serve one attempt until it ends. Raises EpisodeFailed."""
+        self._number += 1
         try:
-            self._connection.send((attempt.task, attempt.config))
+            self._connection.send((self._number, attempt.task, attempt.config))
             while True:
-                kind, value = self._connection.recv()
-                if kind == "output":
-                    return value
-                if kind == "failed":
-                    raise EpisodeFailed(value)
+                kind, value = self._hear()
+                if kind == "ended":
+                    how, outcome, self.changes = value
+                    if how == "output":
+                        return outcome
+                    raise EpisodeFailed(outcome)
                 attempt.stage = kind
-                self._connection.send(_answer(attempt, kind, value))
+                self._connection.send((self._number, *_answer(attempt, kind, value)))
+        except _Garbled as problem:
+            self._end()
+            raise failed("process_died", f"{problem}\n{self.printed()}".strip()) from problem
         except (EOFError, OSError):
-            self._end_group(signal.SIGKILL)
-            code = self._process.wait()
+            code = self._end()
             raise failed(
                 "process_died", f"the workflow's process ended with code {code}\n{self.printed()}".strip()
             ) from None
 
+    def _hear(self) -> tuple[Any, Any]:
+        """The next message of the attempt at hand. Raises _Garbled for any other."""
+        raw = self._connection.recv_bytes(LONGEST + 4096)
+        try:
+            number, kind, value = pickle.loads(raw)
+        except Exception as problem:
+            raise _Garbled(f"what came from the workflow's process cannot be read here: {problem!r}") from problem
+        if number != self._number:
+            raise _Garbled("the workflow's process spoke of another attempt; it was ended")
+        return kind, value
+
     def printed(self) -> str:
         """The end of what this attempt wrote to standard output and error."""
-        size = os.fstat(self._output).st_size
-        return os.pread(self._output, 4 * PRINTED, max(0, size - 4 * PRINTED)).decode(errors="replace")[-PRINTED:]
+        return self._printed.text()
 
     def forget_printed(self) -> None:
         """Begin anew for the next attempt."""
-        os.ftruncate(self._output, 0)
+        self._printed.forget()
 
     def kill(self) -> None:
-        """End the process group; does not wait."""
-        if self._end_group(signal.SIGTERM):
-            threading.Thread(target=self._bury, name="ajet-bury", daemon=True).start()
+        """End it with all that descends from it; does not wait."""
+        threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True).start()
 
-    def _bury(self) -> None:
-        try:
-            self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            self._end_group(signal.SIGKILL)
-            self._process.wait()
+    def _end(self, grace: float = 0.0) -> int:
+        """The same, and wait. Answers how the process ended."""
+        with self._burial:
+            if self._process.returncode is None:  # not waited for: its id is still its own
+                end_family(self._process.pid, grace)
+            return self._process.wait()
 
-    def _end_group(self, number: signal.Signals) -> bool:
-        """Signal the group. A leader that was not waited for keeps its id, so the id is still its own."""
-        if self._process.returncode is not None:
-            return False
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
+
+class _Garbled(Exception):
+    """A message that nobody who plays this attempt has sent."""
 
 
 def _answer(attempt: Attempt, kind: str, value: Any) -> tuple[str, Any]:
