@@ -29,13 +29,14 @@ class Boundary(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn what it raises, or the number it returns, into an exit."""
         show_traceback = bool((ctx.obj or {}).get("traceback"))
+        record = (ctx.obj or {}).get("record")
         try:
             code = super().invoke(ctx)
         except (typer.Exit, typer.Abort, _USAGE_ERROR, BrokenPipeError):  # type: ignore[misc]
             raise
         except RunFailed as error:
             show_user_error(error)
-            show_traceback_place(error, shown=show_traceback)
+            show_traceback_place(error, shown=show_traceback, record=record)
             raise typer.Exit(UNEXPECTED) from None
         except UserError as error:
             show_user_error(error, show_traceback=show_traceback)
@@ -44,7 +45,7 @@ class Boundary(TyperGroup):
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001 — the border of the process
-            show_unexpected(error, show_traceback=show_traceback)
+            show_unexpected(error, show_traceback=show_traceback, record=record)
             raise typer.Exit(UNEXPECTED) from None
         raise typer.Exit(code if isinstance(code, int) else OK)
 
@@ -62,20 +63,21 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
         console.print(Text.assemble((f"  {label:<9}", "cyan"), text))
 
 
-def show_unexpected(error: Exception, *, show_traceback: bool = False) -> None:
+def show_unexpected(error: Exception, *, show_traceback: bool = False, record: Path | None = None) -> None:
     """The last lines, and where the whole traceback is."""
     lines = _redacted("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
     typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
-    show_traceback_place(error)
+    show_traceback_place(error, record=record)
 
 
-def show_traceback_place(error: Exception, *, shown: bool = False) -> None:
-    """Write the whole traceback into the log and say where that is; `shown`: also print it."""
+def show_traceback_place(error: Exception, *, shown: bool = False, record: Path | None = None) -> None:
+    """Write the whole traceback into the log and say where that is; `shown`: also print it. `record`: the folder of
+    runs, where no run has a log yet; None is the default one."""
     text = _redacted("".join(traceback.format_exception(error)))
     if shown:
         typer.echo(text, err=True)
-    log = getattr(error, "log", None) or Path("launcher_record") / "crash.log"
+    log = getattr(error, "log", None) or (record or Path("launcher_record")) / "crash.log"
     try:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with Path(log).open("a", encoding="utf-8") as file:

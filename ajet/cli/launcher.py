@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -77,7 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["--help"]
     elif given[0].startswith("-") and not any(argument in _NOT_A_LAUNCH for argument in given):
         given = ["launch", *given]
-    app(args=given, prog_name="ajet", obj={"traceback": show_traceback})
+    app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+
+
+def _record(given: Sequence[str]) -> Path | None:
+    """The folder that --exp-dir names; None without one."""
+    for argument, value in zip(given, [*given[1:], ""], strict=True):
+        name, equals, own = argument.partition("=")
+        if name == "--exp-dir" and (named := own if equals else value):
+            return Path(named).expanduser()
+    return None
 
 
 if __name__ == "__main__":

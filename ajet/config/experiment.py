@@ -6,6 +6,7 @@ Invariant: `ajet` is the only thing that our code reads; the user's own sections
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -97,8 +98,12 @@ class Experiment:
 
     def training_relevant(self) -> dict[str, Any]:
         """The flat settings in which two runs must agree for one to continue the other: without names, logging,
-        debugging, the gateway, places of runs, and how often things are saved or validated."""
+        debugging, the gateway, places of runs, and how often things are saved or validated. What lies in the project
+        is named from its folder on: moved as a whole, it is the same."""
         settled = self.settled()
+        for path, _, notes in walk(AjetConfig):
+            if notes.get("kind") in ("path", "reference"):
+                _set(settled, path, _within(_at(settled, path), self.base))
         flat: dict[str, Any] = {}
         for path, _, notes in walk(AjetConfig):
             if notes.get("training", True) and self._bears(path):
@@ -260,6 +265,16 @@ def _local(text: str, base: Path) -> Path | None:
 def _settled_path(text: str, base: Path) -> str:
     found = None if text.startswith("embedded:") else _local(text, base)
     return str(found) if found is not None else text
+
+
+def _within(value: Any, base: Path) -> Any:
+    """A path, or a list of them, relative to `base` where it lies below it."""
+    if isinstance(value, list):
+        return [_within(each, base) for each in value]
+    for folder in (base, base.resolve()):
+        if isinstance(value, str) and value.startswith(f"{folder}{os.sep}"):
+            return value[len(str(folder)) + 1 :]
+    return value
 
 
 def _plain(value: Any) -> Any:

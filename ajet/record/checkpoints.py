@@ -1,23 +1,26 @@
 """checkpoints/step-N/: what a run continues from.
 
 Invariant: a folder named `step-N` is complete. It is written aside, every file is put on the disk, `state.json` with
-the size of each file goes last, and only then does the folder get its name; an interruption at any byte leaves a
-hidden folder that the next run removes. Older ones go only after the new one is complete.
+the size and the digest of each file goes last, and only then does the folder get its name; an interruption at any byte
+leaves a hidden folder that the next run removes. Older ones go only after the new one is complete. What a run goes on
+from has the digests that were written (`sound`, `at`); a checkpoint of an earlier version, without digests, its sizes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.record import full_disk
+from ajet.record import writing
 from ajet.record.bounded_json import LONGEST_LINE, read_json
 from ajet.record.files import sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
@@ -25,6 +28,10 @@ from ajet.schema.errors import UserError
 
 NAME = re.compile(r"step-(\d+)")
 STATE = "state.json"
+OWN = "digest"
+"""The key in it for the digest of all its others."""
+READERS = 4
+"""Files that are digested at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,8 @@ class Checkpoint:
     """The loop's own: task frontier, last validation."""
     measured: Measurement | None = None
     """What the score sums up; None in checkpoints of earlier versions."""
+    digests: dict[str, str] = field(default_factory=dict, repr=False)
+    """Of each file, as it was written; none in a checkpoint of an earlier version."""
 
     def better_than(self, other: Checkpoint) -> bool:
         """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
@@ -46,6 +55,12 @@ class Checkpoint:
             return self.measured.beats(other.measured)
         assert self.score is not None and other.score is not None, "only what has a score is compared"
         return self.score >= other.score
+
+    def damage(self) -> str:
+        """Which of its files are not what was written, in words; empty for a sound one. Reads all of it."""
+        now = _digests(self.path, self.digests)
+        wrong = [name for name, digest in self.digests.items() if now[name] != digest]
+        return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
 
 def checkpoints_folder(run: Path, base: str | None) -> Path:
@@ -63,8 +78,10 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
         whole = all((path / name).stat().st_size == size for name, size in content["files"].items())
         step, score, state = content["step"], content["score"], content["state"]
         sound = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
+        digests = dict(content.get("digests") or {})
+        whole = whole and sound and content.get(OWN) in (None, _own_digest(content))
         measured = Measurement.from_json(content.get("measured"))
-        return Checkpoint(path, step, score, state, measured) if whole and sound else None
+        return Checkpoint(path, step, score, state, measured, digests) if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -75,15 +92,39 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: bool = True) -> None:
         self.folder = folder
         self._keep, self._keep_best = max(1, keep), keep_best
+        self.damaged: dict[Path, str] = {}
+        """Folders that `sound` or `at` passed over, with the reason."""
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, by step."""
-        found = [read_checkpoint(path) for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
+        found = [read_checkpoint(path) for path in self._named()]
         return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
         """The one of the highest step."""
         return next(reversed(self.all()), None)
+
+    def sound(self) -> Checkpoint | None:
+        """The latest whose files are all what was written; None when there is none at all. Raises UserError when there
+        are some and every one is damaged."""
+        for path in sorted(self._named(), key=_step, reverse=True):
+            found = read_checkpoint(path)
+            why = found.damage() if found else f"{STATE} is damaged, or a file is missing or of another size"
+            if found is not None and not why:
+                return found
+            self.damaged[path] = why
+        if self.damaged:
+            raise _unsound(self.damaged)
+        return None
+
+    def set_damaged_aside(self) -> None:
+        """What was passed over is kept under another name, so that nothing takes it for a checkpoint any more."""
+        for path in self.damaged:
+            number = 1
+            while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+                number += 1
+            os.replace(path, aside)
+        self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
         """The best that was measured; None when none was. A later one takes the place of an earlier one only where it
@@ -95,8 +136,17 @@ class Checkpoints:
         return best
 
     def at(self, path: Path) -> Checkpoint:
-        """The checkpoint in `path`, or the latest of the run folder `path`. Raises UserError when there is none."""
-        found = read_checkpoint(path) or Checkpoints(path / "checkpoints").latest() or Checkpoints(path).latest()
+        """The checkpoint in `path`, or the latest sound one of the run folder `path`. Raises UserError when there is
+        none, or when it is damaged."""
+        found = read_checkpoint(path)
+        if found is not None and (why := found.damage()):
+            raise _unsound({path: why})
+        for folder in (path / "checkpoints", path):
+            if found is None:
+                those = Checkpoints(folder)
+                found = those.sound()
+                if folder.resolve() == self.folder.resolve():
+                    self.damaged |= {self.folder / damaged.name: why for damaged, why in those.damaged.items()}
         if found is None:
             raise UserError(
                 "There is no complete checkpoint to resume from.",
@@ -120,7 +170,6 @@ class Checkpoints:
 
         Raises UserError when the disk is full, whatever `write` raised for it; earlier checkpoints are untouched.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {"step": step, "score": score, "state": state}
         if measured is not None:
             content |= {"score": measured.score, "measured": measured.as_json()}
@@ -129,7 +178,8 @@ class Checkpoints:
         latest = self.latest()
         kept = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
         try:
-            with full_disk.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
+            with writing.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
+                self.folder.mkdir(parents=True, exist_ok=True)
                 aside.mkdir()
                 write(aside)
                 self._complete(aside, content)
@@ -151,11 +201,18 @@ class Checkpoints:
         for path in [*self.folder.glob(".step-*.partial"), *self.folder.glob(".step-*.pruned")]:
             shutil.rmtree(path)
 
+    def _named(self) -> list[Path]:
+        return [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
+
     def _complete(self, aside: Path, content: dict[str, Any]) -> None:
+        """Digests are taken while the disk is waited for, of bytes that still lie in memory."""
         files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
-        text = json.dumps({**content, "saved": time.time(), "files": files}, indent=1)
-        write_atomically(aside / STATE, text + "\n")
-        sync_tree(aside)
+        with ThreadPoolExecutor(READERS) as pool:
+            digests = _begun(pool, aside, files)
+            sync_tree(aside)
+            taken = {name: future.result() for name, future in digests.items()}
+        whole = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
+        write_atomically(aside / STATE, json.dumps({**whole, OWN: _own_digest(whole)}, indent=1) + "\n", sync=True)
 
     def _publish(self, aside: Path, step: int) -> Path:
         path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
@@ -174,3 +231,41 @@ class Checkpoints:
                 going = self.folder / f".{checkpoint.path.name}.pruned"
                 os.replace(checkpoint.path, going)
                 shutil.rmtree(going)
+
+
+def _step(path: Path) -> int:
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def _own_digest(content: dict[str, Any]) -> str:
+    others = {name: value for name, value in content.items() if name != OWN}
+    return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    with ThreadPoolExecutor(READERS) as pool:
+        return {name: future.result() for name, future in _begun(pool, folder, names).items()}
+
+
+def _begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
+    return {name: pool.submit(_digest, folder / name) for name in names}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    window = memoryview(bytearray(1 << 20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(window):
+            digest.update(window[:count])
+    return digest.hexdigest()
+
+
+def _unsound(damaged: dict[Path, str]) -> UserError:
+    rows = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
+    return UserError(
+        f"There is no sound checkpoint to continue from: {rows}.",
+        where=", ".join(map(str, damaged)),
+        expected="a checkpoint whose files are what ajet wrote",
+        do="restore the folder from a copy, name an earlier one with --resume, or begin anew with --fresh",
+    )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet.record import full_disk
+from ajet.record import writing
 from ajet.record.episode_codec import MOST_NUMBERS, decode, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.secrets import Redactor
@@ -39,8 +39,8 @@ class EpisodeFiles:
     ) -> None:
         """Append episodes to a step, with `notes` as further keys of their lines. On return they are on the disk.
         Raises UserError when it is full."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with full_disk.explained(f"the episodes of step {step}", self.folder, kept="earlier steps are whole"):
+        with writing.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
+            self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
             heal(path)
             end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)

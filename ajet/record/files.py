@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ from ajet.schema.errors import UserError
 def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
     """Replace `path` by `data` in one step. With `sync` the content is on the disk before it has the name."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    with aside.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(aside, path)
+    try:
+        with aside.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink()
+        raise
     if sync:
         sync_folder(path.parent)
 

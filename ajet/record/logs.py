@@ -1,6 +1,6 @@
 """logs/ajet.log: everything that was logged, with secrets blotted out.
 
-Invariant: no sink of ours writes a line that the redactor has not seen.
+Invariant: no sink of ours writes a line that the redactor has not seen; a disk that refuses one ends no run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from loguru import logger
 
+from ajet.record.console import console
 from ajet.record.secrets import Redactor
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
@@ -22,13 +23,22 @@ class LogFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._redact = redact
-        self._file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._file = path.open("ab", buffering=0)
+        self._lost = 0
         # diagnose would write the values of local variables, keys among them, into tracebacks
         self._sink: int | None = logger.add(self._write, level="DEBUG", format=FORMAT, diagnose=False, backtrace=False)
 
     def _write(self, message: Any) -> None:
-        self._file.write(self._redact(str(message)))
-        self._file.flush()
+        text = self._redact(str(message))
+        if self._lost:
+            text = f"({self._lost} messages before this could not be written)\n{text}"
+        try:
+            self._file.write(text.encode(errors="backslashreplace"))
+            self._lost = 0
+        except OSError as error:
+            if not self._lost:
+                console.print(f"warning: {self.path} cannot be written: {error.strerror}", markup=False, soft_wrap=True)
+            self._lost += 1
 
     def close(self) -> None:
         """Stop logging there. Idempotent."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.record import full_disk
+from ajet.record import writing
 from ajet.record.files import append_lines, keep_rows, read_rows
 from ajet.record.plain import plain
 from ajet.record.secrets import Redactor
@@ -40,7 +40,7 @@ class Metrics:
         numbers = {name: _finite(value) for name, value in values.items()}
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
-            with full_disk.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
+            with writing.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
                 append_lines(self.path, [self._redact.row(row)])
             self._track(step, {name: value for name, value in numbers.items() if value is not None})
 
@@ -50,7 +50,7 @@ class Metrics:
 
     def truncate(self, after_step: int) -> int:
         """Forget the rows of later steps; answers how many went."""
-        return keep_rows(self.path, lambda row: row["step"] <= after_step)
+        return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
     def close(self) -> None:
         """Close the trackers. Idempotent."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.resolution import is_secret
+from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 
@@ -41,16 +42,25 @@ class RunIdentity:
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
-        """The identity of the run in `folder`; None where no run ever started."""
+        """The identity of the run in `folder`; None where no run ever started. Raises UserError for a damaged one."""
         try:
-            content = json.loads((folder / FILE).read_text())
+            content = read_json(folder / FILE)
+            given = content.get("given")
+            training, given = dict(content["training"]), None if given is None else list(given)
+            return cls(str(content["run_id"]), str(content["backbone"]), training, given)
         except FileNotFoundError:
             return None
-        return cls(content["run_id"], content["backbone"], content["training"], content.get("given"))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"What tells which run is in {folder} is damaged ({type(error).__name__}: {error}).",
+                where=str(folder / FILE),
+                expected="the JSON object that ajet wrote there: run_id, backbone, training",
+                do="restore the file from a copy, or begin anew with --fresh: the folder is kept under another name",
+            ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
         """(key, then, now) of everything that differs. Keys of ajet's own sections that only one side knows are
-        skipped: they come from another version of ajet."""
+        skipped: they come from another version of ajet. So do absolute paths where now is one within the project."""
         rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
             missing = key not in self.training or key not in now
@@ -60,6 +70,9 @@ class RunIdentity:
                 continue
             if missing or (self.training[key] != now[key] and not _blotted(self.training[key], now[key])):
                 rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
+        project = {_project(then, at) for _, then, at in rows} - {None}
+        if len(project) == 1:  # an earlier version wrote where the project lay; all of it lay in one place
+            rows = [row for row in rows if _project(row[1], row[2]) is None]
         return rows
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
@@ -100,3 +113,14 @@ def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _project(then: Any, now: Any) -> str | None:
+    """The folder that `now`, a path within the project (or a list of them), lay in if `then` is the same path in
+    full; None if it is not."""
+    if isinstance(then, list) and isinstance(now, list) and then and len(then) == len(now):
+        found = {_project(*pair) for pair in zip(then, now, strict=True)}
+        return found.pop() if len(found) == 1 else None
+    if not isinstance(then, str) or not isinstance(now, str) or now.startswith("/"):
+        return None
+    return then.removesuffix(now) if then.startswith("/") and then.endswith(f"/{now}") else None

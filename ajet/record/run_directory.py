@@ -1,8 +1,9 @@
 """launcher_record/EXPERIMENT/: everything one run leaves behind, and who may write it.
 
 Invariants: one live process writes a folder (the lock). A folder continues a run or starts one, as DESIGN decision 11
-says; after `open` nothing in it is later than the step that the run continues from. What it writes of the person's
-text and of the environment has passed the redactor.
+says. What an earlier process recorded after the step that the run continues from stays until that has been loaded
+(`take_up`), and is gone before anything new is recorded. What it writes of the person's text and of the environment has
+passed the redactor.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loguru import logger
 
+from ajet.record import writing
 from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
 from ajet.record.environment import environment
 from ajet.record.episodes import EpisodeFiles
@@ -65,18 +67,22 @@ class RunDirectory:
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         self.redact = redact
-        trainer = experiment.ajet.trainer_common
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
+        try:
+            self._prepare(experiment, place, kind)
+        except BaseException:
+            self.log_file.close()
+            raise
+
+    def _prepare(self, experiment: Experiment, place: _Place, kind: Kind) -> None:
+        redact, trainer = self.redact, experiment.ajet.trainer_common
         self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
         self.metrics = Metrics(self.path / "metrics.jsonl", redact, every=trainer.log_freq)
-        after_step = self.resumed.step if self.resumed else -1
-        self.episodes.truncate(after_step)
-        self.metrics.truncate(after_step)
-        if kind not in ("debug", "serve"):
-            resumed_step = self.resumed.step if self.resumed else None
-            self.metrics.trackers += open_trackers(trainer.logger, self.path, resumed_step=resumed_step)
+        self._loggers = trainer.logger if kind == "train" else ()
+        if kind == "eval":
+            self.metrics.trackers += open_trackers(trainer.logger, self.path)
         self._describe(experiment, redact)
         for note in self.notes:
             logger.warning(note)
@@ -93,22 +99,48 @@ class RunDirectory:
         """
         root = Path(root).absolute()
         redact = _redactor(experiment)
-        if kind != "train":
-            return cls(experiment, _Place.new(root, experiment.name, kind), kind, redact)
-        place = _Place.locked(root, experiment.name)
-        try:
-            experiment = place.decide(experiment, root, "never" if fresh else resume, redact)
-            return cls(experiment, place, kind, redact)
-        except BaseException:
-            place.give_back()
-            raise
+        with writing.explained("the record of the run", root, kept="nothing was begun"):
+            if kind != "train":
+                place = _Place.new(root, experiment.name, kind)
+                try:
+                    return cls(experiment, place, kind, redact)
+                except BaseException:
+                    _remove(place.folder)
+                    raise
+            place = _Place.locked(root, experiment.name)
+            try:
+                experiment = place.decide(experiment, root, "never" if fresh else resume, redact)
+                return cls(experiment, place, kind, redact)
+            except BaseException:
+                place.give_back()
+                raise
+
+    def take_up(self) -> None:
+        """What the run continues from is loaded: forget what is recorded of later steps, as they are played again.
+        Once; before anything is recorded of a step."""
+        if self._taken_up:
+            return
+        self._taken_up = True
+        step = self.resumed.step if self.resumed else None
+        with writing.explained("the record of the run", self.path, kept="its checkpoints are as they were"):
+            self._forget_later(step)
+
+    def _forget_later(self, step: int | None) -> None:
+        self.episodes.truncate(-1 if step is None else step)
+        self.metrics.truncate(-1 if step is None else step)
+        self.checkpoints.set_damaged_aside()
+        if self._loggers:
+            self.metrics.trackers += open_trackers(self._loggers, self.path, resumed_step=step)
 
     def close(self, outcome: str) -> None:
         """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.metrics.close()
+        try:
+            self.metrics.close()
+        except OSError as error:
+            logger.warning("a logger could not be closed: {}", error)
         self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
         self.log_file.close()
         if self._lock is not None:
@@ -119,12 +151,9 @@ class RunDirectory:
         self.close("failed")
         if self._lock is not None or self.episodes.folder.exists():
             return
-        shutil.rmtree(self.path)
-        for folder in self.path.parents[:2]:
-            with suppress(OSError):  # others' runs are in it
-                folder.rmdir()
+        _remove(self.path)
 
-    _closed = False
+    _closed = _taken_up = False
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -145,6 +174,14 @@ class RunDirectory:
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
         text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
         write_atomically(self.path / "environment.json", text + "\n")
+
+
+def _remove(folder: Path) -> None:
+    """A folder of its own, of which nothing came, and those around it if they are empty now."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for around in folder.parents[:2]:
+        with suppress(OSError):  # others' runs are in it
+            around.rmdir()
 
 
 def _redactor(experiment: Experiment) -> Redactor:
@@ -212,34 +249,38 @@ class _Place:
         backbone, given = experiment.ajet.backbone, experiment.given()
         training = _without_secrets(experiment.training_relevant(), redact)
         self._open_checkpoints(experiment)
-        earlier = RunIdentity.read(self.folder)
+        earlier = self._earlier(anew=resume == "never")
         differences = earlier.differences(backbone, training) if earlier else []
         kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
         differences = [row for row in differences if row[0] not in kept]
         if resume == "auto":
             if differences:
                 raise refuse(self.folder, differences)
-            self.resumed = self.checkpoints.latest()
+            self.resumed = self.checkpoints.sound()
         elif resume == "never":
             if earlier:
                 self._set_aside()
                 earlier = None
         else:
             chosen = self._named(resume, root)
-            latest = self.checkpoints.latest()
-            if latest is not None and chosen.path.resolve() == latest.path.resolve():
-                self.resumed = latest
+            later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
+            own = chosen.path.parent.resolve() == self.checkpoints.folder.resolve()
+            if own and chosen.step == max(later):
+                self.resumed = chosen
                 if differences:
                     changed = ", ".join(key for key, _, _ in differences)
-                    self.notes.append(f"continuing {self.name} after step {latest.step} with changed {changed}")
+                    self.notes.append(f"continuing {self.name} after step {chosen.step} with changed {changed}")
             else:
                 if earlier:
                     chosen = self._set_aside_but(chosen)
                     earlier = None
                 self.resumed = chosen
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
+        for path, why in self.checkpoints.damaged.items():
+            after = f"after step {self.resumed.step}" if self.resumed else "anew"
+            self.notes.append(f"the checkpoint {path} is damaged ({why}): the run goes on {after}")
         if earlier:
-            self.run_id = earlier.run_id
+            self.run_id = earlier.run_id or self.run_id
             given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
             experiment = self._with_kept(experiment, kept)
             training |= kept
@@ -258,6 +299,15 @@ class _Place:
                 where=str(self.folder),
                 do="--fresh begins a new run (the old folder is kept); or set the key in the YAML",
             ) from error
+
+    def _earlier(self, *, anew: bool) -> RunIdentity | None:
+        """The run in the folder. One whose own file is damaged can be set aside, and no more."""
+        try:
+            return RunIdentity.read(self.folder)
+        except UserError:
+            if not anew:
+                raise
+            return RunIdentity("", "", {})
 
     def give_back(self) -> None:
         """Release the lock; a folder that was made only for it goes."""

@@ -1,7 +1,8 @@
 """status.json: what the run is doing now, for `ajet stop`, the viewer and people.
 
-Invariant: the file is always whole (replaced, never edited); its processes carry their starts and where they run, so
-that nothing is ever ended by a process id that somebody else has got since.
+Invariants: the file is always whole (replaced, never edited); its processes carry their starts and where they run, so
+that nothing is ever ended by a process id that somebody else has got since. Once a run has begun, a status that cannot
+be written is a warning: it is never what ends the run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from loguru import logger
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
@@ -24,7 +26,7 @@ from ajet.schema.errors import UserError
 
 
 class Status:
-    """The content of `status.json`. Thread-safe."""
+    """The content of `status.json`. Thread-safe. Making it raises OSError when nothing can be written."""
 
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
         self._path, self._redact = path, redact
@@ -42,15 +44,27 @@ class Status:
             "started": time.time(),
             "processes": [_entry(mine, "run")],
         }
-        self.set()
+        self._content["updated"] = time.time()
+        self._failing = False
+        self._write()
 
     def set(self, **values: Any) -> None:
         """Change fields (phase="rollout", step=3, …) and replace the file."""
         with self._lock:
             self._content.update(plain(values))
             self._content["updated"] = time.time()
-            text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)
-            write_atomically(self._path, text + "\n")
+            try:
+                self._write()
+            except OSError as error:
+                if not self._failing:
+                    logger.warning("the status of the run cannot be written to {}: {}", self._path, error.strerror)
+                self._failing = True
+            else:
+                self._failing = False
+
+    def _write(self) -> None:
+        text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)
+        write_atomically(self._path, text + "\n")
 
     def add_process(self, pid: int, role: str) -> None:
         """Record a process that this run started, while it lives."""

@@ -97,6 +97,7 @@ class Training:
             training.last_validation = dict(run.resumed.state.get("validation", {}))
             training.validated = run.resumed.state.get("validated", training.step)
             logger.info("resumed after step {} from {}", training.step, run.resumed.path)
+        run.take_up()
         return training
 
     @property

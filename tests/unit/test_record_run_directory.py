@@ -30,6 +30,7 @@ def experiment(folder: Path, **more: Any) -> Experiment:
 
 def save(run: RunDirectory, step: int, score: float | None = None) -> None:
     """A step as the training loop leaves it: episodes, a row, a checkpoint."""
+    run.take_up()
     run.episodes.write(step, "train", [episode(f"e{step}", step=step)])
     run.metrics.log(step, {"train/reward": step / 10}, tasks=[step])
     run.checkpoints.save(step, lambda folder: (folder / "model").write_bytes(b"w" * step), {"frontier": step}, score)
@@ -79,6 +80,8 @@ def test_the_same_configuration_is_resumed_and_later_records_are_cut(tmp_path: P
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
         assert again.run_id == run.run_id and again.resumed is not None
         assert again.resumed.step == 2 and again.resumed.state == {"frontier": 2}
+        assert again.episodes.steps() == [1, 2, 3], "nothing goes before the checkpoint is loaded"
+        again.take_up()
         assert [row["step"] for row in again.metrics.rows()] == [1, 2]
         assert again.episodes.steps() == [1, 2] and again.episodes.steps("validation") == []
     assert len((again.path / "command").read_text().splitlines()) == 4
@@ -112,6 +115,7 @@ def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> No
         run.metrics.log(0, {"validation/reward": 0.1})
         run.episodes.write(1, "train", [episode()])
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
+        again.take_up()
         assert again.path == run.path and again.resumed is None
         assert again.metrics.rows() == [] and again.episodes.steps() == []
 

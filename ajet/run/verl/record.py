@@ -76,6 +76,8 @@ class Record:
 
     def take(self, letter: Letter) -> None:
         """Do what it asks for."""
+        if isinstance(letter, (Played, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
+            self._run.take_up()
         if isinstance(letter, Played):
             self._played(letter.group)
         elif isinstance(letter, Stepped):

@@ -1,0 +1,91 @@
+"""The one boundary of all writes below a run's folder: what the disk refuses is a sentence, whatever library met it.
+
+Invariant: full, over quota, read-only, not permitted, moved away: each is a UserError that says which, what could not
+be written and what is safe. Anything else passes through as what it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ajet.schema.errors import UserError
+
+NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WORDS = ("no space left", "os error 28", "os error 27", "file too large")
+NEARLY_NOTHING = 2**20
+REFUSALS = {
+    errno.EDQUOT: ("The quota is used up", "free some space, or have the quota raised"),
+    errno.EROFS: ("The file system is read-only", "mount it for writing, or name another folder with --exp-dir"),
+    errno.EACCES: ("Writing is not permitted", "give this user the right, or name another folder with --exp-dir"),
+    errno.EPERM: ("Writing is not permitted", "give this user the right, or name another folder with --exp-dir"),
+    errno.ENOENT: ("The folder was moved or deleted", "leave a run's folder where it is while the run lives"),
+    errno.ENOTDIR: ("A file is where a folder should be", "move it away, or name another folder with --exp-dir"),
+    errno.EIO: ("The disk reports an error", "look at the system's log: the disk may be failing"),
+    errno.ESTALE: ("The file system has gone away", "mount it again"),
+}
+"""What an error of the operating system means here, and what to do."""
+
+
+@contextmanager
+def explained(what: str, folder: Path, *, kept: str) -> Iterator[None]:
+    """Turn the failure of the block into a UserError when the disk below `folder` refuses what it writes.
+
+    `what` could not be written; `kept` says what is safe.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        number = refusal(error, folder)
+        if number is not None:
+            meaning, do = REFUSALS[number]
+            raise UserError(
+                f"{meaning}: {what} could not be written ({kept}).",
+                where=str(folder),
+                expected="a folder that can be written to for as long as the run lives",
+                do=f"{do}; then start the same command again",
+            ) from error
+        if not is_full(error, folder):
+            raise
+        raise UserError(
+            f"The disk is full: {what} could not be written ({kept}).",
+            where=f"{folder} ({_free(folder) / 2**20:.0f} MiB free)",
+            expected="room for one more checkpoint than trainer_common.max_checkpoints_to_keep, and the records",
+            do="free some space and start the same command again: it continues from the last complete checkpoint",
+        ) from error
+
+
+def refusal(error: BaseException, folder: Path) -> int | None:
+    """The number in REFUSALS that says why nothing can be written below `folder`; None where that is not the reason. A
+    missing file elsewhere, or in a folder that is there, is none."""
+    if not isinstance(error, OSError) or error.errno not in REFUSALS:
+        return None
+    about = Path(str(error.filename)) if error.filename is not None else folder
+    if not about.is_absolute() or not about.is_relative_to(folder):
+        return None if error.errno == errno.ENOENT else error.errno if folder.is_relative_to(about) else None
+    if error.errno == errno.ENOENT and folder.exists():
+        return None
+    return error.errno
+
+
+def is_full(error: BaseException, folder: Path) -> bool:
+    """True when `error`, or what caused it, says so; libraries wrap the operating system's error in their own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in NUMBERS:
+            return True
+        if any(words in str(seen).lower() for words in WORDS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return isinstance(error, Exception) and _free(folder) < NEARLY_NOTHING
+
+
+def _free(folder: Path) -> int:
+    """Bytes; of the nearest folder above that is there."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    return shutil.disk_usage(there).free
