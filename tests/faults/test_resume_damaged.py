@@ -1,0 +1,165 @@
+"""What a run goes on from: checkpoints that are what was written, wherever the project lies; nothing goes before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ajet.cli.launcher import main
+
+WORKFLOW = """
+from ajet import Workflow, WorkflowOutput
+
+class Rewards(Workflow):
+    async def execute(self, task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(messages=[{"role": "user", "content": task.task.main_query}])
+        return WorkflowOutput(reward=float(task.task_thread_index))
+"""
+YAML = """
+ajet:
+  backbone: local
+  model: {path: "embedded:tiny-tools"}
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
+  rollout:
+    user_workflow: flow.py->Rewards
+    num_repeat: 2
+    max_response_length_in_one_turn: 4
+    max_model_len: 512
+    compute_madness_checklist: []
+  data: {train_batch_size: 1, max_prompt_length: 256, max_response_length: 64}
+  trainer_common: {total_training_steps: 2, save_freq: 1, test_freq: -1, logger: [], optim: {lr: 1.0e-4}}
+"""
+
+
+def launched(project: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
+    """The exit code of a launch in the project's folder."""
+    monkeypatch.chdir(project)
+    with pytest.raises(SystemExit) as end:
+        main(["--conf", "x.yaml", *more])
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose run has two steps and two checkpoints."""
+    project = tmp_path_factory.mktemp("first") / "project"
+    project.mkdir()
+    (project / "flow.py").write_text(WORKFLOW)
+    (project / "tasks.jsonl").write_text('{"main_query": "a"}\n{"main_query": "b"}\n')
+    (project / "x.yaml").write_text(YAML)
+    with pytest.MonkeyPatch.context() as patch:
+        assert launched(project, patch) == 0
+    return project
+
+
+@pytest.fixture
+def moved(trained: Path, tmp_path: Path) -> Path:
+    """The same project at another path."""
+    return Path(shutil.copytree(trained, tmp_path / "moved"))
+
+
+def run_of(project: Path) -> Path:
+    return project / "launcher_record" / "x"
+
+
+def steps(project: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (run_of(project) / "metrics.jsonl").read_text().splitlines()]
+
+
+def flip(file: Path) -> None:
+    """One byte in the middle is another one."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def without_digests(checkpoint: Path) -> None:
+    """As earlier versions wrote it."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    for key in ("digests", "digest"):
+        state.pop(key, None)
+    (checkpoint / "state.json").write_text(json.dumps(state))
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    shown = capsys.readouterr()
+    return " ".join((shown.out + shown.err).split())
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
+    moved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(run_of(moved) / "checkpoints" / "step-2" / "trainer" / "state.safetensors")
+    assert launched(moved, monkeypatch) == 0
+    text = said(capsys)
+    assert "step-2 is damaged" in text and "state.safetensors" in text and "resumed after step 1" in text
+    assert steps(moved) == [1, 2] and (run_of(moved) / "checkpoints" / "step-2.damaged-1").is_dir()
+
+
+def test_a_moved_project_of_an_earlier_version_is_the_same_run(
+    moved: Path, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for checkpoint in (run_of(moved) / "checkpoints").iterdir():
+        without_digests(checkpoint)
+    file = run_of(moved) / "run.json"
+    identity = json.loads(file.read_text())
+    workflow = "ajet.rollout.user_workflow"
+    tasks = "ajet.task_reader.jsonl_dataset_file.training.file_path"
+    identity["training"] |= {workflow: f"{trained}/flow.py->Rewards", tasks: f"{trained}/tasks.jsonl"}
+    file.write_text(json.dumps(identity))
+    assert launched(moved, monkeypatch) == 0
+    assert "resumed after step 2" in said(capsys)
+
+
+def test_another_file_of_the_project_is_another_run(
+    moved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(moved / "tasks.jsonl", moved / "others.jsonl")
+    key = "ajet.task_reader.jsonl_dataset_file.training.file_path"
+    assert launched(moved, monkeypatch, f"{key}=others.jsonl") == 2
+    assert "another configuration" in said(capsys)
+
+
+def no_checkpoint_is_sound(run: Path) -> None:
+    flip(run / "checkpoints" / "step-1" / "model.safetensors")
+    flip(run / "checkpoints" / "step-2" / "model.safetensors")
+
+
+def the_checkpoint_does_not_load(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-2")
+    file = run / "checkpoints" / "step-1" / "trainer" / "state.json"
+    size = len(file.read_bytes())
+    content = json.loads(file.read_text()) | {"format": 99}
+    file.write_text(json.dumps(content).ljust(size))
+    without_digests(run / "checkpoints" / "step-1")
+
+
+def run_json_is_damaged(run: Path) -> None:
+    (run / "run.json").write_text('{"run_id": "')
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (no_checkpoint_is_sound, "no sound checkpoint"),
+        (the_checkpoint_does_not_load, "another model"),
+        (run_json_is_damaged, "run.json"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_one_screen_and_costs_nothing(
+    moved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+    named: str,
+) -> None:
+    damage(run_of(moved))
+    assert launched(moved, monkeypatch) == 2
+    text = said(capsys)
+    assert named in text and "Traceback" not in text
+    assert steps(moved) == [1, 2] and (run_of(moved) / "episodes" / "step-2.jsonl").exists()
