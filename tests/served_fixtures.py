@@ -14,7 +14,7 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.record import PendingEpisodes
-from ajet.rollout.served import Desk, ServedOrder, routes
+from ajet.rollout.served import Desk, Keeper, ServedOrder, routes
 from ajet.schema.task import Task
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
@@ -68,6 +68,7 @@ def counter(
     tasks: int = 0,
     backlog: int | None = None,
     pending: Path | None = None,
+    keeper: Keeper | None = None,
     latency: float = 0.0,
     gateway: dict[str, Any] | None = None,
     **rollout: Any,
@@ -93,7 +94,7 @@ def counter(
         run_id="test",
         split=split,  # type: ignore[arg-type]
         backlog=backlog,
-        pending=kept,
+        keeper=keeper or kept,
     )
     if kept is not None:
         desk.restore(kept.read())

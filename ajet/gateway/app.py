@@ -83,7 +83,7 @@ def build_app(gateway: Gateway) -> App:
             *response_routes(lambda request: session_of(gateway, request).kept),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
-        exception_handlers={Refused: refused, HTTPException: http_error},
+        exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
     )
     others.router.redirect_slashes = False  # a redirect would lose the key of a path
     return App(endpoints, others, failed)

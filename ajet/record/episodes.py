@@ -1,11 +1,12 @@
 """episodes/: what was played, one line an episode and one blob of arrays beside it (DESIGN decision 10).
 
 Invariant: a line is written only after its blob is on the disk, so a complete line always has its arrays; what a
-killed process left half-written is not read and is overwritten by the next writer.
+killed process left half-written is not read and is overwritten by the next writer. A write that failed leaves no line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import zlib
@@ -29,6 +30,8 @@ class EpisodeFiles:
     def __init__(self, folder: Path, redact: Redactor | None = None) -> None:
         self.folder = folder
         self._redact = redact or Redactor({})
+        self._ends: dict[Path, tuple[int, int]] = {}
+        """By line file: its size when this writer left it, and where its blob ended then."""
 
     def path(self, step: int, split: str = "train") -> Path:
         """The line file of a step; the blob has the suffix `.bin`."""
@@ -43,12 +46,25 @@ class EpisodeFiles:
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
             heal(path)
-            end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)
-            append_lines(path, self._append_blobs(path.with_suffix(".bin"), end, episodes, notes or {}))
-            sync_folder(self.folder)
+            size = path.stat().st_size if path.exists() else 0
+            left, end = self._ends.get(path, (-1, 0))
+            if left != size:
+                end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)
+            try:
+                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, notes or {})
+                append_lines(path, lines)
+                sync_folder(self.folder)
+            except BaseException:
+                with contextlib.suppress(OSError):  # by its name, which takes no descriptor; the first error is told
+                    os.truncate(path, size)
+                raise
+            self._ends[path] = (path.stat().st_size, end)
 
-    def _append_blobs(self, path: Path, end: int, episodes: Iterable[Episode], notes: Mapping[str, Any]) -> list[str]:
-        """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them."""
+    def _append_blobs(
+        self, path: Path, end: int, episodes: Iterable[Episode], notes: Mapping[str, Any]
+    ) -> tuple[list[str], int]:
+        """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
+        end."""
         lines = []
         with path.open("ab") as file:
             file.truncate(end)
@@ -61,7 +77,7 @@ class EpisodeFiles:
                 lines.append(self._redact.row(row))
             file.flush()
             os.fsync(file.fileno())
-        return lines
+        return lines, end
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
         """The episodes of a step in the order written; [] when none are recorded. Raises UserError for damage."""

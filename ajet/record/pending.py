@@ -41,7 +41,8 @@ class PendingEpisodes:
         self._numbers: dict[str, int] = {}
 
     def add(self, pending: Pending) -> None:
-        """Keep one. On return it is on the disk. Raises UserError when that is full."""
+        """Keep one. On return it is on the disk; after an error it is not, and may be added again. Raises UserError
+        when the disk is full, and OSError."""
         notes = {"alone": pending.alone, "source": pending.source, "ended_by": pending.ended_by}
         with self._lock:
             self._files.write(pending.number, "train", [pending.episode], notes=notes)

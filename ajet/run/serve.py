@@ -2,8 +2,8 @@
 
 Invariants: with a backbone that trains, every episode that a client finished is trained on once or recorded with the
 reason why not, step by step, while clients go on, whoever kills the server in between: it is kept (`record.pending`)
-until a checkpoint has used it. Without one it is on the disk a moment after its end. The admin key is in no
-file and no log: it comes from the environment, or is shown once.
+until a checkpoint has used it. Without one its end is acknowledged when it is recorded. The admin key is in no file
+and no log: it comes from the environment, or is shown once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import console, counted
-from ajet.run.accounting import count_discarded, episode_metrics, staleness_metrics
+from ajet.run.accounting import count_discarded, staleness_metrics
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
+from ajet.run.recording import Recording
 from ajet.run.summary import finish
 from ajet.run.train import Training, learn
 from ajet.schema.episode import Episode, Group
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import PendingEpisodes, RunDirectory
-    from ajet.rollout.served import Desk, ServedOrder
+    from ajet.rollout.served import Desk, Keeper, ServedOrder
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
 
@@ -45,8 +46,6 @@ ADMIN_KEY = "AJET_ADMIN_KEY"
 SHORTEST_KEY = 8
 BACKLOG = 2
 """Batches of complete groups that may wait for the trainer; then new episodes are refused for a while."""
-BLOCK = 200
-"""Episodes of one file and one row of metrics, where nothing is trained."""
 
 
 @dataclass(slots=True)
@@ -82,8 +81,10 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     with recorded(experiment, run):
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()
+        recording = Recording(run)
         pending = PendingEpisodes(run.path / "pending", run.redact) if trains else None
-        with interrupts.installed(), assembled(experiment, run_id=run.run_id, pending=pending) as served:
+        opened = assembled(experiment, run_id=run.run_id, pending=pending, keeper=pending or recording)
+        with interrupts.installed(), opened as served:
             if trains:
                 training = Training.begin(served, run, served.order, _show_step)
                 _take_up(served)
@@ -92,13 +93,16 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 train_served(training, served, interrupts)
                 finish(run)
             else:
-                record_served(served.desk, run)
+                record_served(served.desk, run, recording)
     return 0
 
 
 @contextmanager
-def assembled(experiment: Experiment, *, run_id: str, pending: PendingEpisodes | None = None) -> Iterator[Served]:
-    """Open all parts and close them whatever happens. Raises UserError."""
+def assembled(
+    experiment: Experiment, *, run_id: str, pending: PendingEpisodes | None = None, keeper: Keeper | None = None
+) -> Iterator[Served]:
+    """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged. Raises
+    UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk, ServedOrder
     from ajet.task_judge import open_judge
@@ -121,7 +125,7 @@ def assembled(experiment: Experiment, *, run_id: str, pending: PendingEpisodes |
             run_id=run_id,
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
-            pending=pending,
+            keeper=keeper,
         )
         yield Served(experiment, backbone, gateway, desk, order, pending)
     finally:
@@ -130,22 +134,16 @@ def assembled(experiment: Experiment, *, run_id: str, pending: PendingEpisodes |
                 part.close()
 
 
-def record_served(desk: Desk, run: RunDirectory) -> None:
-    """Put every episode on the disk as it ends. Ends by KeyboardInterrupt, with what is under way recorded too."""
+def record_served(desk: Desk, run: RunDirectory, recording: Recording) -> None:
+    """Show every episode as it ends; its end was acknowledged when `recording` had it. Ends by KeyboardInterrupt, with
+    what is under way recorded too."""
     run.status.set(phase="serving", step=0)
-    block: list[Episode] = []
-    number = 0
 
     def keep(episodes: list[Episode]) -> None:
-        nonlocal block, number
+        recording.rest(episodes)
+        recording.measure()
         for episode in episodes:
-            episode.step = number
             _show_episode(episode)
-        run.episodes.write(number, "debug", episodes)
-        block += episodes
-        if len(block) >= BLOCK:
-            run.metrics.log(number, episode_metrics(block, "debug"))
-            block, number = [], number + 1
 
     try:
         while True:
@@ -153,8 +151,7 @@ def record_served(desk: Desk, run: RunDirectory) -> None:
     except KeyboardInterrupt:
         desk.close()
         keep(_alone(_rest(desk)))
-        if block:
-            run.metrics.log(number, episode_metrics(block, "debug"))
+        recording.measure(last=True)
         raise
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
@@ -91,7 +91,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _row(line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_no_constant)
+        row = json.loads(line.decode("utf-8"))
         if b"\\ud" in line.lower():
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except UnicodeDecodeError as problem:
@@ -107,7 +107,3 @@ def _row(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise BadRow(f"a JSON {type(row).__name__}, not an object")
     return row
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise BadRow(f"{name} is no JSON")

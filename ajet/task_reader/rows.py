@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.schema.finite import non_finite
 from ajet.schema.task import Task
 
 _QUERY = ("main_query", "question", "query", "prompt", "problem")
@@ -36,8 +37,11 @@ class Columns:
 def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
-    Raises BadRow when there is nothing to ask or a field has the wrong type.
+    Raises BadRow when there is nothing to ask, a field has the wrong type, or a number is not finite.
     """
+    found = non_finite(row)
+    if found is not None:
+        raise BadRow(f"{found[0]}: {json.dumps(found[1])} is no JSON; expected a finite number or null")
     query = _pick(row, columns.main_query, _QUERY)
     messages = row.get("init_messages") or []
     if isinstance(query, list):

@@ -5,8 +5,10 @@ them once all attempts at a task are in. Invariant: they are what a Workflow's a
 reasons); one that nobody finishes ends by itself and is recorded as failed.
 """
 
-from ajet.rollout.served.desk import Desk, Opening
+from ajet.rollout.served.desk import Desk
+from ajet.rollout.served.ending import Keeper
+from ajet.rollout.served.episode import Opening
 from ajet.rollout.served.http import routes
 from ajet.rollout.served.order import ServedOrder
 
-__all__ = ["Desk", "Opening", "ServedOrder", "routes"]
+__all__ = ["Desk", "Keeper", "Opening", "ServedOrder", "routes"]

@@ -1,14 +1,16 @@
 """Desk: where agents outside of this process get episodes, and bring back how they went.
 
 Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
-with the desk; every one that began becomes a result, alone or in its group. Where there is `pending`, an end is
-acknowledged when it is on the disk there. The desk's state lives on a loop of its own, on which neither user code nor
-the gateway runs. The coroutines may be awaited from any loop.
+with the desk; every one that began becomes a result, alone or in its group. An end is acknowledged when `keeper` has it
+on the disk, and one that could not be recorded is no end: it is tried again, by its client or by the desk, until it is
+given up and its place in the group is free again. The desk's state lives on a loop of its own, on which
+neither user code nor the gateway runs. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 import time
@@ -16,26 +18,26 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.record.pending import Pending, PendingEpisodes
-from ajet.rollout.assembly import Played, build_episode
+from ajet.record.pending import Pending
+from ajet.rollout.assembly import Played
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
-from ajet.rollout.served.episode import Served, ServedIdentity, outcome_of
+from ajet.rollout.served.ending import Endings, Keeper
+from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.order import ServedOrder
-from ajet.rollout.verdicts import Verdicts, by_the_calls
+from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.task import Task, WorkflowOutput
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.gateway import Capture, Gateway
+    from ajet.gateway import Gateway
     from ajet.task_judge import Judge
 
 T = TypeVar("T")
@@ -48,19 +50,8 @@ CLOSING = "closing"
 """What ends the episodes that are under way when the desk closes: they are no attempts that count."""
 STOP_TIME = 5.0
 """Seconds that the desk's thread gets to end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a client asks for."""
-
-    task: Task | None = None
-    """None: the next one of the task reader."""
-    agent: str = "default"
-    trainable: tuple[str, ...] | None = None
-    """Targets that train; None: all."""
-    trains: bool = True
-    """False: recorded only, sampled as the client wishes, and part of no group."""
+PATIENCE = 600.0
+"""Seconds after which an end that cannot be recorded is given up, where gateway.idle_timeout says nothing."""
 
 
 class Desk:
@@ -76,13 +67,14 @@ class Desk:
         run_id: str,
         split: Split,
         backlog: int | None = None,
-        pending: PendingEpisodes | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         settings = experiment.ajet
         self._settings, self._gateway, self._order = settings, gateway, order
-        self._run_id, self._split, self._backlog, self._pending = run_id, split, backlog, pending
+        self._run_id, self._split, self._backlog = run_id, split, backlog
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._verdicts = Verdicts(judge, settings)
+        self._endings = Endings(gateway, self._verdicts, settings, keeper)
         self._open: dict[str, Served] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._groups: list[OpenGroup] = []
@@ -103,7 +95,8 @@ class Desk:
 
     async def finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
         """End it with what its agent came to; waits for the judge. The same answer again for a repeated request.
-        Raises Refused for an unknown one, or one that has ended otherwise."""
+        Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be recorded: the
+        same request again may find that it can."""
         return await self._here(self._finish(name, outcome))
 
     async def delete(self, name: str) -> dict[str, Any]:
@@ -145,7 +138,7 @@ class Desk:
         groups: dict[int, OpenGroup] = {}
         for one in pending:
             self._begun = max(self._begun, one.number + 1)
-            self._remember(one.episode, one.ended_by)
+            self._remember(one.episode, outcome_of(one.episode), one.ended_by)
             if one.alone:
                 self.results.put(one.episode)
                 continue
@@ -169,6 +162,24 @@ class Desk:
             task = group.task
         index = group.index if group is not None else self._count()
         repeat = group.take_place() if group is not None else 0
+        try:
+            served = self._served(opening, task, group, index, repeat)
+        except BaseException:
+            if group is not None:
+                group.free_place(repeat)
+            raise
+        self._open[served.identity.uuid] = served
+        return {
+            **shown(served, self._version),
+            "task": task.model_dump(),
+            "base_url": served.endpoint.base_url,
+            "path_base_url": f"{served.endpoint.base_url.removesuffix('/v1')}/s/{served.endpoint.api_key}/v1",
+            "api_key": served.endpoint.api_key,
+            "model": served.endpoint.model,
+        }
+
+    def _served(self, opening: Opening, task: Task, group: OpenGroup | None, index: int, repeat: int) -> Served:
+        """The episode with its session and key. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
         identity = ServedIdentity(self._run_id, split, 0, task, index, index, repeat, uuid.uuid4().hex)
         session = self._gateway.open(
@@ -180,16 +191,7 @@ class Desk:
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
         endpoint = session(opening.agent, opening.agent, None)
-        served = Served(identity, session, endpoint, group, self._loop.create_future())
-        self._open[identity.uuid] = served
-        return {
-            **self._shown(served),
-            "task": task.model_dump(),
-            "base_url": endpoint.base_url,
-            "path_base_url": f"{endpoint.base_url.removesuffix('/v1')}/s/{endpoint.api_key}/v1",
-            "api_key": endpoint.api_key,
-            "model": endpoint.model,
-        }
+        return Served(identity, session, endpoint, group, self._loop.create_future())
 
     def _refuse_more(self) -> None:
         most = self._settings.rollout.max_env_worker
@@ -249,11 +251,11 @@ class Desk:
             served = self._known(name)
             if not served.stopped.done():
                 served.stopped.set_result("deleted")
-            await self._end(served, Played(aborted="deleted"), "delete")
+            await self._end_or_give_up(served, "deleted", "delete")
         return self._ended[name]
 
     async def _state(self, name: str) -> dict[str, Any]:
-        return self._ended[name] if name in self._ended else self._shown(self._known(name))
+        return self._ended[name] if name in self._ended else shown(self._known(name), self._version)
 
     async def _overview(self) -> dict[str, Any]:
         return {
@@ -261,8 +263,12 @@ class Desk:
             "ended": dict(self.counts),
             "open_groups": len(self._groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
-            "version": getattr(self._gateway.engine, "version", 0),
+            "version": self._version,
         }
+
+    @property
+    def _version(self) -> int:
+        return getattr(self._gateway.engine, "version", 0)
 
     def _known(self, name: str) -> Served:
         served = self._open.get(name)
@@ -272,37 +278,43 @@ class Desk:
 
     async def _end(self, served: Served, played: Played, by: str) -> Episode:
         """End it, once; whoever comes later waits for the same end."""
-        if served.ending is None:
+        if served.ending is None or (served.unrecorded is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._ended_as(served, played, by))
         return await asyncio.shield(served.ending)
 
     async def _ended_as(self, served: Served, played: Played, by: str) -> Episode:
-        try:
-            return await self._made(served, played, by)
-        finally:
-            self._open.pop(served.identity.uuid, None)
-
-    async def _made(self, served: Served, played: Played, by: str) -> Episode:
-        async def close() -> Capture:
-            return served.session.close()
-
-        played.capture = await asyncio.wrap_future(self._gateway.call(close()))
-        played.started, played.ended = served.began, time.time()
-        if not played.aborted:
-            played.failure = by_the_calls(played)
-        verdict = await self._verdicts.of(served.identity, played, served.stopped)
-        episode = build_episode(served.identity, played, verdict, self._settings)
-        if self._pending is not None and by != CLOSING:
-            source = served.group.source if served.group is not None else None
-            pending = Pending(episode, served.identity.index, served.group is None, source, by)
-            await asyncio.to_thread(self._pending.add, pending)
+        if served.made is None:
+            try:
+                served.made, served.ended_by = await self._endings.judge(served, played), by
+            except BaseException:
+                self._leave_group(served)
+                raise
+        episode = served.made
+        if by != CLOSING:
+            await self._endings.record(served)
+        self._open.pop(episode.uuid, None)
         self.counts[episode.status] += 1
-        self._remember(episode, by)
+        self._remember(episode, outcome_of(episode), served.ended_by)
         self._hand_over(served.group, episode)
         return episode
 
-    def _remember(self, episode: Episode, by: str) -> None:
-        self._ended[episode.uuid] = {**outcome_of(episode), "ended_by": by}
+    def _give_up(self, served: Served, reason: str, by: str) -> None:
+        """Its end could not be recorded, and nobody waits for that any longer: it never was."""
+        assert served.made is not None and served.ending is not None
+        if served.identity.uuid not in self._open or not served.ending.done():
+            return
+        logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
+        self._leave_group(served)
+        self.counts["aborted"] += 1
+        self._remember(served.made, given_up(served.made, reason), by)
+
+    def _leave_group(self, served: Served) -> None:
+        self._open.pop(served.identity.uuid, None)
+        if served.group is not None:
+            served.group.free_place(served.identity.repeat)
+
+    def _remember(self, episode: Episode, outcome: dict[str, Any], by: str) -> None:
+        self._ended[episode.uuid] = {**outcome, "ended_by": by}
         while len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -320,21 +332,11 @@ class Desk:
             if self._backlog is not None:
                 self.results.put(group.group(self._order.number(group.source)))
 
-    def _shown(self, served: Served) -> dict[str, Any]:
-        """What a client sees of one that is under way."""
-        return {
-            "episode": served.identity.uuid,
-            "status": "judging" if served.ending else "open",
-            "task_id": served.identity.task.task_id,
-            "repeat": served.identity.repeat,
-            "version": getattr(self._gateway.engine, "version", 0),
-        }
-
     async def _watch(self) -> None:
         """End those whose time is over; close groups whose deadline has passed."""
         rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
         limits = [limit for limit in (rollout.episode_timeout, idle, rollout.group_deadline) if limit]
-        while limits:
+        while True:
             await asyncio.sleep(min([LONGEST_GLANCE, *(limit / 10 for limit in limits)]))
             for served in list(self._open.values()):
                 failure = None
@@ -342,11 +344,31 @@ class Desk:
                     failure = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
                 elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
                     failure = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
-                if failure and served.ending is None:
-                    await self._end(served, Played(failure=Failure("agent", "timeout", failure)), "timeout")
+                if served.unrecorded is not None:
+                    await self._record_again(served, idle or PATIENCE)
+                elif failure and served.ending is None:
+                    with contextlib.suppress(Refused):  # not recorded: the next look tries again
+                        await self._end(served, Played(failure=Failure("agent", "timeout", failure)), "timeout")
             for group in list(self._groups):
                 if rollout.group_deadline and time.monotonic() - group.began > rollout.group_deadline:
                     await self._overdue(group)
+
+    async def _record_again(self, served: Served, patience: float) -> None:
+        assert served.unrecorded is not None
+        try:
+            await self._end(served, Played(), served.ended_by)
+        except Refused:
+            if time.monotonic() - served.unrecorded > patience:
+                self._give_up(served, "given up", "server")
+
+    async def _end_or_give_up(self, served: Served, reason: str, by: str) -> None:
+        """For an end that nobody asks for again."""
+        while served.identity.uuid in self._open:
+            try:
+                await self._end(served, Played(aborted=reason), by)
+            except Refused:
+                if by != CLOSING:
+                    self._give_up(served, reason, by)
 
     async def _overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._open.values() if served.group is group]
@@ -360,7 +382,7 @@ class Desk:
         for served in these:
             if not served.stopped.done():
                 served.stopped.set_result(reason)
-        await asyncio.gather(*(self._end(served, Played(aborted=reason), by) for served in these))
+        await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in these))
 
     async def _close(self) -> None:
         self._watching.cancel()

@@ -14,9 +14,23 @@ from ajet.rollout.assembly import Identity
 from ajet.rollout.served.group import OpenGroup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Episode
+from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.gateway import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a client asks for."""
+
+    task: Task | None = None
+    """None: the next one of the task reader."""
+    agent: str = "default"
+    trainable: tuple[str, ...] | None = None
+    """Targets that train; None: all."""
+    trains: bool = True
+    """False: recorded only, sampled as the client wishes, and part of no group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +58,34 @@ class Served:
     began: float = field(default_factory=time.time)
     ending: asyncio.Future[Episode] | None = None
     """None while it is open."""
+    made: Episode | None = None
+    """What its end came to, once that is known; then only its recording is left to do."""
+    ended_by: str = ""
+    """Who ended it, once `made`."""
+    unrecorded: float | None = None
+    """By the monotonic clock: since when its end could not be recorded."""
 
     @property
     def quiet(self) -> float:
         """Seconds without a model call."""
         return time.time() - max(self.began, self.session.last_call)
+
+
+def shown(served: Served, version: int) -> dict[str, Any]:
+    """What a client sees of one that is under way, the policy being at `version`."""
+    return {
+        "episode": served.identity.uuid,
+        "status": "unrecorded" if served.unrecorded is not None else "judging" if served.ending else "open",
+        "task_id": served.identity.task.task_id,
+        "repeat": served.identity.repeat,
+        "version": version,
+    }
+
+
+def given_up(episode: Episode, reason: str) -> dict[str, Any]:
+    """What a client sees of one whose end could not be recorded before it was given up."""
+    told = {"status": "aborted", "reward": None, "success": None, "boundary": None}
+    return {**outcome_of(episode), **told, "reason": f"{reason}: its end could not be recorded"}
 
 
 def outcome_of(episode: Episode) -> dict[str, Any]:

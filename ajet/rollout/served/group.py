@@ -1,7 +1,8 @@
 """OpenGroup: the attempts at one task that clients make, until all are in.
 
 Invariant: every place in it is taken at most once, and the group is complete exactly when each place that was taken has
-an episode and no further one is to be taken: all are, or its deadline has passed.
+an episode and no further one is to be taken: all are, or its deadline has passed. A place whose attempt was given up
+before it could be recorded is free again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class OpenGroup:
         self.began = time.monotonic()
         self.places = places
         self._taken: set[int] = set()
+        self._closed = False
 
     @property
     def has_place(self) -> bool:
@@ -50,6 +52,12 @@ class OpenGroup:
         self._taken.add(repeat)
         return repeat
 
+    def free_place(self, repeat: int) -> None:
+        """That attempt is none after all: another one may take its place, unless the group is closed."""
+        self._taken.discard(repeat)
+        if self._closed:
+            self.places = len(self._taken)
+
     def restore(self, episode: Episode) -> None:
         """An attempt that an earlier server acknowledged."""
         self._taken.add(episode.repeat)
@@ -57,6 +65,7 @@ class OpenGroup:
 
     def close(self) -> None:
         """No further attempt is taken."""
+        self._closed = True
         self.places = len(self._taken)
 
     def group(self, order: int) -> Group:

@@ -1,7 +1,7 @@
 """The HTTP side of the desk: /episodes, JSON in and out, for programs in any language.
 
-Invariant: nothing is answered without the admin key; every refusal is an error object with a status, a code and the
-field at fault; a request that is repeated after its end gets the same answer.
+Invariant: nothing is answered without the admin key; no number that is not finite gets in; every refusal is an error
+object with a status, a code and the field at fault; a request that is repeated after its end gets the same answer.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway import Refused
-from ajet.rollout.served.desk import Desk, Opening
+from ajet.rollout.served.desk import Desk
+from ajet.rollout.served.episode import Opening
 from ajet.schema.episode import Failure
+from ajet.schema.finite import non_finite
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
@@ -122,6 +124,9 @@ async def _object(request: Request) -> dict[str, Any]:
         raise Refused(f"The body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
+    found = non_finite(value)
+    if found is not None:
+        raise Refused(f"{found[0]}: {json.dumps(found[1])} is no finite number.", param=found[0], code="invalid_value")
     return value
 
 

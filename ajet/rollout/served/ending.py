@@ -1,0 +1,81 @@
+"""How an episode ends: its session closed, judged, built, and put where a kill cannot take it.
+
+Invariant: judging happens once and its outcome is kept on the episode; recording may fail and be done again, and an
+end that is not recorded is told to nobody as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from loguru import logger
+
+from ajet.gateway import Refused
+from ajet.record.pending import Pending
+from ajet.rollout.assembly import Played, build_episode
+from ajet.rollout.served.episode import Served
+from ajet.rollout.verdicts import Verdicts, by_the_calls
+from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture, Gateway
+
+
+class Keeper(Protocol):
+    """Where ends go before they are acknowledged."""
+
+    def add(self, pending: Pending) -> None:
+        """Keep one. On return it is on the disk; after an error it may be added again. Raises UserError or OSError.
+        Thread-safe."""
+
+
+class Endings:
+    """Those of one desk; awaited on its loop."""
+
+    def __init__(self, gateway: Gateway, verdicts: Verdicts, settings: Any, keeper: Keeper | None) -> None:
+        """`settings` is the experiment's `ajet` section."""
+        self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
+
+    async def judge(self, served: Served, played: Played) -> Episode:
+        """Close its session, ask for its verdict, build it."""
+
+        async def close() -> Capture:
+            return served.session.close()
+
+        played.capture = await asyncio.wrap_future(self._gateway.call(close()))
+        played.started, played.ended = served.began, time.time()
+        if not played.aborted:
+            played.failure = by_the_calls(played)
+        verdict = await self._verdicts.of(served.identity, played, served.stopped)
+        return build_episode(served.identity, played, verdict, self._settings)
+
+    async def record(self, served: Served) -> None:
+        """Put it on the disk. Raises Refused where that cannot be done now."""
+        if self._keeper is None:
+            return
+        assert served.made is not None
+        source = served.group.source if served.group is not None else None
+        pending = Pending(served.made, served.identity.index, served.group is None, source, served.ended_by)
+        try:
+            await asyncio.to_thread(self._keeper.add, pending)
+        except (UserError, OSError) as error:
+            if served.unrecorded is None:
+                served.unrecorded = time.monotonic()
+                logger.warning("the end of episode {} is not recorded yet: {}", served.made.uuid, error)
+            raise Refused(
+                f"The episode's end could not be recorded: {_why(error)} Send the same request again.",
+                status=503,
+                code="not_recorded",
+                retry_after=1,
+            ) from error
+
+
+def _why(error: UserError | OSError) -> str:
+    """Without the paths of this machine."""
+    if isinstance(error, UserError):
+        return error.what
+    return f"{os.strerror(error.errno) if error.errno else type(error).__name__}."
