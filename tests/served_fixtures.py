@@ -13,6 +13,7 @@ import httpx
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
+from ajet.gateway.limits import Limits
 from ajet.record import PendingEpisodes
 from ajet.rollout.served import Desk, Keeper, ServedOrder, routes
 from ajet.schema.task import Task
@@ -69,6 +70,7 @@ def counter(
     backlog: int | None = None,
     pending: Path | None = None,
     keeper: Keeper | None = None,
+    limits: Limits | None = None,
     latency: float = 0.0,
     gateway: dict[str, Any] | None = None,
     **rollout: Any,
@@ -81,7 +83,7 @@ def counter(
     engine = ScriptedEngine(
         script or (lambda _: "yes"), encode=words.encode, end_id=words.end_ids[0], latency=latency
     )  # fmt: skip
-    served = Gateway(engine, words, max_model_len=18000, max_response_tokens=4096).start()
+    served = Gateway(engine, words, max_model_len=18000, max_response_tokens=4096, limits=limits).start()
     known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
     order = ServedOrder(TaskOrder(known, seed=0, shuffle=False) if known else None)
     split = "debug" if backlog is None else "train"

@@ -52,12 +52,13 @@ class Boundary(TyperGroup):
 
 def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
     """What is wrong, where, what was expected, what to do."""
-    from rich.console import Console
     from rich.text import Text
 
+    from ajet.record.console import Screen
+
     if show_traceback:
-        typer.echo("".join(traceback.format_exception(error)), err=True)
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+        typer.echo(_redacted("".join(traceback.format_exception(error))), err=True)
+    console = Screen(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error  ", "bold red"), (error.what, "bold")))
     for label, text in error.rows():
         console.print(Text.assemble((f"  {label:<9}", "cyan"), text))
@@ -89,6 +90,7 @@ def show_traceback_place(error: Exception, *, shown: bool = False, record: Path 
 
 
 def _redacted(text: str) -> str:
+    from ajet.record.console import harmless
     from ajet.record.secrets import Redactor
 
-    return Redactor()(text)
+    return harmless(Redactor()(text))

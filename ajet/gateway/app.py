@@ -25,6 +25,7 @@ from ajet.gateway.dialects.completions import CompletionsDialect
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect, response_routes
 from ajet.gateway.exchange import Endpoint
+from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.models import describe_model, error_body, list_models
 from ajet.gateway.turn import Refused
 
@@ -51,6 +52,8 @@ def build_app(gateway: Gateway) -> App:
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
+        if error.status == 401:
+            await after_wrong_key(request.scope)
         return JSONResponse(error_body(request, error), status_code=error.status)
 
     async def http_error(request: Request, error: Exception) -> Response:
@@ -116,4 +119,6 @@ class App:
 
 def session_of(gateway: Gateway, request: Request) -> Session:
     """The session whose key a request bears. Raises Refused."""
-    return grant_of(gateway.keys, request.scope, dict(request.scope["headers"]))[1].session
+    session = grant_of(gateway.keys, request.scope, dict(request.scope["headers"]))[1].session
+    welcome(request.scope)
+    return session

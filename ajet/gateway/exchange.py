@@ -18,6 +18,7 @@ from ajet.gateway.callers import caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Waiting
+from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
 from ajet.gateway.session import Session
@@ -46,7 +47,8 @@ class Endpoint:
         headers = dict(scope["headers"])
         try:
             secret, grant = grant_of(self._keys, scope, headers)
-            body = await _body(headers, receive)
+            welcome(scope)
+            body = await _body(scope, headers, receive)
             if body is None:
                 return
             session = grant.session
@@ -69,11 +71,14 @@ class Endpoint:
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
+            if refused.status == 401:
+                await after_wrong_key(scope)
             await self._refuse(send, refused)
             return
         except RecursionError:
             await self._refuse(send, Refused("The request is nested too deeply.", code="invalid_json"))
             return
+        body = b""  # it is not held for as long as the reply takes
         asking.count = max(asking.count, signal.count)
         exchange = _Exchange(self._dialect, asking, send, session.waiting)
         try:
@@ -249,24 +254,26 @@ async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
     await answer(send, refused.status, body, () if later is None else ((b"retry-after", str(later).encode()),))
 
 
-async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+async def _body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
     """The request's body; None if the client left meanwhile. Raises Refused."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY:
         raise _too_large()
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY:
-            raise _too_large()
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    with Held(scope) as held:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > MAX_BODY:
+                raise _too_large()
+            held.add(len(part))
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
 
 def _too_large() -> Refused:

@@ -15,24 +15,20 @@ from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import httpx
-import uvicorn
 from starlette.routing import BaseRoute
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.aside import Aside
-from ajet.gateway.exchange import LOST
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Inspect, Waiting
+from ajet.gateway.limits import Limits
+from ajet.gateway.listener import Server, listen
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
-from ajet.schema.errors import UserError
 from ajet.tokens import Renderer
 
 T = TypeVar("T")
-_KEEP_ALIVE = 300
-_BACKLOG = 4096
 
 
 class Gateway:
@@ -40,7 +36,7 @@ class Gateway:
 
     `max_model_len` bounds prompt + reply, `max_response_tokens` one reply, `max_calls` the calls under way at
     once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
-    without it, such agents talk to the engine, untrained.
+    without it, such agents talk to the engine, untrained. `limits`: what clients are held to.
     """
 
     def __init__(
@@ -56,6 +52,7 @@ class Gateway:
         max_calls: int = 16384,
         force_disable_toolcalls: bool = False,
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.samples_tokens = isinstance(engine, TokenEngine)
         if self.samples_tokens and renderer is None:
@@ -67,8 +64,9 @@ class Gateway:
         self.app = build_app(self)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
+        self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._thread: threading.Thread | None = None
 
     @property
@@ -84,7 +82,7 @@ class Gateway:
 
     def start(self) -> Gateway:
         """Bind, start the thread, and return once requests are answered."""
-        listening = self._bind()
+        listening = listen(self._host, self._port, name="gateway", where="ajet.gateway.host, ajet.gateway.port")
         self._base_url = _advertised(self._advertise, self._host, listening.getsockname()[1])
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listening, started), name="ajet-gateway", daemon=True)
@@ -158,36 +156,8 @@ class Gateway:
         """An in-process transport for httpx clients, usable from any event loop."""
         return GatewayTransport(self)
 
-    def _bind(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # With the protocol named, asyncio turns off Nagle's algorithm, which holds events back for 40 ms.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((self._host, self._port))
-        except OSError as error:
-            listening.close()
-            raise UserError(
-                f"The gateway cannot listen on {self._host}:{self._port}: {error.strerror}.",
-                where="ajet.gateway.host, ajet.gateway.port",
-                do="leave port 0 (the system chooses a free one)",
-            ) from error
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-        return listening
-
     def _serve(self, listening: socket.socket, started: threading.Event) -> None:
-        config = uvicorn.Config(
-            self.app,
-            http=Connection,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        self._server = Server(self.app, self._limits, timeout_graceful_shutdown=1)
         loop = self._loop = asyncio.new_event_loop()
         try:
             loop.call_soon(started.set)
@@ -197,18 +167,6 @@ class Gateway:
         finally:
             listening.close()
             loop.close()
-
-
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A client's connection. One that is reset was closed by a client that had not read all that it was sent."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        super().connection_lost(exc)
-        if isinstance(exc, ConnectionResetError) and self.cycle is not None:
-            lost = self.cycle.scope["state"].pop(LOST, None)
-            if lost is not None:
-                lost()
 
 
 async def _cancel_all() -> None:

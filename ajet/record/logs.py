@@ -1,6 +1,7 @@
 """logs/ajet.log: everything that was logged, with secrets blotted out.
 
-Invariant: no sink of ours writes a line that the redactor has not seen; a disk that refuses one ends no run.
+Invariant: no sink of ours writes a line that the redactor has not seen, or what a terminal that shows it would obey; a
+disk that refuses one ends no run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.record.console import console
+from ajet.record.console import console, harmless
 from ajet.record.secrets import Redactor
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
@@ -29,7 +30,7 @@ class LogFile:
         self._sink: int | None = logger.add(self._write, level="DEBUG", format=FORMAT, diagnose=False, backtrace=False)
 
     def _write(self, message: Any) -> None:
-        text = self._redact(str(message))
+        text = harmless(self._redact(str(message)))
         if self._lost:
             text = f"({self._lost} messages before this could not be written)\n{text}"
         try:

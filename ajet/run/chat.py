@@ -191,7 +191,7 @@ async def _answer(
     engine: TokenEngine, renderer: Renderer, messages: list[dict[str, Any]], line: str, settings: Any
 ) -> None:
     """Print one reply and append both turns to `messages`."""
-    from ajet.run.debug import printable
+    from ajet.record.console import printable
 
     messages.append({"role": "user", "content": line})
     rendered = renderer.render(messages)

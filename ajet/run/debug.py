@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.panel import Panel
 from rich.text import Text
 
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, printable
 from ajet.run.accounting import episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.format_log import log_formats
@@ -82,12 +82,7 @@ def show_episode(episode: Episode) -> None:
         lines.append("\n".join(_last_frames(failure)), style="red")
     lines.rstrip()
     title = f"{episode.task.task_id} · attempt {episode.repeat} · {_outcome(episode)}"
-    console.print(Panel(lines, title=Text(title), subtitle=Text(_footer(episode)), title_align="left"))
-
-
-def printable(text: str) -> str:
-    """`text` without characters that a terminal would obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    console.print(Panel(lines, title=Text(printable(title)), subtitle=Text(_footer(episode)), title_align="left"))
 
 
 def _last_frames(failure: Failure) -> list[str]:
@@ -131,7 +126,7 @@ def _transcript(episode: Episode) -> list[int]:
 
 
 def _append_message(lines: Text, message: dict[str, Any]) -> None:
-    role = str(message.get("role", "?"))
+    role = printable(str(message.get("role", "?")))
     style = {"assistant": "green", "tool": "magenta", "system": "dim"}.get(role, "cyan")
     lines.append(f"{role}: ", style=f"bold {style}")
     if message.get("reasoning_content"):
@@ -140,7 +135,9 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
         lines.append(_clipped(_as_text(message["content"])))
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
-        lines.append(f"\n  → {function.get('name')}({_clipped(function.get('arguments'))})", style="yellow")
+        lines.append(
+            f"\n  → {printable(str(function.get('name')))}({_clipped(function.get('arguments'))})", style="yellow"
+        )
     lines.append("\n")
 
 

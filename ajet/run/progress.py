@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console
+from ajet.record.console import console, printable
 from ajet.record.held_out import words
 from ajet.record.progress import Bar, Progress
-from ajet.run.debug import printable
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

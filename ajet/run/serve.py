@@ -8,9 +8,11 @@ and no log: it comes from the environment, or is shown once.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import secrets
+import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, printable
 from ajet.run.accounting import count_discarded, staleness_metrics
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key that opens episodes."""
-SHORTEST_KEY = 8
+KEY_BITS = 128
 BACKLOG = 2
 """Batches of complete groups that may wait for the trainer; then new episodes are refused for a while."""
 
@@ -296,14 +298,21 @@ def _admin_key() -> tuple[str, bool]:
     given = os.environ.get(ADMIN_KEY)
     if given is None:
         return secrets.token_urlsafe(24), False
-    if len(given) < SHORTEST_KEY or not given.isascii() or not given.isprintable() or " " in given:
+    if not given.isascii() or not given.isprintable() or " " in given or _bits(given) < KEY_BITS:
         raise UserError(
             f"{ADMIN_KEY} is no key.",
             where=f"the environment variable {ADMIN_KEY}, or a .env file",
-            expected=f"at least {SHORTEST_KEY} ASCII characters without spaces",
-            do="leave it out: a random one is made and shown",
+            expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
+            do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
         )
     return given, True
+
+
+def _bits(key: str) -> float:
+    """How many bits it has at most, drawn from the smallest usual alphabet that holds it."""
+    alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
+    letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
+    return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
 
 
 def _open_doors(served: Served, run: RunDirectory, key: str, *, given: bool) -> None:
@@ -334,9 +343,14 @@ def _show_step(step: int, total: int, metrics: dict[str, float]) -> None:
 
 
 def _show_episode(episode: Episode) -> None:
-    words = [f"{episode.task.task_id[:40]}: {episode.status}"]
+    words = [f"{_one_line(episode.task.task_id[:40])}: {episode.status}"]
     words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-    words += [f"{episode.failure.boundary}: {episode.failure.message[:200]}"] if episode.failure else []
+    words += [f"{episode.failure.boundary}: {_one_line(episode.failure.message[:200])}"] if episode.failure else []
     words += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
     words.append(f"{episode.ended - episode.started:.1f} s")
     console.print(", ".join(words), markup=False, soft_wrap=True)
+
+
+def _one_line(text: str) -> str:
+    """A client's words, which make no line of their own."""
+    return " ".join(printable(text).split())

@@ -23,7 +23,7 @@ from tests.docs.snippets import ROOT, blocks
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "serve.md"
-KEY = "the-admin-key"
+KEY = "the-admin-key-of-these-tests"
 
 
 @pytest.fixture(scope="module")

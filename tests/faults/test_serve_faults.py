@@ -21,7 +21,7 @@ from ajet.schema.episode import Episode
 from tests.ajet_command import ajet, metric_rows, start
 from tests.served_fixtures import Counter, counter
 
-KEY = "the-admin-key"
+KEY = "the-admin-key-of-these-tests"
 
 
 def take(served: Counter) -> Episode:
@@ -181,7 +181,7 @@ def test_deleting_an_episode_ends_its_judging():
         judge.go.set()
 
 
-@pytest.mark.parametrize("key", ["short", "with a space", "schlüssel-schlüssel"])
+@pytest.mark.parametrize("key", ["a space in a long enough key", "schlüssel-" * 4, "0123456789" * 3, "hunter2-hunter2"])
 def test_a_key_that_is_none_is_refused_before_anything_starts(key, tmp_path):
     done = ajet("serve", "model.path=embedded:tiny-tools", cwd=tmp_path, AJET_ADMIN_KEY=key)
     assert done.returncode == 2 and "AJET_ADMIN_KEY" in done.stdout and key not in done.stdout

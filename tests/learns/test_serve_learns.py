@@ -18,7 +18,7 @@ from tests.ajet_command import ajet, metric_rows, start
 
 pytestmark = pytest.mark.slow
 STEPS, CLIENTS = 12, 96
-KEY = "the-admin-key"
+KEY = "the-admin-key-of-these-tests"
 SYSTEM = {"role": "system", "content": "You know no prices. Look them up, then answer in \\boxed{}."}
 TOOL = {
     "type": "function",

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway import Refused
+from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.episode import Opening
 from ajet.schema.episode import Failure
@@ -85,8 +86,11 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
         async def guarded(request: Request) -> Response:
             try:
                 _refuse_strangers(request, admin_key)
+                welcome(request.scope)
                 return JSONResponse(await handler(request), status_code=status)
             except Refused as refused:
+                if refused.status == 401:
+                    await after_wrong_key(request.scope)
                 return _error(refused)
 
         return Route(path, guarded, methods=[method])
@@ -111,10 +115,12 @@ async def _object(request: Request) -> dict[str, Any]:
     """The body; an empty one is {}. Raises Refused."""
     raw = bytearray()
     try:
-        async for part in request.stream():
-            raw += part
-            if len(raw) > MAX_BODY:
-                raise Refused(f"The body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
+        with Held(request.scope) as held:
+            async for part in request.stream():
+                held.add(len(part))
+                raw += part
+                if len(raw) > MAX_BODY:
+                    raise Refused(f"The body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
     except ClientDisconnect:
         raise Refused("The client left.", status=400, code="client_left") from None
     try:

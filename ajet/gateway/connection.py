@@ -1,0 +1,125 @@
+"""Connection: one client's, by uvicorn's HTTP parser, held to the server's limits.
+
+Invariant: bytes that lead to nothing (an endless header, a trailer, an extension of a chunk) and seconds in which
+nothing comes are bounded, and what is wrong is answered in JSON. A part of a reply costs nothing here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import ServerState
+
+from ajet.gateway.exchange import LOST
+from ajet.gateway.limits import PEER
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from ajet.gateway.listener import Doors
+
+_REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A client's connection. One that is reset was closed by a client that had not read all that it was sent."""
+
+    def __init__(
+        self, doors: Doors, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
+    ) -> None:
+        super().__init__(config=config, server_state=state, app_state={PEER: self}, _loop=loop)
+        self.doors, self.shared, self.address = doors, doors.shared, address
+        self._limits = doors.shared.limits
+        self._known = False
+        self.guessed = False
+        self._heard = loop.time()
+        self._head_since: float | None = self._heard
+        """When the head of a request began that is not complete; from the beginning on, one is expected."""
+        self._dry = 0
+        """Bytes since something came of them."""
+        self._too_much = False
+
+    def welcome(self) -> None:
+        """Its client has shown a valid key."""
+        if not self._known:
+            self._known, self.guessed = True, False
+            self.doors.forget_stranger(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        self.doors.left(self)
+        if isinstance(exc, ConnectionResetError) and self.cycle is not None:
+            lost = self.cycle.scope["state"].pop(LOST, None)
+            if lost is not None:
+                lost()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self._heard = self.loop.time()
+        cycle = self.cycle
+        if self._head_since is None and (cycle is None or cycle.response_complete):
+            self._head_since = self._heard
+        self._dry += len(data)
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._head_since = None
+        if self._dry > self._limits.head_bytes and hasattr(self, "parser") and not self.transport.is_closing():
+            self._refuse(431, "The request's headers are too long.")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        if len(self.headers) > self._limits.headers or self._head_size() > self._limits.head_bytes:
+            self._too_much = True
+            raise ValueError("too many headers")  # the parser stops, and what it tells becomes send_400_response
+        self._dry = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._dry = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn; in JSON."""
+        if self._too_much:
+            self._refuse(431, "The request's headers are too many or too long.")
+        else:
+            self._refuse(400, msg)
+
+    def close_overdue(self, now: float) -> None:
+        """Close it if its client is late."""
+        cycle = self.cycle
+        if self._head_since is not None:
+            if now - self._head_since <= self._limits.head_seconds:
+                return
+            if cycle is None and not self._dry:  # it never asked anything
+                self.transport.abort()
+            else:
+                self._refuse(408, "The request did not come in time.")
+        elif cycle is not None and cycle.more_body and not cycle.response_complete:
+            if self.flow.read_paused:  # the server is the slow one
+                self._heard = now
+            elif now - self._heard > self._limits.body_seconds:
+                self.transport.abort()
+
+    @property
+    def busy(self) -> bool:
+        """A reply is being made, and not to a wrong key."""
+        cycle = self.cycle
+        return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def _head_size(self) -> int:
+        if self._dry <= self._limits.head_bytes:
+            return 0  # it came whole with these
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+
+    def _refuse(self, status: int, message: str) -> None:
+        told: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+        body = json.dumps({"error": told}).encode()
+        head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        self.transport.close()

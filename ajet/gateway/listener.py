@@ -1,0 +1,204 @@
+"""Listener: the one kind of HTTP server of ajet (gateway, `ajet serve`, viewer), and who is let in.
+
+Invariant: no client takes the last descriptors: those are the record's. Where there are too many connections the oldest
+that has not shown a key makes room, and one that has is never closed for another's sake; where the system has none
+left, accepting pauses and a line a second says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from loguru import logger
+from starlette.types import ASGIApp
+
+from ajet.gateway.connection import Connection
+from ajet.gateway.limits import Limits, Shared
+from ajet.schema.errors import UserError
+
+_BACKLOG = 4096
+_AT_ONCE = 64
+"""Connections that are accepted before what has come by others is read."""
+_PAUSE = 1.0
+"""Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
+
+
+def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
+    """A socket that listens there. Raises UserError, which names the server and the keys to change."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns off Nagle's algorithm, which holds events back for 40 ms.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise UserError(
+            f"The {name} cannot listen on {host}:{port}: {error.strerror}.",
+            where=where,
+            do="leave port 0 (the system chooses a free one)",
+        ) from error
+    listening.listen(_BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+class Server(uvicorn.Server):
+    """Serves an app on one socket. `run` blocks; `should_exit` ends it."""
+
+    def __init__(self, app: ASGIApp, limits: Limits | None = None, **settings: Any) -> None:
+        """`settings`: of uvicorn."""
+        limits = limits or Limits()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=int(limits.idle_seconds),
+                h11_max_incomplete_event_size=limits.head_bytes,
+                **settings,
+            )
+        )
+        self.shared = Shared(limits)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        _raise_descriptors()
+        self.servers = [Doors(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+
+class Doors:
+    """Lets clients in by one socket. On the server's loop."""
+
+    def __init__(self, server: Server, listening: socket.socket, shared: Shared) -> None:
+        self.shared, self._limits = shared, shared.limits
+        self._server, self._listening = server, listening
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[Connection, None] = {}
+        self._strangers: dict[Connection, None] = {}
+        self._of_address: dict[str, dict[Connection, None]] = {}
+        self._entering: set[asyncio.Task[Any]] = set()
+        self._complained = 0.0
+        self._closed = self._paused = False
+        self._sweep_every = min(1.0, self._limits.head_seconds / 4, self._limits.body_seconds / 4)
+        self._loop.call_later(self._sweep_every, self._sweep)
+        self._loop.add_reader(listening, self._accept)
+
+    def close(self) -> None:
+        """Let nobody in any more. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._listening)
+
+    async def wait_closed(self) -> None:
+        """See asyncio's servers."""
+
+    def forget_stranger(self, connection: Connection) -> None:
+        """It has shown a key, or left."""
+        if self._strangers.pop(connection, self) is None:
+            same = self._of_address[connection.address]
+            del same[connection]
+            if not same:
+                del self._of_address[connection.address]
+
+    def left(self, connection: Connection) -> None:
+        """It is closed."""
+        self.forget_stranger(connection)
+        self._open.pop(connection, None)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if len(self._open) >= self._limits.connections and not self._evict(self._strangers):
+                self._pause(f"{len(self._open)} connections are open, as many as the limit")
+                return
+            try:
+                client, peer = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._evict(self._strangers)
+                self._pause(str(error.strerror))
+                return
+            scarce = client.fileno() >= self._highest()
+            if scarce and not self._evict(self._strangers):
+                client.close()
+                self._pause("the descriptors that are left are the record's")
+                return
+            address = str(peer[0]) if isinstance(peer, tuple) else ""
+            connection = Connection(self, self._server.config, self._server.server_state, self._loop, address)
+            self._open[connection] = self._strangers[connection] = None
+            self._of_address.setdefault(address, {})[connection] = None
+            task = self._loop.create_task(self._enter(client, connection))
+            self._entering.add(task)
+            task.add_done_callback(self._entering.discard)
+            if scarce:  # what was evicted is closed before the next is accepted
+                return
+
+    async def _enter(self, client: socket.socket, connection: Connection) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: connection, client)
+        except OSError:  # it has left already
+            client.close()
+            self.left(connection)
+        while len(self._of_address.get(connection.address, ())) > self._limits.strangers:
+            if not self._evict(self._of_address[connection.address]):
+                return
+
+    def _evict(self, these: dict[Connection, None]) -> bool:
+        """Close the oldest of these for which no reply is being made; whether there was one."""
+        for connection in self._idle(these):
+            self.left(connection)
+            connection.transport.abort()
+            return True
+        return False
+
+    def _idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
+        return (connection for connection in these if connection.transport is not None and not connection.busy)
+
+    def _highest(self) -> int:
+        """From this descriptor on they are kept for the record. The system gives out the lowest that is free."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return soft - min(self._limits.reserve, soft // 8) if soft != resource.RLIM_INFINITY else 1 << 30
+
+    def _pause(self, why: str) -> None:
+        """Accept nobody for a while; who comes waits in the system's own queue."""
+        now = self._loop.time()
+        if now - self._complained >= _PAUSE or not self._complained:
+            self._complained = now
+            logger.warning("no more connections are accepted for the moment: {}", why)
+        if not self._paused:
+            self._paused = True
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        if not self._closed:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _sweep(self) -> None:
+        if self._closed:
+            return
+        now = self._loop.time()
+        for connection in list(self._open):
+            if connection.transport is not None:
+                connection.close_overdue(now)
+        self._loop.call_later(self._sweep_every, self._sweep)
+
+
+def _raise_descriptors() -> None:
+    """As many as this process may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses its own "unlimited"; then what there was holds
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,215 @@
+"""What a neighbour without a key can do to a server of ours: be refused, in time, and stop no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet.gateway.limits import Limits
+from tests.served_fixtures import Counter, counter
+
+
+@contextmanager
+def raw(served: Counter, sent: bytes = b"") -> Iterator[socket.socket]:
+    """A connection by which `sent` was sent."""
+    url = served.client.base_url
+    with socket.create_connection((url.host, url.port), timeout=30) as connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the server has closed it."""
+    got = b""
+    try:
+        while part := connection.recv(65536):
+            got += part
+    except ConnectionResetError:
+        pass
+    return got
+
+
+def endless(connection: socket.socket, part: bytes) -> bytes:
+    """Send that until the server will not have it; what it says."""
+    try:
+        for _ in range(256):  # 16 MiB, of which far less fits into the system's buffers
+            connection.sendall(part)
+    except OSError:
+        return rest(connection)
+    raise AssertionError("the server takes all of it")
+
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
+FLOODS = {
+    "headers": (HEAD, b"x-a: b\r\n" * 8192),
+    "a value": (HEAD + b"x-a: ", b"v" * 65536),
+    "a name": (HEAD, b"n" * 65536),
+    "a path": (b"GET /", b"p" * 65536),
+    "empty lines": (b"", b"\r\n" * 32768),
+    "a trailer": (HEAD + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nx-a: ", b"v" * 65536),
+    "an extension": (HEAD + b"transfer-encoding: chunked\r\n\r\n1;a=", b"v" * 65536),
+}
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with counter(limits=Limits(head_seconds=60)) as served:
+        yield served
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_bytes_that_lead_to_nothing_are_bounded(shared, flood):
+    begin, part = FLOODS[flood]
+    with raw(shared, begin) as connection:
+        endless(connection, part)
+    assert httpx.get(f"{shared.client.base_url}/health").status_code == 200
+
+
+def test_headers_that_are_too_many_or_too_long_are_told_so_and_long_enough_ones_are_not(shared):
+    for more in (b"x-a: b\r\n" * 200, b"x-a: " + b"v" * 70_000 + b"\r\n"):
+        with raw(shared, HEAD + more + b"\r\n") as connection:
+            answer = rest(connection)
+        assert answer.startswith(b"HTTP/1.1 431 ") and b"application/json" in answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+    assert shared.client.get("/episodes", headers={"x-a": "v" * 50_000}).status_code == 200
+
+
+def test_what_is_no_request_is_told_so_in_json(shared):
+    with raw(shared, b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n") as connection:
+        answer = rest(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD, HEAD[:9], b"\r\n"], ids=["nothing", "half", "less", "a line"])
+def test_a_request_that_does_not_come_is_not_waited_for(sent):
+    with counter(limits=Limits(head_seconds=0.2)) as served, raw(served, sent) as connection:
+        assert rest(connection)[:13] == (b"HTTP/1.1 408 " if sent else b"")
+
+
+def asking(key: str, length: int) -> bytes:
+    """The head of a request with a key, whose body is to have so many bytes."""
+    return HEAD + f"authorization: Bearer {key}\r\ncontent-length: {length}\r\n\r\n".encode()
+
+
+def test_a_body_that_stops_coming_is_not_waited_for():
+    with counter(limits=Limits(body_seconds=0.2)) as served:
+        opened = served.open(task="a")
+        with raw(served, asking(opened["api_key"], 900) + b"{") as connection:
+            assert rest(connection) == b""
+        assert served.ask(opened).status_code == 200, "the key is good for others still"
+
+
+def test_bodies_are_bounded_in_all():
+    with counter(limits=Limits(body_bytes=1000)) as served:
+        opened = served.open(task="a")
+        with raw(served, asking(opened["api_key"], 1000) + b" " * 900) as first:
+            answer = served.ask(opened, "x" * 400)
+            while answer.status_code == 200:  # the first one's bytes have not been read yet
+                answer = served.ask(opened, "x" * 400)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "too_many_bodies"
+            first.sendall(b" " * 100)
+            assert first.recv(13) == b"HTTP/1.1 400 "
+        assert served.ask(opened, "x" * 400).status_code == 200
+
+
+def test_the_oldest_stranger_makes_room_and_who_has_shown_a_key_does_not():
+    with counter(limits=Limits(strangers=3)) as served:
+        opened = served.open(task="a")  # by a connection that goes on
+        held = [socket.create_connection((served.client.base_url.host, served.client.base_url.port)) for _ in range(9)]
+        try:
+            for connection in held[:6]:
+                connection.settimeout(30)
+                assert rest(connection) == b""
+            assert served.client.get(f"/episodes/{opened['episode']}").json()["status"] == "open"
+            assert served.ask(opened).status_code == 200
+        finally:
+            for connection in held:
+                connection.close()
+
+
+def test_as_many_connections_as_there_is_room_for_and_the_next_waits():
+    with counter(limits=Limits(connections=2)) as served:
+        head = f"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: {served.client.headers['authorization'][7:]}\r\n\r\n"
+        with raw(served, head.encode()) as first, raw(served, head.encode()) as second:
+            assert first.recv(13) == second.recv(13) == b"HTTP/1.1 200 "
+            with raw(served, head.encode()) as third:
+                second.close()
+                assert third.recv(13) == b"HTTP/1.1 200 "
+
+
+def test_idle_connections_leave_the_record_its_descriptors(tmp_path: Path):
+    """1,024 descriptors in all, which is usual, are here those that are open and some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with counter(backlog=9, num_repeat=1, pending=tmp_path / "pending") as served:
+        opened = served.open(task="a")
+        assert served.ask(opened).status_code == 200
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free * 2 + 64, hard))
+        code = (
+            "import socket, sys\n"
+            f"held = [socket.create_connection(({served.client.base_url.host!r}, {served.client.base_url.port})) "
+            f"for _ in range({free * 2 + 200})]\n"
+            "print(len(held), flush=True); sys.stdin.read()"
+        )
+        try:
+            with neighbour(code) as lines:
+                assert int(next(lines)) > free
+                assert served.finish(opened, reward=1.0).status_code == 200
+                assert httpx.get(f"{served.client.base_url}/health", timeout=30).status_code == 200
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert served.desk.results.get(timeout=10).episodes[0].reward == 1.0  # type: ignore[union-attr]
+
+
+@contextmanager
+def neighbour(code: str) -> Iterator[Any]:
+    """Another process, and the lines that it prints."""
+    import subprocess
+    import sys
+
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield iter(process.stdout)  # type: ignore[arg-type]
+        finally:
+            process.kill()
+
+
+def test_a_server_takes_all_descriptors_that_it_may_have():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard, 500), hard))
+    try:
+        with counter() as served:
+            assert served.client.get("/health").status_code == 200
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_who_guesses_keys_waits_and_who_has_one_does_not(shared):
+    url = shared.client.base_url
+    opened = shared.open(task="a", train=False)
+    wrong = b"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: wrong\r\n\r\n"
+    held = [socket.create_connection((url.host, url.port), timeout=30) for _ in range(120)]
+    try:
+        for connection in held:
+            connection.sendall(wrong)
+        assert held[0].recv(13) == b"HTTP/1.1 401 "
+        assert shared.ask(opened).status_code == 200
+        held[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            held[-1].recv(13)
+    finally:
+        for connection in held:
+            connection.close()
