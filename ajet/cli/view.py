@@ -21,7 +21,7 @@ def view(
     ] = None,
     port: Annotated[int, typer.Option("--port", help="0: a free one.")] = 0,
     host: Annotated[
-        str, typer.Option("--host", help="Other than loopback: needs the key that is printed.")
+        str, typer.Option("--host", help="Whatever it is, the address that is printed holds the token.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
     beside_run: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,

@@ -1,14 +1,14 @@
 """`ajet view`: serve the viewer, or freeze a run into a file; and the viewer beside a run.
 
 Invariant: the viewer is a process of its own, so that looking costs the run nothing but the reading of its files; it
-listens on loopback unless told otherwise, and on any other address only with a key.
+listens on loopback unless told otherwise, and answers only who knows the token of the address that it printed: on a
+machine of many users, loopback is everybody's.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -21,8 +21,9 @@ from ajet.record.console import console
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    import uvicorn
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from ajet.gateway.listener import Server
     from ajet.record import RunDirectory
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.episode_page import Spell
@@ -77,39 +78,46 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
 
 
 def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) -> int:
-    import uvicorn
-
+    from ajet.gateway.listener import Server, listen
     from ajet.record.viewer.app import build_app
 
-    local = host in LOOPBACK
-    key = None if local else secrets.token_urlsafe(16)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        raise UserError(
-            f"The viewer cannot listen on {host} port {port}: {error.strerror}.",
-            where="--host, --port",
-            do="leave --port out: then a free one is taken",
-        ) from error
+    listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
+    local = host in LOOPBACK
     hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if local else frozenset()
+    token = secrets.token_urlsafe(16)
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{port}/" + (f"?key={key}" if key else "")
+    address = f"http://{shown}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
     if browser and not beside_run and _on_a_desktop():
         webbrowser.open(address)
-    app = build_app(views, hosts=hosts, key=key)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    server = Server(_admitting(build_app(views, hosts=hosts, key=token)))
     if beside_run:
         threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     server.run(sockets=[listener])
     return 0
 
 
-def _end_with_input(server: uvicorn.Server) -> None:
+def _admitting(app: ASGIApp) -> ASGIApp:
+    """The same, and whoever is answered is known from then on; a wrong token is answered the later, the more there
+    were."""
+    from ajet.gateway.limits import after_wrong_key, welcome
+
+    async def admitting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] == 401:
+                    await after_wrong_key(scope)
+                elif message["status"] < 400:
+                    welcome(scope)
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return admitting
+
+
+def _end_with_input(server: Server) -> None:
     sys.stdin.buffer.read()
     server.should_exit = True
 
@@ -142,7 +150,7 @@ def beside(run: RunDirectory) -> Beside | None:
         logger.warning("--with-logview: the viewer did not start; `ajet view {}` says why", run.path)
         return None
     run.status.add_process(process.pid, "viewer")
-    console.print(line)
+    console.print(line, markup=False, soft_wrap=True)
     address = line.removeprefix("Viewer: ")
     if _on_a_desktop():
         webbrowser.open(address)

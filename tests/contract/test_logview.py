@@ -43,7 +43,8 @@ ajet:
 
 
 def asked(address: str, path: str):
-    with urllib.request.urlopen(f"{address}api/{path}", timeout=10) as answer:
+    root, _, token = address.partition("?")
+    with urllib.request.urlopen(f"{root}api/{path}?{token}", timeout=10) as answer:
         return json.load(answer)
 
 

@@ -219,10 +219,13 @@ def test_every_answer_has_the_policy_and_other_names_are_refused(root):
     assert client.post("/api/runs").status_code == 405
 
 
-def test_an_address_for_others_needs_the_key(root):
+def test_who_asks_needs_the_token(root):
     client = client_of(root, key="secret")
     assert client.get("/api/runs").status_code == 401 and client.get("/page/app.js").status_code == 401
-    assert client.get("/?key=secret").status_code == 200  # and leaves a cookie
+    assert client.get("/?token=wrong").status_code == 401 and client.get("/api/runs?token=%ff").status_code == 401
+    assert client.get("/api/runs?token=secret").status_code == 200
+    assert client.get("/api/runs").status_code == 401
+    assert client.get("/?token=secret").status_code == 200  # and leaves a cookie
     assert client.get("/api/runs").status_code == 200
 
 

@@ -2,8 +2,8 @@
 
 Invariants: GET only; every answer carries a content security policy under which nothing but the package's own files
 runs, and no image is shown but those that the record itself holds; a request that names another host than the one it
-was started for is refused (so that a page elsewhere cannot read it by a name of its own), and on any address but
-loopback each request needs the key.
+was started for is refused (so that a page elsewhere cannot read it by a name of its own), and where there is a key,
+each request needs it: as `token` in its address, or in the cookie that the page leaves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-COOKIE = "ajet_viewer_key"
 
 SpellFor = Callable[[Path], Spell | None]
 """A run's folder to what spells its tokens; None when its tokenizer cannot be had."""
@@ -127,9 +126,9 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         if hosts and request.headers.get("host", "") not in hosts:
             return _told(403, "This viewer answers under its own address only.")
         if key is not None:
-            given = request.query_params.get("key") or request.cookies.get(COOKIE) or ""
-            if not secrets.compare_digest(given.encode(), key.encode()):
-                return _told(401, "This viewer needs its key: open the address that it printed.")
+            given = request.query_params.get("token") or request.cookies.get(_cookie(request)) or ""
+            if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
+                return _told(401, "This viewer needs its token: open the address that it printed.")
         return None
 
     def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -157,7 +156,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
     def page(request: Request) -> Response:
         response = _file(PAGE / "index.html")
         if key is not None:
-            response.set_cookie(COOKIE, key, httponly=True, samesite="strict")
+            response.set_cookie(_cookie(request), key, httponly=True, samesite="strict")
         return response
 
     def own_file(request: Request) -> Response:
@@ -201,6 +200,11 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
     ]
     return Starlette(routes=[Route(path, answering(work), methods=["GET"]) for path, work in routes])
+
+
+def _cookie(request: Request) -> str:
+    """Its name: browsers keep those of a host together, whatever the port, and there may be several viewers."""
+    return f"ajet_viewer_{request.url.port or 80}"
 
 
 def _uuid(request: Request) -> str:
