@@ -1,7 +1,7 @@
 """The fields of a RayJob (ray.io/v1) as KubeRay's own types declare them, as JSON Schema; pods are left open.
 
-From rayjob_types.go and raycluster_types.go of KubeRay 1.4. A name that is not here would be dropped by the API server
-without a word, or refused.
+From rayjob_types.go and raycluster_types.go of KubeRay 1.4, and `authOptions` of 1.5.1. A name that is not here is
+dropped by the API server without a word, or refused.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _WORKERS = _object(
 _CLUSTER = _object(
     ["headGroupSpec"],
     headGroupSpec=_HEAD, workerGroupSpecs={"type": "array", "items": _WORKERS}, rayVersion=_TEXT,
+    authOptions=_object([], mode={"enum": ["token", "disabled"]}, secretName=_TEXT),
     enableInTreeAutoscaling=_FLAG, autoscalerOptions=_ANY, headServiceAnnotations=_TEXTS, suspend=_FLAG,
 )  # fmt: skip
 _SPEC = _object(

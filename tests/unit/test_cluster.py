@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,19 @@ def problems(manifest: dict[str, Any]) -> list[str]:
 def test_the_manifest_is_valid_for_kuberay_and_kubernetes(project, render, trainer, more):
     manifest = kuberay(render, write(project, **trainer), *more)
     assert problems(manifest) == []
+
+
+@pytest.mark.parametrize("ray, guarded", [("2.52.0", True), ("3.0.0rc1", True), ("2.51.2", False), ("", False)])
+def test_ray_takes_commands_from_those_who_know_a_token(project, render, monkeypatch, ray, guarded):
+    def installed(name: str) -> str:
+        if not ray:
+            raise metadata.PackageNotFoundError(name)
+        return ray
+
+    monkeypatch.setattr(metadata, "version", installed)
+    manifest = kuberay(render, project / "My Run_1.yaml")
+    found = manifest["spec"]["rayClusterSpec"].get("authOptions")
+    assert found == ({"mode": "token"} if guarded else None)
 
 
 def test_the_validation_sees_what_is_wrong(project, render):

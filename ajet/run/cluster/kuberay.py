@@ -1,7 +1,8 @@
 """A RayJob for KubeRay: a Ray cluster of one head and equal workers, the run as its job, all removed at its end.
 
 Invariant: head and workers have the same image, folder, variables and accelerators, so that it does not matter on which
-of them a process lands; secrets are references to one Kubernetes secret, whose keys may be missing.
+of them a process lands; secrets are references to one Kubernetes secret, whose keys may be missing; Ray takes commands
+only from those who know a token, which KubeRay draws for each cluster.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ _RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
 KEPT_S = 60
 """How long the pods stay after the run, for their logs."""
 _HEAD = """\
-# {name}: written by `ajet cluster render kuberay`, for KubeRay 1.0 or newer. Start it with `kubectl apply -f FILE`.
+# {name}: written by `ajet cluster render kuberay`, for KubeRay {operator} or newer.
+# Start it with `kubectl apply -f FILE`.
 """
+_OPEN = """\
+# Ray 2.52 and newer know tokens; with this environment's every pod of the Kubernetes cluster can give Ray commands.
+"""
+_TOKENS_SINCE = (2, 52)
 _SECRET = """\
 # Variables come from the secret {name}, which may also be missing:
 #   kubectl create secret generic {name} --from-env-file=.env
@@ -35,8 +41,11 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
     if job.cpus is not None:
         start["num-cpus"] = str(job.cpus)
     cluster: dict[str, Any] = {}
-    if version := _ray_version():
+    version = _ray_version()
+    if version:
         cluster["rayVersion"] = version
+    if guarded := _knows_tokens(version):
+        cluster["authOptions"] = {"mode": "token"}
     cluster["headGroupSpec"] = {
         "rayStartParams": {"dashboard-host": "0.0.0.0", **start},
         "template": _pod("ray-head", job, image, claim),
@@ -63,8 +72,8 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
             "rayClusterSpec": cluster,
         },
     }
-    head = _HEAD + (_SECRET if job.variables else "")
-    return head.format(name=job.name) + dump_yaml(manifest)
+    head = _HEAD + ("" if guarded else _OPEN) + (_SECRET if job.variables else "")
+    return head.format(name=job.name, operator="1.5.1" if guarded else "1.0") + dump_yaml(manifest)
 
 
 def _pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
@@ -93,6 +102,11 @@ def _pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str,
 def _from_secret(variable: str, secret: str) -> dict[str, Any]:
     reference = {"name": secret, "key": variable, "optional": True}
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _knows_tokens(version: str) -> bool:
+    numbers = version.split(".")[:2]
+    return len(numbers) == 2 and all(each.isdigit() for each in numbers) and tuple(map(int, numbers)) >= _TOKENS_SINCE
 
 
 def _ray_version() -> str:
