@@ -1,0 +1,38 @@
+"""What reaches a terminal, or a file that one shows, is text, whoever wrote it."""
+
+from __future__ import annotations
+
+import io
+
+from loguru import logger
+from rich.table import Table
+from rich.text import Text
+
+from ajet.cli.exit import show_user_error
+from ajet.record.console import Screen
+from ajet.record.logs import LogFile
+from ajet.record.secrets import Redactor
+from ajet.schema.errors import UserError
+
+OBEYED = "a\x1b]52;c;aGk=\x07b\x1b[2Jc\x9b31md\x08\u202ee\r"
+
+
+def test_nothing_that_a_terminal_obeys_is_printed():
+    out = io.StringIO()
+    screen = Screen(file=out, force_terminal=True, color_system="standard", width=200, highlight=False)
+    screen.print(OBEYED, markup=False)
+    table = Table("x")
+    table.add_row(Text(OBEYED, style="bold red"))
+    screen.print(table)
+    said = out.getvalue().replace("\x1b[1;31m", "").replace("\x1b[0m", "").replace("\x1b[1m", "")
+    assert "a�]52;c;aGk=" in said and "�[2Jc�31md" in said
+    assert not set(said) & set("\x1b\x07\x9b\x08\u202e\r")
+
+
+def test_errors_and_logs_show_it_as_text_too(tmp_path, capsys):
+    show_user_error(UserError(OBEYED, where=OBEYED))
+    log = LogFile(tmp_path / "ajet.log", Redactor({}))
+    logger.warning("task {} is too old", OBEYED)
+    log.close()
+    for said in (capsys.readouterr().err, (tmp_path / "ajet.log").read_text()):
+        assert "�]52;c;aGk=" in said and not set(said) & set("\x1b\x07\x9b\x08\u202e\r")
