@@ -157,7 +157,8 @@ def test_idle_connections_leave_the_record_its_descriptors(tmp_path: Path):
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free * 2 + 64, hard))
         code = (
-            "import socket, sys\n"
+            "import resource, socket, sys\n"
+            f"resource.setrlimit(resource.RLIMIT_NOFILE, ({hard}, {hard}))\n"
             f"held = [socket.create_connection(({served.client.base_url.host!r}, {served.client.base_url.port})) "
             f"for _ in range({free * 2 + 200})]\n"
             "print(len(held), flush=True); sys.stdin.read()"
