@@ -107,9 +107,7 @@ def load_model(
     folder = folder_of(source)
     try:
         with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, **reading(source.trust_remote_code)
-            )
+            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **reading(source.trust_remote_code))
         model = model.to(device)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         if (refused := own_code(error, folder)) is not None:

@@ -46,9 +46,7 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
             own = stage == "open" or (stage == "judge" and cause.own)
             told = cause.boundary == "agent" and stage == "execute"
             kind, said = type(cause).__name__, bounds.words_of(cause)
-            return bounds.failure(
-                Failure(cause.boundary, kind, said, cause.retryable, text, own=own, policy=told)
-            )
+            return bounds.failure(Failure(cause.boundary, kind, said, cause.retryable, text, own=own, policy=told))
         seen.add(id(cause))
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
