@@ -39,6 +39,11 @@ def recorded_experiment(file: Path) -> Experiment:
     layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
     config = validated({"ajet": _plain(parts.ajet)}, layers)
     config.model.trust_remote_code = False
+    written = parts.ajet.get("context_tracker")
+    if not isinstance(written, dict) or "escape_controls" not in written:
+        config.context_tracker.escape_controls = (
+            "none"  # recorded by a version that had no such key, and escaped nothing
+        )
     folder = file.absolute().parent
     return Experiment(
         ajet=config,

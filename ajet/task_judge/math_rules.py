@@ -49,7 +49,7 @@ def _verdict(candidate: str, reference: str) -> bool | None:
     if _MONTH.search(reference) and re.search(r"\d", reference):
         return _date(candidate) == _date(reference)
     structure = _structure(candidate, reference)
-    if structure is not NOT_ALIKE:
+    if not isinstance(structure, _NotAlike):
         return structure
     equation = _equation(candidate, reference)
     if equation is not None:
