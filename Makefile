@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/ajet-setup.stamp
-PYTEST := $(RUN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 MEASURED := $(RUN)/python scripts/test_costs.py
 ARGS ?=
 

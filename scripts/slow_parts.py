@@ -73,7 +73,7 @@ def main() -> int:
 
 def run(part: Part) -> int:
     """One part through pytest, measured."""
-    pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+    pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     measured = [sys.executable, "scripts/test_costs.py", "--name", f"slow: {part.name}", "--seconds", str(part.seconds)]
     return subprocess.run([*measured, "--", *pytest, *part.paths, "-m", part.marks()], cwd=ROOT).returncode
 

@@ -13,14 +13,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import functools
+from pathlib import Path
 
 import pytest
 from omegaconf import _utils, base, grammar_parser
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import costs, left_behind
 
 pytest.register_assert_rewrite("tests.client_fixtures")
 
+ROOT = Path(__file__).resolve().parents[1]
 BOOTS = "boots"
 """The mark of tests that boot Ray or vLLM."""
 
@@ -32,19 +36,32 @@ def pytest_configure(config: pytest.Config) -> None:
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def place(item: pytest.Item) -> tuple[bool, bool]:
-        """Long files first, so that no worker is left with one at the end."""
-        return item.get_closest_marker(BOOTS) is None, item.get_closest_marker("slow") is None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return Together(config, log)
 
-    files: dict[str, tuple[bool, bool]] = {}
-    for item in items:
-        name = item.nodeid.split("::")[0]
-        files[name] = min(files.get(name, (True, True)), place(item))
-    for item in items:
-        name = item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(BOOTS if not files[name][0] else name))
-    items.sort(key=lambda item: files[item.nodeid.split("::")[0]])
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Whatever `--dist` says: a file's tests go to one worker, and those of all files that boot something to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return BOOTS if boots(file) else file
+
+
+@functools.cache
+def boots(file: str) -> bool:
+    """Whether tests of this file have the mark."""
+    return f"mark.{BOOTS}" in (ROOT / file).read_text()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What boots comes first, then files with slow tests, so that no worker is left with a long one at the end."""
+    slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (not boots(file_of(item)), file_of(item) not in slow))
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
 
 
 def pytest_collection_finish() -> None:
