@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ def vllm_server(*arguments: str, seconds: float = 180.0) -> Iterator[str]:
     ]
     command += ["--kv-cache-memory-bytes", str(64 << 20), "--max-logprobs", "64", *arguments]
     settings = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    theirs = tempfile.TemporaryDirectory(prefix="v")  # its sockets
+    settings["TMPDIR"] = theirs.name
     server = subprocess.Popen(command, env={**os.environ, **settings}, start_new_session=True)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -94,6 +97,7 @@ def vllm_server(*arguments: str, seconds: float = 180.0) -> Iterator[str]:
             server.kill()
             server.wait()
         reserved.close()
+        theirs.cleanup()
 
 
 def _healthy(url: str) -> bool:

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from typing import Any
 
@@ -217,17 +218,18 @@ if __name__ == "__main__":
 def test_its_processes_end_with_a_killed_owner(tmp_path: Any) -> None:
     script = tmp_path / "owner.py"
     script.write_text(OWNER)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])}
-    owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert owner.stdout is not None
-        processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
-        assert len(processes) >= 2
-    finally:
-        owner.kill()
-        owner.wait()
-    gone, alive = psutil.wait_procs(processes, timeout=30)
-    assert not alive and len(gone) == len(processes)
+    with tempfile.TemporaryDirectory(prefix="v") as theirs:  # what a killed owner cannot remove; short, for sockets
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path]), "TMPDIR": theirs}
+        owner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert owner.stdout is not None
+            processes = [psutil.Process(int(pid)) for pid in owner.stdout.readline().split()]
+            assert len(processes) >= 2
+        finally:
+            owner.kill()
+            owner.wait()
+        gone, alive = psutil.wait_procs(processes, timeout=30)
+        assert not alive and len(gone) == len(processes)
 
 
 def test_what_it_cannot_run_is_refused_before_anything_starts(tmp_path: Any) -> None:

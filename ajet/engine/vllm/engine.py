@@ -35,6 +35,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Outbox, Stream
+from ajet.engine.vllm import sockets
 from ajet.engine.vllm.launch import Launch, environment
 from ajet.engine.vllm.requests import Reading, sampling_params
 from ajet.engine.vllm.weights import SharedBucket, device_buckets
@@ -98,6 +99,7 @@ class VllmEngine:
         self._thread.start()
         self._llm: AsyncLLM
         self._before = _children()
+        sockets.opened()
         try:
             self._wait(self._start())
         except BaseException:
@@ -335,6 +337,7 @@ class VllmEngine:
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        sockets.closed()
 
 
 def _children() -> set[psutil.Process]:

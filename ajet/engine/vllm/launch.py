@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from ajet.engine.models import reading
+from ajet.engine.vllm import sockets
 from ajet.engine.vllm.owner import VARIABLE
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def environment(threads: int) -> Iterator[None]:
         os.environ.setdefault(name, value)
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the sampler of ours takes the place of the first one's
     os.environ[VARIABLE] = str(os.getpid())
+    os.environ[sockets.VARIABLE] = str(sockets.folder())
     try:
         yield
     finally:
