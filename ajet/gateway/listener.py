@@ -25,6 +25,8 @@ from ajet.schema.errors import UserError
 _BACKLOG = 4096
 _AT_ONCE = 64
 """Connections that are accepted before what has come by others is read."""
+_MORE = 8
+"""Strangers that leave for one who comes where descriptors are scarce."""
 _PAUSE = 1.0
 """Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
 
@@ -126,11 +128,11 @@ class Doors:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._evict(self._strangers)
-                self._pause(str(error.strerror))
+                if not self._make_room():
+                    self._pause(str(error.strerror))
                 return
             scarce = client.fileno() >= self._highest()
-            if scarce and not self._evict(self._strangers):
+            if scarce and not self._make_room():
                 client.close()
                 self._pause("the descriptors that are left are the record's")
                 return
@@ -161,6 +163,10 @@ class Doors:
             connection.transport.abort()
             return True
         return False
+
+    def _make_room(self) -> bool:
+        """Close more strangers than come, so that the record's descriptors become free again; whether there was one."""
+        return any([self._evict(self._strangers) for _ in range(_MORE)])
 
     def _idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
         return (connection for connection in these if connection.transport is not None and not connection.busy)
