@@ -60,7 +60,7 @@ def test_episodes_can_be_looked_at_while_the_run_goes_on(tmp_path, ending):
         address, rows = "", []
         while not rows and time.monotonic() < deadline and run.poll() is None:
             time.sleep(0.2)
-            address = next((line.split()[-1] for line in log.read_text().splitlines() if "Viewer:" in line), "")
+            address = next((line.split()[-1] for line in log.read_text().split("\n")[:-1] if "Viewer:" in line), "")
             if address:
                 (name,) = (row["name"] for row in asked(address, "runs")["runs"])
                 rows = asked(address, f"episodes/{name}")["rows"]

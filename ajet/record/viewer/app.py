@@ -177,6 +177,9 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
             raise BadFilter(f"{name}: a whole number, not {given!r}")
         return int(given) if given else default
 
+    def conditions(request: Request) -> dict[str, str]:
+        return {name: value for name, value in request.query_params.items() if name != "token"}
+
     def tokens(request: Request) -> Any:
         start = number(request, "start", 0)
         stop = number(request, "stop", start + episode_page.PIECE)
@@ -193,7 +196,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/runs", lambda request: views.runs()),
         ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
         ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
-        ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), dict(request.query_params))),
+        ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
         ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
         ("/api/tokens/{uuid}/of/{run:path}", tokens),
         ("/api/raw/{uuid}/of/{run:path}", raw),
