@@ -202,7 +202,7 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
             step, split = step_of(file)
             play = Play(file, step, cast("Split", split))
             for episode in _episodes(report.target, file, report.proof.wrong):
-                report.proof.add(prove_episode(episode, settings, words, newest=_newest(settings, play)))
+                report.proof.add(prove_episode(episode, settings, words, newest=_newest(settings, play, episode)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(versions_of(call).tolist())
@@ -258,12 +258,13 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[E
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
-def _newest(settings: AjetConfig, play: Play) -> int | None:
-    """The latest policy version that there was when a file's episodes were played; None where versions are another
-    backbone's to count."""
+def _newest(settings: AjetConfig, play: Play, episode: Episode) -> int | None:
+    """The latest policy version that there was when an episode was played; None where versions are another backbone's
+    to count. One that was trained on was there before its step's update; what else a file holds may have ended after
+    it, as episodes do that clients play while a server trains."""
     if settings.backbone not in ("debug", "local"):
         return None
-    return max(0, play.step - 1) if play.split == "train" else play.step
+    return max(0, play.step - 1) if play.split == "train" and episode.advantage is not None else play.step
 
 
 def _lacking(row: dict[str, Any]) -> int | None:
