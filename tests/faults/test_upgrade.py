@@ -36,7 +36,7 @@ VERSIONS = sorted(path.parent.name for path in HERE.glob("*/project.tar.xz"))
 MADE_IN = "/srv/ajet-upgrade/project"
 """Where all of them were made (`tests/upgrade/make.py`)."""
 MADE_ON = '"a-machine"'
-KEY = "the-admin-key"
+KEY = "upgrade-test-admin-key-9f2c71d04be35a68"
 RUNS = {"local": "local", "served": "served", "verl": "verl", "debug": "debug/debug/"}
 """Of an archive: what the name of its run begins with."""
 
@@ -311,6 +311,7 @@ def waiting_file(old: Old) -> Path:
 
 
 @pytest.mark.extra_slow
+@pytest.mark.boots
 def test_a_killed_run_of_verl_goes_on(version: str, tmp_path: Path):
     skip_without_verl()
     old = unpacked(version, "verl", tmp_path)

@@ -16,6 +16,7 @@ import ray
 import transfer_queue
 from loguru import logger
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.utils.tensordict_utils import index_select_tensor_dict
 
 from ajet.backbone.verl.mailbox import Died, Sender
 
@@ -43,13 +44,15 @@ class AgentWorkers(AgentLoopManagerTQ):
         if not self._sent:
             self._sent = [{} for _ in self.agent_loop_workers]
             threading.Thread(target=self._watch, name="ajet-agent-workers", daemon=True).start()
-        chunks = prompts.chunk(len(self.agent_loop_workers))
+        size = -(-len(prompts) // len(self.agent_loop_workers))
+        rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
+        # by verl's own selection: rows that a resumed run hands out again come from the queue with nested tensors
+        chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
             self._forget_what_is_over()
-            for place, chunk in enumerate(chunks):
-                for row in range(len(chunk)):
-                    one = chunk[row : row + 1]
-                    self._sent[place][one["uid"][0]] = one.clone()
+            for place, part in enumerate(rows):
+                for row in part:
+                    self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
             pairs = zip(self.agent_loop_workers, chunks, strict=False)  # fewer tasks than processes, fewer chunks
             handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
         for each in handed:
