@@ -40,9 +40,10 @@ PARTS = (
     Part("products", 600, (CONTRACT, "tests/docs"), boots=False),
     Part("vllm", 600, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{LEARNS}/test_vllm_learns.py"), boots=True),
-    Part("verl life", 900, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
-    Part("verl modes", 1200, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py"), boots=True),
-    Part("verl elsewhere", 1200, (f"{CONTRACT}/test_cluster_slurm.py", f"{LEARNS}/test_verl_vision.py"), boots=True),
+    Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
+    Part("verl modes", 1800, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py",
+                              f"{FAULTS}/test_upgrade.py"), boots=True),
+    Part("verl elsewhere", 1500, (f"{CONTRACT}/test_cluster_slurm.py", f"{LEARNS}/test_verl_vision.py"), boots=True),
     Part("verl quickstart", 2400, (f"{LEARNS}/test_verl_learns.py",), boots=True),
 )  # fmt: skip
 

@@ -66,7 +66,8 @@ class Watch:
             kind = BOOTS.get(name_of(pid))
             if kind and pid not in self.seen:
                 self.seen.add(pid)
-                self.boots.append((kind, self.tests[pid]))
+                if kind == "ray" or "RAY_NODE_ID" not in environment_of(pid):  # verl's servers come with Ray
+                    self.boots.append((kind, self.tests[pid]))
 
     def reap(self, command: int) -> int | None:
         """Take leave of the orphans that ended; the command's exit status once it has."""
@@ -222,12 +223,15 @@ def command_of(pid: int) -> str:
 
 def test_of(pid: int) -> str:
     """The test that started it, as pytest wrote it into the environment."""
+    found = re.search(r"(?:^|\0)PYTEST_CURRENT_TEST=(.*?) \((?:setup|call|teardown)\)", environment_of(pid))
+    return found[1] if found else ""
+
+
+def environment_of(pid: int) -> str:
     try:
-        environment = Path(f"/proc/{pid}/environ").read_text(errors="replace")
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except OSError:
         return ""
-    found = re.search(r"(?:^|\0)PYTEST_CURRENT_TEST=(.*?) \((?:setup|call|teardown)\)", environment)
-    return found[1] if found else ""
 
 
 if __name__ == "__main__":

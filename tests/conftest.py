@@ -25,6 +25,8 @@ from tests import costs, left_behind
 pytest.register_assert_rewrite("tests.client_fixtures")
 
 ROOT = Path(__file__).resolve().parents[1]
+MARKS = pytest.StashKey[dict[str, set[str]]]()
+"""The marks of every test that was found, also of those that `-m` leaves out."""
 BOOTS = "boots"
 """The mark of tests that boot Ray or vLLM."""
 
@@ -54,8 +56,9 @@ def boots(file: str) -> bool:
     return f"mark.{BOOTS}" in (ROOT / file).read_text()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What boots comes first, then files with slow tests, so that no worker is left with a long one at the end."""
+    config.stash[MARKS] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (not boots(file_of(item)), file_of(item) not in slow))
 

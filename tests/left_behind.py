@@ -41,11 +41,12 @@ class LeftBehind:
         self.before = self.seen()
 
     def seen(self) -> set[str]:
-        """What lies in the checkout, and in shared memory."""
+        """What lies in the checkout that is not of it, and in shared memory."""
         command = ["git", "-C", str(ROOT), "status", "--porcelain", "--ignored", "--untracked-files=all"]
         listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
         shared = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
-        return {line[3:] for line in listed if not any(name in line for name in OWN)} | shared
+        new = [line[3:] for line in listed if line.startswith(("??", "!!"))]
+        return {path for path in new if not any(name in path for name in OWN)} | shared
 
     def left(self) -> list[str]:
         """What a test left."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 LEFT_OUT = re.compile(
-    r"(^|/)(time|started|ended|saved|updated|uuid|run|run_id|blob|transformers_version)$"
+    r"(^|/)(time|started|ended|saved|updated|digest|uuid|run|run_id|blob|transformers_version)$"
     r"|(^|/)(seconds|perf|memory)/|per_second|_gib$"
     r"|(^|/)base_model_name_or_path$"  # where the embedded model of that checkout lies
     r"|^files/"  # sizes, in a checkpoint's state, of files whose contents are compared

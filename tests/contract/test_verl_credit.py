@@ -194,10 +194,11 @@ def local(ajet: dict[str, Any]) -> dict[str, Any]:
 
     trainer._step = step
     metrics = []
-    for groups in groups_of_steps():
+    for number, groups in enumerate(groups_of_steps(), 1):
         batch = credit(
             groups,
             config,
+            step=number,
             reference=lambda samples: (trainer.logprobs(samples), trainer.logprobs(samples, reference=True)),
         )
         metrics.append({**batch.metrics, **trainer.update(batch)})

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import MARKS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def collected(*arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode in (0, 5), done.stdout + done.stderr
-    return [line for line in done.stdout.splitlines() if "::" in line]
-
-
-@pytest.mark.slow
-def test_each_is_in_one_part():
+def test_each_is_in_one_part(request: pytest.FixtureRequest) -> None:
     spec = importlib.util.spec_from_file_location("slow_parts", ROOT / "scripts" / "slow_parts.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["slow_parts"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    every = collected("-m", "extra_slow")
-    booting = set(collected("-m", "extra_slow and boots"))
-    parted = []
-    for part in module.PARTS:
-        of_it = [test for test in every if (test in booting) == part.boots and test.startswith(part.paths)]
-        assert of_it, part.name
-        parted += of_it
-    assert sorted(parted) == sorted(every)
+    marks = request.config.stash[MARKS]
+    every = [test for test in marks if "extra_slow" in marks[test]]
+    for test in every:
+        parts = [p.name for p in module.PARTS if test.startswith(p.paths) and p.boots == ("boots" in marks[test])]
+        assert len(parts) == 1, (test, parts)
+    if len({test.split("::")[0] for test in marks}) == len(list(ROOT.glob("tests/*/test_*.py"))):
+        for part in module.PARTS:
+            assert any(test.startswith(part.paths) and part.boots == ("boots" in marks[test]) for test in every), part

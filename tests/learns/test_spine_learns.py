@@ -12,7 +12,8 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
     made = ajet("init", "tool", "--template", "tool", cwd=tmp_path)
     assert made.returncode == 0, made.stdout
     (yaml,) = (tmp_path / "tool").glob("*.yaml")
-    done = ajet("--conf", str(yaml), "--backbone", "local", cwd=tmp_path, timeout=600)
+    short = ["trainer_common.total_training_steps=12", "trainer_common.test_freq=12"]
+    done = ajet("--conf", str(yaml), "--backbone", "local", *short, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stdout
 
     (run,) = (path for path in (tmp_path / "launcher_record").iterdir() if path.is_dir())
