@@ -66,8 +66,17 @@ class Watch:
             kind = BOOTS.get(name_of(pid))
             if kind and pid not in self.seen:
                 self.seen.add(pid)
-                if kind == "ray" or "RAY_NODE_ID" not in environment_of(pid):  # verl's servers come with Ray
+                if kind == "ray" or not self.belongs(pid):
                     self.boots.append((kind, self.tests[pid]))
+
+    def belongs(self, pid: int) -> bool:
+        """Whether it is of a boot that was counted: a child that has its parent's name yet, or verl's server."""
+        parent = parent_of(pid)
+        while parent > 1:
+            if parent in self.seen or name_of(parent).startswith("ray::"):
+                return True
+            parent = parent_of(parent)
+        return False
 
     def reap(self, command: int) -> int | None:
         """Take leave of the orphans that ended; the command's exit status once it has."""
@@ -205,6 +214,13 @@ def descendants(root: int) -> Iterator[int]:
         below = children[waiting.pop()]
         yield from below
         waiting += below
+
+
+def parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def name_of(pid: int) -> str:

@@ -54,7 +54,7 @@ def remote_engine(url: str) -> TokenEngine:
     return engine
 
 
-SERVER = pytest.param("vllm-server", marks=[pytest.mark.slow, pytest.mark.boots])
+SERVER = pytest.param("vllm-server", marks=[pytest.mark.extra_slow, pytest.mark.boots])
 
 
 @pytest.fixture(
@@ -192,7 +192,7 @@ def test_close_fails_who_waits_for_vllm() -> None:
     check_close_fails_who_waits_and_who_comes_after(vllm_engine(version=3, max_num_seqs=2))
 
 
-@pytest.mark.slow
+@pytest.mark.extra_slow
 @pytest.mark.boots
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 20}, {"temperature": 0.0}, {"top_logprobs": 2}])
 def test_a_server_says_both_logprobs(server_url: str, sampling: dict[str, Any]) -> None:

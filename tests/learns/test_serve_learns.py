@@ -16,7 +16,7 @@ from ajet.record import EpisodeFiles, read_status
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows, start
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extra_slow
 CLIENTS = 96
 KEY = "the-admin-key-of-these-tests"
 SYSTEM = {"role": "system", "content": "You know no prices. Look them up, then answer in \\boxed{}."}
@@ -100,9 +100,9 @@ def address(folder: Path, process: Any, log: Path) -> str:
     raise AssertionError(log.read_text())
 
 
-@pytest.mark.parametrize("steps", [4, pytest.param(12, marks=pytest.mark.extra_slow)])
+@pytest.mark.parametrize("steps", [4, 12])
 def test_clients_over_http_teach_the_model_to_look_prices_up(tmp_path, steps):
-    """Four steps are enough for what each promises, and for the first of what is learned."""
+    """Four steps are enough for all but what is learned (test_serve_faults.py trains behind a server, too)."""
     made = ajet("init", "tool", "--template", "tool", cwd=tmp_path)
     assert made.returncode == 0, made.stdout
     settings = [
