@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that were
-    played ahead of the newest step and wait for one of their own are not skipped."""
+    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that the
+    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped."""
 
     trained: int
     skipped: int

@@ -200,7 +200,8 @@ def learn(
         run.episodes.write(step, "train", episodes + [e for group in discarded for e in group.episodes])
         tasks, unused = [group.order for group in groups], [group.order for group in discarded]
         training.on_step(step, training.total_steps, metrics)
-        run.metrics.log(step, metrics, tasks=tasks, discarded=unused)
+        ahead = {"waiting": sorted(unfinished)} if unfinished else {}
+        run.metrics.log(step, metrics, tasks=tasks, discarded=unused, **ahead)
         training.step = step
 
 

@@ -3,7 +3,7 @@
 The `langchain` rows are its `create_agent`; the `langgraph` rows a graph of one's own, a model node and a ToolNode.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,6 +97,18 @@ def enter(client: str, make: Callable[[Any], Any], dialect: str) -> None:
 for each in DIALECTS:
     enter("langchain", agent_of_langchain, each)
     enter("langgraph", graph_of_langgraph, each)
+
+
+@pytest.fixture(autouse=True)
+def own_connections() -> Iterator[None]:
+    """LangChain keeps an asynchronous client per address for the whole process, and the kernel may give the next
+    stage's gateway the same port: its connections would be those of an event loop that is closed."""
+    yield
+    from langchain_anthropic import _client_utils as of_anthropic
+    from langchain_openai.chat_models import _client_utils as of_openai
+
+    of_anthropic._get_default_async_httpx_client.cache_clear()
+    of_openai._cached_async_httpx_client.cache_clear()
 
 
 @pytest.mark.parametrize(("cell", "thinking"), cases(PLAYS), ids=str)

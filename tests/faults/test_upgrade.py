@@ -200,6 +200,10 @@ def test_a_local_run_that_was_killed_with_oversampling_goes_on(version: str, tmp
     assert {path.name: path.read_bytes() for path in (old.run / "episodes").glob("step-[012].*")} == kept
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
+    begun = [{name: row.get(name, []) for name in ("tasks", "discarded", "waiting")} for row in rows if "tasks" in row]
+    assert all(sum(map(len, row.values())) == 4 for row in begun[2:]), (
+        "each task that a step began is said to be somewhere"
+    )
     later = [task for row in rows if row["step"] > 2 for task in row.get("tasks", [])]
     assert set(frontier["unfinished"]) <= set(later), "what was under way comes back first"
     assert max(row["version"] for row in rows if "version" in row) == 5
