@@ -29,7 +29,7 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 TOLERANCE = 4 / 3
 """A budget is for a quiet machine; what is more than a third above it is no noise."""
-LOOK_S = 0.25
+LOOK_S = 0.5
 BOOTS = {"gcs_server": "ray", "VLLM::EngineCor": "vllm"}
 """Processes of which there is one a boot, by the name that the kernel keeps (15 letters)."""
 
@@ -121,7 +121,7 @@ def main() -> int:
     if options.rows:
         options.rows.write_text("".join(json.dumps({"test": t, **vars(row)}) + "\n" for t, row in rows.items()))
     print(f"{options.name}: {line(total)}", flush=True)
-    passed = over(total, vars(options))
+    passed = over(total, vars(options), watch)
     for sentence in [*passed, *(f"left behind: {what}" for what in left)]:
         print(f"{options.name}: {sentence}", flush=True)
     return code or int(bool(passed or left))
@@ -187,13 +187,15 @@ def line(total: Row) -> str:
     return f"{total.seconds:.0f} s, {total.cpu:.0f} CPU-seconds with children; {boots}"
 
 
-def over(total: Row, budgets: dict[str, object]) -> list[str]:
-    """A sentence for each budget that is passed by more than a third; a boot too many is one too many."""
+def over(total: Row, budgets: dict[str, object], watch: Watch) -> list[str]:
+    """A sentence for each budget that is passed by more than a third; a boot too many is one too many, and who started
+    one is said."""
     sentences = []
     for name in ("seconds", "cpu", "ray", "vllm"):
         budget, used = budgets[name], getattr(total, name)
         if budget is not None and used > budget * (TOLERANCE if name in ("seconds", "cpu") else 1):  # type: ignore[operator]
-            sentences.append(f"over budget: {name} {used:.0f} of {budget:.0f}")
+            who = ", ".join(test or "no test" for kind, test in watch.boots if kind == name)
+            sentences.append(f"over budget: {name} {used:.0f} of {budget:.0f}" + (f" ({who})" if who else ""))
     return sentences
 
 

@@ -154,3 +154,8 @@ def episode_of(
 def group_of(*episodes: Episode) -> Group:
     """A group of one task."""
     return Group(Task(task_id="t"), 0, list(episodes))
+
+
+def weights_of(trainer: Any) -> torch.Tensor:
+    """All that it trains, in the precision of its optimizer."""
+    return trainer.policy.weights.master(0, trainer.policy.weights.size).clone()

@@ -52,12 +52,9 @@ SMALL = {f"{TC}.micro_batch_tokens": 128}
 AGGREGATION = f"{TC}.algorithm.loss_aggregation"
 SETTINGS: dict[str, dict[str, Any]] = {
     "sequence": {},
-    "token": {AGGREGATION: "token"},
     "sequence-sum": {AGGREGATION: "sequence-sum"},
     "cap": CAP,
-    "kl": KL,
     "kl in the reward": {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.1},
-    "two mini batches": TWO | {f"{TC}.algorithm.clip_dual": 3.0},
     "two mini batches of tokens, with everything": TWO | KL | CAP | {AGGREGATION: "token"},
     "a rate that falls": {
         f"{TC}.optim.lr_schedule": "linear",
@@ -66,8 +63,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         f"{TC}.total_training_steps": 3,
     },
     "small micro batches": SMALL | KL | CAP,
-    "small micro batches, two mini batches": SMALL | TWO,
+    "small micro batches, two mini batches": SMALL | TWO | {f"{TC}.algorithm.clip_dual": 3.0},
 }
+"""Each choice stands in one of them, most with others: a scenario costs three seconds."""
 RANKS = {
     "two ranks": KL | CAP | TWO,
     "three episodes to an optimizer step": {f"{TC}.mini_batch_num": 4},
@@ -133,26 +131,24 @@ def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
     return made
 
 
-def updated(made: dict[str, Any], folder: Path, ranks: int) -> dict[str, Any]:
-    """Each scenario through verl, in processes of its own."""
+@pytest.fixture(scope="module")
+def updated(tmp_path_factory):
+    """Each scenario through verl, by its number of ranks, in processes of their own."""
     from torch.distributed import TCPStore
 
-    source, target = folder / "scenarios", folder / "results"
-    source.write_bytes(pickle.dumps(made))
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "MASTER_PORT": str(store.port), "OMP_NUM_THREADS": "1"}
-    own |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the store is ours to serve
+    folder, worlds = tmp_path_factory.mktemp("verl"), [of_one_rank(), scenarios(RANKS, 2)]
+    for world, made in enumerate(worlds, 1):
+        (folder / f"{world}.scenarios").write_bytes(pickle.dumps(made))
+    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in worlds]
+    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+    own |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the stores are ours to serve
     own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu_platform", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.contract.verl_update", str(source), str(target)]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(ranks)], cwd=ROOT, env=os.environ | own) for rank in range(ranks)
-    ]
-    assert [worker.wait(timeout=600) for worker in workers] == [0] * ranks
-    return pickle.loads(target.read_bytes())
+    command = [sys.executable, "-m", "tests.contract.verl_update", str(folder), *(str(store.port) for store in stores)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | own, check=True, timeout=900)
+    return {world: pickle.loads((folder / f"{world}.results").read_bytes()) for world in (1, 2)}
 
 
-@pytest.fixture(scope="module")
-def one_rank(tmp_path_factory):
+def of_one_rank() -> dict[str, Any]:
     made = scenarios(SETTINGS, 1)
     made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
     made |= scenarios({"adapters": KL | {f"{TC}.lora.rank": 4, f"{TC}.optim.lr": 0.05}}, 1)
@@ -164,12 +160,17 @@ def one_rank(tmp_path_factory):
         "config": verl_config(chosen, model_folder=shipped_folder("tiny-tools")),
         "steps": groups_of_steps(),
     }
-    return updated(made, tmp_path_factory.mktemp("verl"), 1)
+    return made
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    return updated(scenarios(RANKS, 2), tmp_path_factory.mktemp("verl"), 2)
+def one_rank(updated):
+    return updated[1]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(updated):
+    return updated[2]
 
 
 def local(ajet: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""verl's trainer, worker and FSDP engine in one process: `python -m tests.contract.verl_update IN OUT RANK WORLD`.
+"""verl's trainer, worker and FSDP engine, a process a rank: `python -m tests.contract.verl_update FOLDER PORT …`.
+
+The ports are those of the stores of worlds: of one rank, of two, and so on, one world after the other. What its ranks
+do stands in FOLDER/WORLD.scenarios, what they found in FOLDER/WORLD.results. Ranks are forked from this process, which
+has imported verl (13 seconds).
 
 What is verl's is verl's own: the steps of its trainer between sampling and saving, the worker, the engine and its
 optimizer. Stand-ins are the queue (a dict in memory) and the worker group, which calls the worker of this process with
@@ -7,6 +11,7 @@ its rank's part of a batch. It needs a process of its own: the environment must 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import sys
@@ -212,16 +217,33 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     return {"gradients": found, "metrics": metrics, "weights": parameters(engine)}
 
 
-def main(source: Path, target: Path, rank: int, world: int) -> None:
-    scenarios = pickle.loads(source.read_bytes())
-    results = {}
-    for name, scenario in scenarios.items():
-        results[name] = run(scenario, rank, world)
+def rank_of(folder: Path, rank: int, world: int, port: str) -> None:
+    """One rank's work, in a process of its own."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    scenarios = pickle.loads((folder / f"{world}.scenarios").read_bytes())
+    results = {name: run(scenario, rank, world) for name, scenario in scenarios.items()}
     if rank == 0:
-        target.write_bytes(pickle.dumps(results))
+        (folder / f"{world}.results").write_bytes(pickle.dumps(results))
+
+
+def main(folder: Path, ports: list[str]) -> int:
+    import verl.trainer.ppo.v1
+    import verl.workers.engine_workers  # noqa: F401
+
+    import ajet.backbone.verl.hooks  # noqa: F401
+
+    fork = multiprocessing.get_context("fork")
+    for world, port in enumerate(ports, 1):
+        ranks = [fork.Process(target=rank_of, args=(folder, rank, world, port)) for rank in range(world)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    source, target, rank, world = sys.argv[1:5]
-    os.environ.update(RANK=rank, LOCAL_RANK="0", WORLD_SIZE=world, LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
-    main(Path(source), Path(target), int(rank), int(world))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
