@@ -19,21 +19,15 @@ from ajet.cli import launcher
 from ajet.record.checkpoints import Checkpoints
 from ajet.run.export import export
 from ajet.schema.errors import UserError
-from tests.ajet_command import ajet
 from tests.verl_fixtures import without_verl
-
-SMALL = ("data.train_batch_size=2", "rollout.num_repeat=2", "trainer_common.val_before_train=false")
-STEPS = ("trainer_common.total_training_steps=2", "trainer_common.save_freq=1", "trainer_common.test_freq=0")
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def record(tool_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a run of the local backbone, `tool`, has saved steps 1 and 2."""
-    folder = tmp_path_factory.mktemp("local")
-    assert ajet("init", ".", "--template", "tool", cwd=folder).returncode == 0
-    done = ajet("--conf", "tool.yaml", "--backbone", "local", *SMALL, *STEPS, cwd=folder)
-    assert done.returncode == 0, done.stdout
-    return folder / "launcher_record"
+    folder = tmp_path_factory.mktemp("local") / "launcher_record"
+    shutil.copytree(tool_project / "launcher_record" / "plain", folder / "tool")
+    return folder
 
 
 @pytest.mark.slow

@@ -21,32 +21,28 @@ from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
+from tests.contract.conftest import TOOL_SETTINGS
 
 pytestmark = pytest.mark.slow
-SETTINGS = [
-    "model.dtype=float32", "trainer_common.total_training_steps=2", "trainer_common.save_freq=1",
-    "trainer_common.test_freq=2", "data.train_batch_size=2", "rollout.num_repeat=4", "trainer_common.threads=1",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("proven")
-    assert ajet("init", "tool", "--template", "tool", cwd=folder).returncode == 0
-    return folder
+def project(tool_project, tmp_path_factory) -> Path:
+    """A copy of it for further runs."""
+    return Path(shutil.copytree(tool_project, tmp_path_factory.mktemp("proven") / "project"))
 
 
 def trained(project: Path, name: str, *more: str) -> Path:
     yaml = next((project / "tool").glob("*.yaml"))
-    done = ajet("--conf", str(yaml), "--backbone", "local", f"experiment_name={name}", *SETTINGS, *more, cwd=project)
+    settings = [f"experiment_name={name}", *TOOL_SETTINGS, *more]
+    done = ajet("--conf", str(yaml), "--backbone", "local", *settings, cwd=project)
     assert done.returncode == 0, done.stdout
     return project / "launcher_record" / name
 
 
 @pytest.fixture(scope="module")
 def run(project) -> Path:
-    """Two steps with every version's weights kept, at a temperature that is not 1."""
-    return trained(project, "plain", "rollout.temperature=0.8")
+    return project / "launcher_record" / "plain"
 
 
 @pytest.fixture

@@ -66,13 +66,15 @@ def verl_config(
     if folder is not None:
         layers.insert(0, _verls_defaults(folder, experiment.ajet.trainer_common.strategy))
     with _explaining(experiment):
-        known = OmegaConf.merge(*(OmegaConf.create(layer) for layer in layers))
-        tree: Any = OmegaConf.merge(known, OmegaConf.create(_users(experiment)))
+        known = OmegaConf.unsafe_merge(*(OmegaConf.create(layer) for layer in layers))
+        users = _users(experiment)
+        tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
         refuse(experiment, tree, model, gpu_bytes)
         if folder is None:
             raise MissingExtra("verl", extra, needed_for="The verl backbone")
-        plain: Any = OmegaConf.to_container(known, resolve=False)
-        refuse_unknown(experiment, _merged_sections(experiment), plain, folder.parents[1].rglob("*.py"))
+        if merged := _merged_sections(experiment):
+            plain: Any = OmegaConf.to_container(known, resolve=False)
+            refuse_unknown(experiment, merged, plain, folder.parents[1].rglob("*.py"))
         resolved: Any = OmegaConf.to_container(tree, resolve=True)
     return {name: resolved[name] for name in ROOTS}
 
