@@ -205,7 +205,8 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
     engine.optimizer_step = optimizer_step
     metrics = []
-    for groups in scenario["steps"]:
+    for number, groups in enumerate(scenario["steps"], 1):
+        trainer.global_steps = number
         batch = play(queue, groups)
         metrics.append(step(trainer, batch))
         queue.rows.clear()

@@ -27,6 +27,7 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ajet.algorithm import credit
+from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.verl.fresh_tokens import canary_gap
@@ -115,6 +116,7 @@ class CreditHooks(PPOTrainer):
         parts = self._optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
         metrics.update(self._mismatch(credited.samples, parts, trainers))
+        metrics.update(self._stale(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
         metrics.update(self._canary(credited.samples, trainers, extra))
         at = [own[place[id(sample.timeline)]] for sample in credited.samples]
@@ -225,6 +227,19 @@ class CreditHooks(PPOTrainer):
             "mismatch_kl": float(np.mean(means)),
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
+
+    def _stale(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+        """What importance weights the tokens of earlier weights than the present ones get."""
+        cap = self.settings.trainer_common.importance_cap
+        gaps = [
+            (own - sample.timeline.logprobs)[sample.timeline.mask & (sample.timeline.versions < self.global_steps - 1)]
+            for sample, own in zip(samples, trainer, strict=True)
+        ]
+        found = np.concatenate([np.empty(0, np.float32), *gaps])
+        weights = np.ones_like(found) if cap is None else np.exp(np.minimum(found, math.log(cap)))
+        capped = 0 if cap is None else int((found >= math.log(cap)).sum())
+        tokens = sum(sample.timeline.sampled for sample in samples)
+        return stale_metrics(tokens, found.size, float(weights.sum()), capped)
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
         rollout = self.settings.rollout
