@@ -62,15 +62,13 @@ class CreditHooks(PPOTrainer):
         """Called once the episodes of a batch carry their advantage and what of them is not trained."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """Workers of ours where verl's FSDP knows no linear schedule of the learning rate, or the model sees images."""
+        """Workers of ours in the places of verl's."""
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
         linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
-        if not linear and self.processor is None:
-            return
-        from ajet.backbone.verl.workers import ImageActor, ImageDetachedActor, LinearActor, LinearDetachedActor
+        from ajet.backbone.verl.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
-        actor, detached = (LinearActor, LinearDetachedActor) if linear else (ImageActor, ImageDetachedActor)
+        actor, detached = (LinearActor, LinearDetachedActor) if linear else (Actor, DetachedActor)
         worker = detached if self.trainer_mode == "separate_async" else actor
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
@@ -144,8 +142,9 @@ class CreditHooks(PPOTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl would cut the rows into mini batches of a fixed number; these are whole groups, as many optimizer steps
-        as `mini_batch_num` says. A batch of silent groups alone makes none, and the learning rate waits with it."""
+        as `mini_batch_num` says. A batch of silent groups alone makes none, but has its place in the schedule."""
         if not self._parts:
+            self.actor_rollout_wg.pass_step()
             return batch
         actor = self.config.actor_rollout_ref.actor
         order = deal(
