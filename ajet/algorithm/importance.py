@@ -3,8 +3,8 @@
 The engine that samples and the trainer that differentiates are two programs; where they disagree, or where the engine
 had earlier weights (stale tokens), training is off-policy without saying so. Your Efficient RL Framework Secretly
 Brings You Off-Policy RL Training (Yao et al., 2025, https://fengyao.notion.site/off-policy-rl): weigh each token's loss
-by min(trainer / engine, cap), a constant in the gradient. AReaL (arXiv 2505.24298, section 5.2) does so for staleness:
-with it the ratio that is clipped stays that of the policy to the one before the update.
+by min(trainer / engine, cap), a constant in the gradient. For staleness this is the decoupled objective of AReaL
+(arXiv 2505.24298): the ratio that is clipped stays that of the policy to the one before the update.
 """
 
 from __future__ import annotations
