@@ -25,8 +25,10 @@ class Terms(NamedTuple):
     loss: Tensor
     clipped: Tensor
     """Where a bound cut the gradient off."""
+    weights: Tensor | None
+    """The importance weights; None without a cap."""
     capped: Tensor | None
-    """Where the importance weight was held at `is_cap`; None without one."""
+    """Where one was held at `is_cap`; None without it."""
     divergence: Tensor | None
     """The KL estimate; None without a KL term."""
 
@@ -52,7 +54,7 @@ class TokenLoss:
             algorithm.clip_low,
             algorithm.clip_high,
             algorithm.clip_dual,
-            algorithm.is_cap,
+            trainer.importance_cap,
             trainer.kl_loss_coef if trainer.use_kl_loss else None,
             trainer.kl_loss_type,
         )
@@ -76,7 +78,7 @@ class TokenLoss:
             clip_high=self.clip_high,
             clip_dual=self.clip_dual,
         )
-        capped = divergence = None
+        weights = capped = divergence = None
         if self.is_cap is not None:
             if engine_T is None:
                 raise ValueError("importance weights need the engine's logprobs")
@@ -88,4 +90,4 @@ class TokenLoss:
                 raise ValueError("a KL term needs the reference model's logprobs")
             divergence = estimate(logprobs_T, reference_T, self.kl_type)
             loss = loss + self.kl_coef * divergence
-        return Terms(loss, clipped, capped, divergence)
+        return Terms(loss, clipped, weights, capped, divergence)

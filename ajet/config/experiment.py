@@ -24,6 +24,7 @@ from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve,
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.trainer_common import STALE_CAP
 from ajet.config.shapes import BACKBONE_ROOTS, take_apart
 from ajet.config.validate import validated
 from ajet.config.view import View
@@ -142,6 +143,12 @@ class Experiment:
             setattr(node, last, value)
         return replace(self, ajet=ajet)
 
+    def served(self) -> Experiment:
+        """The same behind `ajet serve`, whose clients go on during updates: `is_cap: auto` is a cap there."""
+        if self.ajet.trainer_common.algorithm.is_cap != "auto":
+            return self
+        return self.with_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
+
     def _effective(self) -> dict[str, Any]:
         """The settled config without keys that are accepted and ignored."""
         tree = self.settled()
@@ -164,9 +171,11 @@ class Experiment:
         return True
 
     def settled(self) -> dict[str, Any]:
-        """The typed config as plain values in which nothing depends on the YAML's name or place."""
+        """The typed config as plain values in which nothing depends on the YAML's name or place, nor on what a later
+        version takes `is_cap: auto` for."""
         tree = _plain(self.ajet.model_dump())
         tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))
+        tree["trainer_common"]["algorithm"]["is_cap"] = self.ajet.trainer_common.importance_cap
         for path, _, notes in walk(AjetConfig):
             value = value_at(self.ajet, path)
             if notes.get("kind") == "path" and value:

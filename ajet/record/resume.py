@@ -21,6 +21,8 @@ from ajet.schema.errors import UserError
 
 FILE = "run.json"
 SHOWN = 12
+EARLIER_DEFAULTS: dict[str, Any] = {"ajet.trainer_common.algorithm.is_cap": None}
+"""Of keys whose default has changed: the one of versions that did not write which keys were given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,14 @@ class RunIdentity:
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
         """Of what differs, the values that the run began with of keys that nobody set, then or now: this version of
         ajet has another default, and the run keeps its own. `given`: the keys that are set now."""
-        if self.given is None:
-            return {}
-        untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
+        untouched = [key for key, then, _ in differences if key not in given and not self._set(key, then)]
         return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
+
+    def _set(self, key: str, then: Any) -> bool:
+        """Whether the person set it when the run began; where that was not written, whether they may have."""
+        if self.given is None:
+            return key not in EARLIER_DEFAULTS or then != EARLIER_DEFAULTS[key]
+        return key in self.given
 
 
 def _blotted(then: Any, now: Any) -> bool:

@@ -88,14 +88,6 @@ def _tells_success(counted: Sequence[Episode]) -> bool:
     return judged or (bool(counted) and all(e.failure is not None for e in counted))
 
 
-def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
-    """How many policy versions lie between the weights that sampled what is trained on and the present ones."""
-    lows = [run.low for e in episodes if e.scored for call in e.calls if call.trained for run in call.versions]
-    if not lows:
-        return {}
-    return {"train/staleness_max": version - min(lows), "train/staleness_mean": version - fmean(lows)}
-
-
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over all attempts that count."""
     rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]

@@ -20,6 +20,7 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.assembly import renderer_of, workflow_of
+    from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
     from ajet.tokens.control_tokens import CUT
@@ -60,6 +61,8 @@ def dry_run(experiment: Experiment) -> None:
     played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
     a_step = f"{played}, {counted(trainer.mini_batch_num, 'update')}"
     plan.add_row("a step", a_step)
+    if trainer.mode != "sync":
+        plan.add_row("stale tokens", importance_weights(trainer.importance_cap))
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)
     console.print("Nothing was started (--dry-run).")

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import console, counted, printable
-from ajet.run.accounting import count_discarded, staleness_metrics
+from ajet.run.accounting import count_discarded
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
+from ajet.run.staleness import announce, staleness_metrics
 from ajet.run.summary import finish
 from ajet.run.train import Training, learn
 from ajet.schema.episode import Episode, Group
@@ -72,6 +73,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     refuse_untrainable(experiment)
     key, given = _admin_key()
     trains = experiment.ajet.backbone != "debug"
+    experiment = experiment.served() if trains else experiment
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
@@ -88,6 +90,8 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         opened = assembled(experiment, run_id=run.run_id, pending=pending, keeper=pending or recording)
         with interrupts.installed(), opened as served:
             if trains:
+                trainer = experiment.ajet.trainer_common
+                announce(trainer.importance_cap, trainer.max_staleness)
                 training = Training.begin(served, run, served.order, _show_step)
                 _take_up(served)
             _open_doors(served, run, key, given=given)

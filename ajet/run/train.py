@@ -17,11 +17,12 @@ from loguru import logger
 
 from ajet.algorithm import credit
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
-from ajet.run.accounting import check_tokens, count_discarded, episode_metrics, staleness_metrics
+from ajet.run.accounting import check_tokens, count_discarded, episode_metrics
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
+from ajet.run.staleness import staleness_metrics
 from ajet.run.step_proof import StepProof
 from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder

@@ -151,6 +151,9 @@ def updated(tmp_path_factory):
 def of_one_rank() -> dict[str, Any]:
     made = scenarios(SETTINGS, 1)
     made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
+    late, *groups = groups_of_steps()
+    made |= scenarios({"a rate past a silent step": SETTINGS["a rate that falls"]}, 1)
+    made["a rate past a silent step"]["steps"] = [late[2:3], *groups]
     made |= scenarios({"adapters": KL | {f"{TC}.lora.rank": 4, f"{TC}.optim.lr": 0.05}}, 1)
     made["no signal"] = {**made["cap"], "steps": [groups[2:3] for groups in groups_of_steps()]}
     fixed = {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 3}
@@ -219,6 +222,7 @@ def assert_alike(verls: dict[str, Any], ours: dict[str, Any]) -> None:
     names = ("loss", "grad_norm", "kl", "clip_fraction", "is_capped_fraction", "mismatch_kl", "logprob_gap_max")
     names += ("steps_skipped", "credit/samples", "credit/left_out_groups", "credit/advantage_abs_mean")
     for have, want in zip(verls["metrics"], ours["metrics"], strict=True):
+        names += tuple(name for name in want if name.startswith("stale_"))  # what the first step's weights sampled
         assert {name: have[name] for name in names} == pytest.approx(
             {name: want[name] for name in names}, rel=2e-3, abs=2e-5
         )
@@ -252,6 +256,12 @@ def test_a_batch_without_signal_changes_nothing(one_rank):
     before = AutoModelForCausalLM.from_pretrained(shipped_folder("tiny-tools"))
     for name, values in before.named_parameters():
         np.testing.assert_array_equal(silent["weights"][name], values.detach().numpy())
+
+
+def test_a_step_without_signal_has_its_place_in_the_schedule(one_rank):
+    """It is the whole warm-up; the rate that verl tells is that of the next step: 1 / 2 of the way from 1 to 0.2."""
+    silent, second = one_rank["a rate past a silent step"]["metrics"]
+    assert "lr" not in silent and second["lr"] == pytest.approx(0.006)
 
 
 @pytest.mark.parametrize("name", RANKS)

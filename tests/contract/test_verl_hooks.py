@@ -186,6 +186,21 @@ def test_the_actors_schedule_is_made_where_we_replace_it(base):
     assert "cls=self.role_worker_mapping[actor_role]" in inspect.getsource(base._setup)
 
 
+def test_a_group_of_our_workers_passes_a_step():
+    """On all of them; verl's group of workers has the methods that it finds registered."""
+    from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
+    from verl.single_controller.ray.base import _bind_workers_method_to_parent
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    from ajet.backbone.verl.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
+
+    assert "self.lr_scheduler.step()" in inspect.getsource(FSDPEngine.lr_scheduler_step)
+    for ours in (Actor, DetachedActor, LinearActor, LinearDetachedActor):
+        group: Any = type("WorkerDict", (), {})
+        _bind_workers_method_to_parent(group, "actor_rollout", ours)
+        assert getattr(group.actor_rollout_pass_step, MAGIC_ATTR)["dispatch_mode"] == Dispatch.ONE_TO_ALL
+
+
 def test_engines_average_over_ranks_as_verls_own_loss_counts_on():
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
     from verl.workers.utils.losses import sft_loss

@@ -98,16 +98,17 @@ class Group:
     def compute_ref_log_prob(self, meta: Any) -> Any:
         return self._logprobs(meta, "compute_ref_log_prob")
 
+    def pass_step(self) -> None:
+        self.worker.pass_step()
+
     def update_actor(self, meta: Any) -> Any:
         return self.worker.update_actor(self._part(meta)[1])
 
 
 def worker_of(config: Any, role: str) -> Any:
-    from verl.workers.engine_workers import ActorRolloutRefWorker
+    from ajet.backbone.verl.workers import Actor, LinearActor
 
-    from ajet.backbone.verl.workers import LinearActor
-
-    kind = LinearActor if config.trainer.ajet_lr_schedule == "linear" else ActorRolloutRefWorker
+    kind = LinearActor if config.trainer.ajet_lr_schedule == "linear" else Actor
     worker = kind(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
     worker.init_model()
     return worker
@@ -210,7 +211,8 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
     engine.optimizer_step = optimizer_step
     metrics = []
-    for groups in scenario["steps"]:
+    for number, groups in enumerate(scenario["steps"], 1):
+        trainer.global_steps = number
         batch = play(queue, groups)
         metrics.append(step(trainer, batch))
         queue.rows.clear()

@@ -15,6 +15,7 @@ from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = ["run/accounting.py", "run/evaluate.py", "run/train.py", "run/step_proof.py", "algorithm/credit.py"]
+WRITERS += ["algorithm/importance.py", "run/staleness.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 SPLITS = "train|validation|debug"
 
@@ -62,8 +63,8 @@ def test_the_update_is_documented():
     from ajet.backbone.local.losses import Tally
     from ajet.backbone.local.trainer import Trainer
 
-    produced = set(Trainer._metrics([Tally(tokens=1, compared=1)], [1.0], 1e-5, 10, 0.1))
-    assert {"loss", "mismatch_kl", "lr"} <= produced
+    produced = set(Trainer._metrics([Tally(tokens=1, compared=1, stale=1)], [1.0], 1e-5, 10, 0.1))
+    assert {"loss", "mismatch_kl", "lr", "stale_is_weight_mean"} <= produced
     assert produced - set(documented()) == set()
 
 

@@ -199,8 +199,8 @@ def address(folder: Path, process: Any, log: Path) -> str:
     raise AssertionError(log.read_text())
 
 
-def play(root: str, reward: float, **body: Any) -> dict[str, Any]:
-    """One episode by plain HTTP. The answer to its finish."""
+def begin(root: str, **body: Any) -> str:
+    """An episode by plain HTTP, with one call and no end yet. Its id."""
     admin = {"authorization": f"Bearer {KEY}"}
     while (answer := httpx.post(f"{root}/episodes", json=body, headers=admin, timeout=60)).status_code == 429:
         time.sleep(0.05)
@@ -208,9 +208,20 @@ def play(root: str, reward: float, **body: Any) -> dict[str, Any]:
     asked = {"model": "ajet", "messages": [{"role": "user", "content": "What does the eel cost?"}]}
     key = {"authorization": f"Bearer {opened['api_key']}"}
     httpx.post(f"{opened['base_url']}/chat/completions", json=asked, headers=key, timeout=60).raise_for_status()
-    url = f"{root}/episodes/{opened['episode']}/finish"
+    return str(opened["episode"])
+
+
+def end(root: str, episode: str, reward: float) -> dict[str, Any]:
+    """The answer to its finish."""
+    admin = {"authorization": f"Bearer {KEY}"}
+    url = f"{root}/episodes/{episode}/finish"
     ended: dict[str, Any] = httpx.post(url, json={"reward": reward}, headers=admin, timeout=60).json()
     return ended
+
+
+def play(root: str, reward: float, **body: Any) -> dict[str, Any]:
+    """One episode, both."""
+    return end(root, begin(root, **body), reward)
 
 
 SMALL = [
@@ -245,12 +256,19 @@ def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_le
 
     process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
     root = address(run, process, log)
-    for n in range(2):
-        play(root, 0.0, task=f"task {n}")
-        play(root, 1.0, task=f"task {n}")
+    late = begin(root, task="task 1")
+    play(root, 0.0, task="task 0")
+    play(root, 1.0, task="task 0")
+    _until(lambda: (run / "checkpoints" / "step-1").exists())
+    end(root, late, 0.0)
+    play(root, 1.0, task="task 1")
     _until(lambda: (run / "checkpoints" / "step-2").exists())
     process.kill()
     process.wait()
+    assert "with importance weight min(trainer's probability / engine's, 2)" in " ".join(log.read_text().split())
+    first, second = metric_rows(run)
+    assert "stale_fraction" not in first and 0 < second["stale_fraction"] < 1 and second["train/staleness_max"] == 1
+    assert 0.5 < second["stale_is_weight_mean"] < 2 and second["stale_is_weight_mean"] != 1
 
     (run / "status.json").unlink()
     process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)

@@ -107,7 +107,7 @@ def test_clients_over_http_teach_the_model_to_look_prices_up(tmp_path, steps):
     assert made.returncode == 0, made.stdout
     settings = [
         f"trainer_common.total_training_steps={steps}", "trainer_common.threads=1", f"rollout.max_env_worker={CLIENTS}",
-        "trainer_common.algorithm.is_cap=2.0", "trainer_common.save_freq=10",
+        "trainer_common.save_freq=10",
     ]  # fmt: skip
     log = tmp_path / "log"
     process = start(
@@ -133,6 +133,7 @@ def test_clients_over_http_teach_the_model_to_look_prices_up(tmp_path, steps):
     finished = sum(episode.status == "completed" for episode in episodes)
     assert finished == played, "what clients finished is what is recorded"
     assert any(row["train/staleness_max"] > 0 for row in rows), "clients went on during updates"
+    assert any(0 < row.get("stale_is_weight_mean", 0) <= 2 for row in rows), "and what they had of it is weighed"
     proof = ajet("prove", "tool", cwd=tmp_path)
     assert proof.returncode == 0, proof.stdout
     assert KEY not in log.read_text() and KEY not in (run / "logs" / "ajet.log").read_text()

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS = 4
 SHORT = [
     f"trainer_common.total_training_steps={STEPS}", f"trainer_common.save_freq={STEPS}", "data.train_batch_size=4",
-    "trainer_common.max_staleness=2", "trainer_common.algorithm.is_cap=2.0",
+    "trainer_common.max_staleness=2",
 ]  # fmt: skip
 SEVERAL = [
     "trainer_common.lora.rank=8", "trainer_common.use_kl_loss=true", "rollout.temperature=0.8",
@@ -36,6 +36,10 @@ def test_it_trains(tmp_path, mode, settings):
     rows = metric_rows(run)
     trained = [row for row in rows if "tasks" in row]
     assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
+    assert "importance weight min(trainer's probability / engine's, 2)" in " ".join(done.stdout.split())
+    weights = [row["stale_is_weight_mean"] for row in trained if "stale_is_weight_mean" in row]
+    assert all(0 < weight <= 2 for weight in weights), "stale tokens are weighed by default"
+    assert weights or mode == "colocate_async", "servers of their own are ahead of the trainer"
     assert all(0 <= row["train/staleness_max"] <= 2 and row["grad_norm"] > 0 for row in trained)
     assert Tally.of(rows).doubled == 0
     for row in trained:

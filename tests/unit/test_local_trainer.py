@@ -125,6 +125,57 @@ def test_importance_weights_and_mismatch():
     assert means["is_capped_fraction"] == pytest.approx((weights == 1.5).mean())
 
 
+def aged(samples, version):
+    """Of every timeline the first half of the trained tokens was sampled by `version`, the rest by the one after."""
+    for sample in samples:
+        trained = np.flatnonzero(sample.timeline.mask)
+        sample.timeline.versions[trained] = np.where(np.arange(trained.size) < trained.size // 2, version, version + 1)
+    return samples
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_stale_tokens_get_the_truncated_ratio_by_default(parts):
+    """Where training is asynchronous, nothing else said: the update is that of weights that the advantages hold."""
+    samples, plain = aged(random_samples(turns=1), 2), random_samples(turns=1)
+    trainer = Trainer(tiny_qwen3(), config_of(mode="separate_async", mini_batch_num=parts))
+    trainer.version = 3
+    draw, weights = np.random.default_rng(0), []
+    for sample, own in zip(samples, trainer.logprobs(samples), strict=True):
+        gap = draw.normal(0, 1, own.size).astype(np.float32)
+        sample.timeline.logprobs = own - gap
+        weights.append(np.minimum(np.exp(gap), 2.0))
+    metrics = trainer.update(TrainingBatch(1, samples))
+    stale = np.concatenate([row[sample.timeline.versions == 2] for sample, row in zip(samples, weights, strict=True)])
+    assert 0 < (stale == 2.0).mean() < 1
+    trained = sum(sample.timeline.sampled for sample in samples)
+    assert metrics["stale_fraction"] == stale.size / trained
+    assert metrics["stale_is_weight_mean"] == pytest.approx(stale.mean(), rel=1e-5)
+    assert metrics["stale_is_capped_fraction"] == pytest.approx((stale == 2.0).mean())
+    for sample, row in zip(plain, weights, strict=True):
+        sample.advantages = np.where(sample.timeline.mask, sample.advantages * row, 0).astype(np.float32)
+    other = Trainer(tiny_qwen3(), config_of(mini_batch_num=parts))
+    assert other.update(TrainingBatch(1, plain))["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    torch.testing.assert_close(weights_of(trainer), weights_of(other), rtol=1e-5, atol=1e-7)
+
+
+def test_what_has_no_cap_keeps_its_bits():
+    """Training in turns, and null where it is asynchronous; stale tokens are counted there, with a weight of 1."""
+    found = []
+    for config in (
+        config_of(),
+        config_of(algorithm__is_cap=None),
+        config_of(mode="separate_async", algorithm__is_cap=None),
+    ):
+        trainer = Trainer(tiny_qwen3(), config)
+        trainer.version = 3
+        metrics = trainer.update(TrainingBatch(1, aged(random_samples(), 2)))
+        assert (metrics["stale_is_weight_mean"], metrics["stale_is_capped_fraction"]) == (1.0, 0.0)
+        found.append((weights_of(trainer), {**metrics, "seconds/train": 0}))
+    assert all(torch.equal(weights, found[0][0]) and metrics == found[0][1] for weights, metrics in found)
+    fresh = Trainer(tiny_qwen3(), config_of()).update(TrainingBatch(1, random_samples()))
+    assert fresh["loss"] == found[0][1]["loss"] and not [name for name in fresh if name.startswith("stale")]
+
+
 def test_mini_batches_are_whole_groups():
     samples = random_samples(groups=5, size=2)
     parts = mini_batches(samples, 2)

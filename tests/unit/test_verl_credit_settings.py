@@ -40,7 +40,7 @@ def test_what_the_layer_writes_is_read_back(ajet):
         assert getattr(have.rollout, name) == getattr(want.rollout, name)
     for name in READ:
         assert getattr(have.trainer_common, name) == getattr(want.trainer_common, name)
-    bounds = {"clip_dual": want.trainer_common.algorithm.clip_dual or 1e9}
+    bounds = {"clip_dual": want.trainer_common.algorithm.clip_dual or 1e9, "is_cap": want.trainer_common.importance_cap}
     assert have.trainer_common.algorithm == want.trainer_common.algorithm.model_copy(update=bounds)
 
 

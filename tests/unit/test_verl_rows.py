@@ -47,6 +47,9 @@ def timelines(draw: st.DrawFn, first_call: int):
     timeline = timeline_of(ids, runs, logprobs)
     timeline.logprobs = np.where(timeline.mask, timeline.logprobs, 0).astype(np.float32)
     timeline.spans = tuple(SampledSpan(first_call + n, *run) for n, run in enumerate(runs))
+    timeline.versions[timeline.mask] = draw(
+        st.lists(st.integers(0, 2), min_size=len(logprobs), max_size=len(logprobs))
+    )[: timeline.sampled]
     return timeline
 
 
@@ -97,7 +100,7 @@ def test_credit_over_the_rows_is_credit_over_the_episodes(groups, data):
         size = have.timeline.ids.size
         assert not want.timeline.mask[size:].any()
         assert have.weight == want.weight
-        for name in ("ids", "mask", "logprobs"):
+        for name in ("ids", "mask", "logprobs", "versions"):
             np.testing.assert_array_equal(getattr(have.timeline, name), getattr(want.timeline, name)[:size])
         np.testing.assert_array_equal(have.advantages, want.advantages[:size])
 

@@ -5,7 +5,8 @@ quantity over all samples of an optimizer step; a row's targets find theirs by s
 
 Which old policy the ratio refers to: with one mini batch the update is on-policy, the old logprobs are the present
 ones and the ratio is exactly 1; with several they are those from before the first of them. Where the engine's own
-logprobs differ (another program, or older weights), `is_cap` weighs by them.
+logprobs differ (another program, or older weights), `is_cap` weighs by them. Stale tokens are those that a policy
+version before the one being updated sampled; they are counted, and change nothing by themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ajet.algorithm.token_loss import TokenLoss
+from ajet.algorithm.token_loss import Terms, TokenLoss
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
@@ -41,6 +42,9 @@ class Tally:
     gap_max: float = 0.0
     compared: int = 0
     capped: int = 0
+    stale: int = 0
+    stale_weight: float = 0.0
+    stale_capped: int = 0
 
     def means(self) -> dict[str, float]:
         """Metrics: `loss` is a sum (its weights make it a mean), the others are means over tokens."""
@@ -62,12 +66,15 @@ class StepLoss:
     compare_engine: bool
     """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
     old: Sequence[Floats] | None = None
+    version: int = 0
+    """The policy's, before the update."""
     tally: Tally = field(default_factory=Tally)
     tokens: TokenLoss = field(init=False)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
     _weights: Floats = field(init=False)
     _engine: Floats = field(init=False)
+    _stale: npt.NDArray[np.bool_] = field(init=False)
     _old: Floats | None = field(init=False)
     _reference: Floats | None = field(init=False)
 
@@ -78,6 +85,7 @@ class StepLoss:
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
         self._weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
         self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
+        self._stale = np.concatenate([sample.timeline.versions < self.version for sample in self.samples])
         self._old = np.concatenate(self.old) if self.old is not None else None
         given = [sample.reference for sample in self.samples if sample.reference is not None]
         self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
@@ -101,6 +109,7 @@ class StepLoss:
             pick(self._advantages),
             pick(self._weights),
             pick(self._engine),
+            self._stale[at],
             pick(self._old) if self._old is not None else None,
             reference_K if self.trainer.use_kl_loss else None,
         )
@@ -114,6 +123,7 @@ class RowLoss:
     advantages: Tensor
     weights: Tensor
     engine: Tensor
+    stale: npt.NDArray[np.bool_]
     old: Tensor | None
     reference: Tensor | None
 
@@ -133,6 +143,7 @@ class RowLoss:
             tally.capped += int(terms.capped.sum())
         if terms.divergence is not None:
             tally.kl += float(terms.divergence.detach().sum())
+        self._count_stale(terms, at)
         total = (self.weights[at] * terms.loss).sum()
         tally.tokens += present.numel()
         tally.loss += float(total.detach())
@@ -144,3 +155,16 @@ class RowLoss:
             tally.gap += float(gap.sum())
             tally.gap_max = max(tally.gap_max, float(gap.abs().max()))
         return total
+
+    def _count_stale(self, terms: Terms, at: slice) -> None:
+        found = np.flatnonzero(self.stale[at])
+        if not found.size:
+            return
+        tally = self.step.tally
+        tally.stale += found.size
+        if terms.weights is None or terms.capped is None:
+            tally.stale_weight += found.size
+            return
+        chosen = torch.from_numpy(found).to(terms.weights.device)
+        tally.stale_weight += float(terms.weights[chosen].sum())
+        tally.stale_capped += int(terms.capped[chosen].sum())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
+from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import Schedule
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
@@ -91,6 +92,7 @@ class Trainer:
                     mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
                     compare_engine=not self.truncates,
                     old=[old[index] for index in part] if old is not None else None,
+                    version=self.version,
                 )
                 tokens += self._gradients(loss, batch.temperature)
                 norms.append(self._step(loss, lr))
@@ -170,6 +172,12 @@ class Trainer:
         metrics = {name: float(np.mean([row[name] for row in rows])) for name in (rows[0] if rows else {})}
         if rows and "logprob_gap_max" in rows[0]:
             metrics["logprob_gap_max"] = max(row["logprob_gap_max"] for row in rows)
+        metrics |= stale_metrics(
+            sum(tally.tokens for tally in tallies),
+            sum(tally.stale for tally in tallies),
+            sum(tally.stale_weight for tally in tallies),
+            sum(tally.stale_capped for tally in tallies),
+        )
         taken = [norm for norm in norms if math.isfinite(norm)]
         metrics["grad_norm"] = float(np.mean(taken)) if taken else math.nan
         metrics |= {"steps_skipped": len(norms) - len(taken), "lr": lr, "computed_tokens": tokens}

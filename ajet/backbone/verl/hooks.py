@@ -27,6 +27,7 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ajet.algorithm import credit
+from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.verl.fresh_tokens import canary_gap
@@ -61,15 +62,13 @@ class CreditHooks(PPOTrainer):
         """Called once the episodes of a batch carry their advantage and what of them is not trained."""
 
     def _init_resource_pool_mgr(self) -> None:
-        """Workers of ours where verl's FSDP knows no linear schedule of the learning rate, or the model sees images."""
+        """Workers of ours in the places of verl's."""
         super()._init_resource_pool_mgr()
         optim = self.config.actor_rollout_ref.actor.optim
         linear = self.config.trainer.get(LR_SCHEDULE) == "linear" and optim.get("lr_scheduler_type") == "constant"
-        if not linear and self.processor is None:
-            return
-        from ajet.backbone.verl.workers import ImageActor, ImageDetachedActor, LinearActor, LinearDetachedActor
+        from ajet.backbone.verl.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
-        actor, detached = (LinearActor, LinearDetachedActor) if linear else (ImageActor, ImageDetachedActor)
+        actor, detached = (LinearActor, LinearDetachedActor) if linear else (Actor, DetachedActor)
         worker = detached if self.trainer_mode == "separate_async" else actor
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
@@ -115,6 +114,7 @@ class CreditHooks(PPOTrainer):
         parts = self._optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
         metrics.update(self._mismatch(credited.samples, parts, trainers))
+        metrics.update(self._stale(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
         metrics.update(self._canary(credited.samples, trainers, extra))
         at = [own[place[id(sample.timeline)]] for sample in credited.samples]
@@ -142,8 +142,9 @@ class CreditHooks(PPOTrainer):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl would cut the rows into mini batches of a fixed number; these are whole groups, as many optimizer steps
-        as `mini_batch_num` says. A batch of silent groups alone makes none, and the learning rate waits with it."""
+        as `mini_batch_num` says. A batch of silent groups alone makes none, but has its place in the schedule."""
         if not self._parts:
+            self.actor_rollout_wg.pass_step()
             return batch
         actor = self.config.actor_rollout_ref.actor
         order = deal(
@@ -225,6 +226,19 @@ class CreditHooks(PPOTrainer):
             "mismatch_kl": float(np.mean(means)),
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
+
+    def _stale(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+        """What importance weights the tokens of earlier weights than the present ones get."""
+        cap = self.settings.trainer_common.importance_cap
+        gaps = [
+            (own - sample.timeline.logprobs)[sample.timeline.mask & (sample.timeline.versions < self.global_steps - 1)]
+            for sample, own in zip(samples, trainer, strict=True)
+        ]
+        found = np.concatenate([np.empty(0, np.float32), *gaps])
+        weights = np.ones_like(found) if cap is None else np.exp(np.minimum(found, math.log(cap)))
+        capped = 0 if cap is None else int((found >= math.log(cap)).sum())
+        tokens = sum(sample.timeline.sampled for sample in samples)
+        return stale_metrics(tokens, found.size, float(weights.sum()), capped)
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
         rollout = self.settings.rollout

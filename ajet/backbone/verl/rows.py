@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.schema.call import Call
+from ajet.schema.call import Call, Ids
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
@@ -119,7 +119,15 @@ def _of_timeline(timeline: Timeline, index: int) -> dict[str, Any]:
         "agent": timeline.agent,
         "target": timeline.target,
         "spans": [list(span) for span in timeline.spans],
+        "versions": _runs(timeline.versions[timeline.mask]),
     }
+
+
+def _runs(versions: Ids) -> list[list[int]]:
+    """[how many tokens, their version] of each run of equal ones."""
+    starts = np.flatnonzero(np.diff(versions, prepend=-2))
+    counts = np.diff(starts, append=versions.size)
+    return [[int(count), int(versions[start])] for start, count in zip(starts, counts, strict=True)]
 
 
 def _row(
@@ -180,6 +188,10 @@ def _timeline(about: Mapping[str, Any], prompt: Any, response: Any, response_mas
     none = np.zeros(prompt.size)
     mask = np.concatenate([none, response_mask]).astype(np.bool_)
     values = np.concatenate([none, logprobs]).astype(np.float32)
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    if "versions" in about:  # a row that an earlier version of ajet left in a checkpoint does not say them
+        counts, each = zip(*about["versions"], strict=True)
+        versions[mask] = np.repeat(each, counts)
     return Timeline(
         leaf=about["leaf"],
         agent=about["agent"],
@@ -188,6 +200,6 @@ def _timeline(about: Mapping[str, Any], prompt: Any, response: Any, response_mas
         mask=mask,
         logprobs=values,
         logprobs_unit=values,
-        versions=np.where(mask, 0, -1).astype(np.int32),
+        versions=versions,
         spans=tuple(SampledSpan(*span) for span in about["spans"]),
     )

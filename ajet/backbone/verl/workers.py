@@ -1,9 +1,10 @@
-"""verl's workers with what they lack: a learning rate that falls linearly, and images in rows of one length.
+"""verl's workers with what they lack: a learning rate that falls linearly, steps that train nothing, and images in rows
+of one length.
 
-Invariants: the rate is the local backbone's at every training step; verl saves and restores the schedule as it does its
-own. The schedule is one that verl's engine makes in a private method, replaced on the one engine of the actor; the
-trainer's private methods are in `hooks`, which these processes need not import. A token's place among images is the one
-that the agent loop told, however long the rows of a batch are.
+Invariants: the rate follows the number of the training step, as on the local backbone; verl saves and restores the
+schedule as it does its own. The linear one is made where verl's engine makes its own in a private method, replaced on
+the one engine of the actor; the trainer's private methods are in `hooks`, which these processes need not import. A
+token's place among images is the one that the agent loop told, however long the rows of a batch are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from tensordict import TensorDict
 from torch.optim.lr_scheduler import LambdaLR
 from verl.experimental.separation.engine_workers import DetachActorWorker
-from verl.single_controller.base.decorator import make_nd_compute_dataproto_dispatch_fn, register
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -37,8 +38,14 @@ class LinearTraining(TrainingWorker):
         return LambdaLR(optimizer, lambda step: schedule.at(step))
 
 
-class _Placed:
+class _Ours:
     """Mixed into verl's workers: mends what they are given before they look at it."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
+    def pass_step(self) -> None:
+        """A training step without anything to train on: the learning rate goes on to that of the next one."""
+        worker: Any = self
+        worker.actor.engine.lr_scheduler_step()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
     def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
@@ -71,21 +78,21 @@ def mended(data: TensorDict) -> TensorDict:
     return data
 
 
-class ImageActor(_Placed, ActorRolloutRefWorker):
+class Actor(_Ours, ActorRolloutRefWorker):
     """For the modes sync and colocate_async."""
 
 
-class ImageDetachedActor(_Placed, DetachActorWorker):
+class DetachedActor(_Ours, DetachActorWorker):
     """For separate_async."""
 
 
-class LinearActor(_Placed, ActorRolloutRefWorker):
+class LinearActor(_Ours, ActorRolloutRefWorker):
     """For the modes sync and colocate_async."""
 
     actor_worker_cls = LinearTraining
 
 
-class LinearDetachedActor(_Placed, DetachActorWorker):
+class LinearDetachedActor(_Ours, DetachActorWorker):
     """For separate_async."""
 
     actor_worker_cls = LinearTraining

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from ajet.config.schema.base import Section, key, section
 
+STALE_CAP = 2.0
+"""What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
+
 
 class Algorithm(Section):
     """The policy gradient."""
@@ -24,8 +27,10 @@ class Algorithm(Section):
         "Mean over episodes of their mean token loss; mean over all tokens; or mean over episodes of the sum over "
         "tokens divided by the maximal length.",
     )
-    is_cap: float | None = key(
-        None, "Truncate the importance weights against the engine's logprobs at this value; null: no weights.", gt=0
+    is_cap: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
+        "auto",
+        "Truncate the importance weights against the engine's logprobs at this value; null: no weights. auto: 2.0 "
+        "where earlier weights may have sampled (ajet serve; verl's asynchronous modes), null elsewhere.",
     )
     dynamic_sampling: bool = key(
         False,
@@ -173,3 +178,11 @@ class TrainerCommon(Section):
     )
     megatron: Megatron = section(Megatron, "How Megatron splits the model (verl).", training=False)
     trinity_only__n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
+
+    @property
+    def importance_cap(self) -> float | None:
+        """`algorithm.is_cap`, with what `auto` is in this mode. (`ajet serve` settles it for itself.)"""
+        cap = self.algorithm.is_cap
+        if cap == "auto":
+            return None if self.mode == "sync" else STALE_CAP
+        return cap

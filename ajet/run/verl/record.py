@@ -20,8 +20,9 @@ from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import count_discarded, episode_metrics, measurement_of, staleness_metrics
+from ajet.run.accounting import count_discarded, episode_metrics, measurement_of
 from ajet.run.evaluate import validation_metrics
+from ajet.run.staleness import staleness_metrics
 from ajet.run.train import refuse_if_all_failed, warn_of_failures
 from ajet.run.verl.waiting import Waiting
 from ajet.schema.episode import Episode, Group

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,9 @@ from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.processors import refuse_blind
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
+from ajet.config.verl import SYNC
+from ajet.config.verl.credit import credit_settings
+from ajet.run.staleness import announce
 from ajet.run.verl.record import Record
 from ajet.run.verl.segments import Segments
 from ajet.run.verl.waiting import dropped_after
@@ -60,6 +64,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
         return
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
+    announce_staleness(config)
     progress = TrainingProgress(experiment, run)
     record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state())
     run.status.set(phase="starting Ray", steps=steps)
@@ -120,6 +125,14 @@ def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Int
             except ray.exceptions.RayError as problem:
                 raise _failed(problem, logs) from problem
             return
+
+
+def announce_staleness(config: Mapping[str, Any]) -> None:
+    """Say what stale tokens get where there can be any. `config`: verl's."""
+    v1 = config["trainer"]["v1"]
+    if v1["trainer_mode"] != SYNC:
+        most = v1["sampler"]["max_off_policy_threshold"]
+        announce(credit_settings(config).trainer_common.importance_cap, None if most is None else most - 1)
 
 
 def _failed(problem: Exception, logs: Path) -> RunFailed:

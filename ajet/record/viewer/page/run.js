@@ -16,6 +16,7 @@ const SUBJECTS = [
   ["Forked calls by reason", "", ["train/fork_rate/", "train/forks"]],
   ["Largest logprob gap", " nats", ["logprob_gap_max"]],
   ["Staleness in versions", "", ["train/staleness_max", "train/staleness_mean"]],
+  ["Stale tokens", "", ["stale_fraction", "stale_is_weight_mean", "stale_is_capped_fraction"]],
   ["Failures by boundary", "", ["train/failed", "train/failed/", "train/no_score", "train/aborted"]],
   ["Tokens a step", "", ["train/sampled_tokens", "train/trained_tokens", "computed_tokens"]],
   ["Sampled, not trained", "", ["train/untrained/"]],
