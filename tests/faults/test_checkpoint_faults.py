@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -16,27 +19,46 @@ import pytest
 from ajet.record.checkpoints import Checkpoint, Checkpoints
 from ajet.schema.errors import UserError
 
-WRITER = """
-import sys
-from pathlib import Path
-from ajet.record.checkpoints import Checkpoints
 
-folder, step = Path(sys.argv[1]), int(sys.argv[2])
-checkpoints = Checkpoints(folder, keep=2)
-checkpoints.clean()
-print("ready", flush=True)
-while True:
-    def write(aside):
-        for name in ("model.safetensors", "optimizer.pt"):
-            with open(aside / name, "wb") as file:
-                for _ in range(64):
-                    file.write(bytes([step % 256]) * 8192)
-                    file.flush()
-    for again in range(2):
-        checkpoints.save(step, write, {"step": step}, score=1.0 if step == 1 else 0.0)
-    print(step, flush=True)
-    step += 1
-"""
+def fill(step: int, folder: Path) -> None:
+    """The files of a checkpoint, a little at a time."""
+    for name in ("model.safetensors", "optimizer.pt"):
+        with (folder / name).open("wb") as file:
+            for _ in range(64):
+                file.write(bytes([step % 256]) * 8192)
+                file.flush()
+
+
+def write_for_ever(folder: Path, step: int, told: Connection) -> None:
+    """Saves every step twice and tells each that is saved; a process of its own, which is killed."""
+    checkpoints = Checkpoints(folder, keep=2)
+    checkpoints.clean()
+    told.send(0)
+    while True:
+        for _ in range(2):
+            checkpoints.save(step, partial(fill, step), {"step": step}, score=1.0 if step == 1 else 0.0)
+        told.send(step)
+        step += 1
+
+
+def killed_after(seconds: float, folder: Path, step: int) -> list[int]:
+    """The steps whose save had returned when the writer was killed so long after it was ready."""
+    ours, theirs = Pipe(duplex=False)
+    writer = get_context("fork").Process(target=write_for_ever, args=(folder, step, theirs))
+    writer.start()
+    theirs.close()
+    said = []
+    with ours:
+        assert ours.recv() == 0
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pass
+        writer.kill()
+        with suppress(EOFError):
+            while True:
+                said.append(ours.recv())
+    writer.join()
+    return said
 
 
 def assert_whole(checkpoint: Checkpoint) -> None:
@@ -45,19 +67,13 @@ def assert_whole(checkpoint: Checkpoint) -> None:
     assert checkpoint.state == {"step": checkpoint.step}
 
 
-@pytest.mark.slow
 def test_kill_at_random_moments_never_loses_or_tears_a_checkpoint(tmp_path: Path) -> None:
     draw = random.Random(7)
-    reached = torn = 0
-    for _ in range(25):
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(reached + 1)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            deadline = time.monotonic() + draw.uniform(0, 0.05)
-            while time.monotonic() < deadline:
-                pass
-            process.send_signal(signal.SIGKILL)
-            said = [int(line) for line in process.stdout if line.endswith("\n")]
+    kills = reached = torn = 0
+    while kills < 25 or reached <= 3 or torn <= 3:
+        assert kills < 250, "the kills never met a save half-way"
+        kills += 1
+        said = killed_after(draw.uniform(0, 0.05) * (1 + kills // 25), tmp_path, reached + 1)
         torn += any(tmp_path.glob(".step-*"))
         for checkpoint in Checkpoints(tmp_path).all():
             assert_whole(checkpoint)
@@ -72,7 +88,6 @@ def test_kill_at_random_moments_never_loses_or_tears_a_checkpoint(tmp_path: Path
         reached = latest
         best = checkpoints.best()
         assert reached == 0 or (best is not None and best.step == 1), "the best one was pruned"
-    assert reached > 3 and torn > 3, "the kills never met a save half-way"
 
 
 @pytest.fixture

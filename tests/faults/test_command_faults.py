@@ -217,7 +217,10 @@ def test_the_episodes_own_limit_ends_the_command_and_no_other_episode(isolation,
     )
     sections = {"command_agent": {"command": ["{python}", "{base}/agent.py"], "folders": str(tmp_path / "f")}}
     options: dict[str, Any] = {"isolation": isolation, "user_workflow": "ajet.workflow->CommandWorkflow"}
-    limits = {"episode_timeout": 4, "max_retries": 0, **options}
+    seconds = (
+        12 if isolation == "process" else 6
+    )  # for the other episode, and for its process to start, on a busy machine
+    limits = {"episode_timeout": seconds, "max_retries": 0, **options}
     with stage(CommandWorkflow, folder=tmp_path, judge=Fine(), sections=sections, **limits) as played:
         episodes = [episode for group in played.play(2) for episode in group.episodes]
         states = sorted((episode.task.task_id, episode.status) for episode in episodes)
