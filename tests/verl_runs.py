@@ -48,6 +48,7 @@ class Life:
         arguments = ["--conf", str(yaml), *TOOL, ray, f"experiment_name={name}", *settings]
         where = {"RAY_ADDRESS": cluster, **RAY_KEY} if cluster else {}
         where |= {"TMPDIR": temporary} if temporary else {}
+        where["RAY_worker_niceness"] = "0"  # else the tests beside it have the machine to themselves
         self.process = start(*arguments, cwd=self.folder, log=self.log, fresh=True, **where)
 
     def rows(self) -> list[dict]:
@@ -57,10 +58,10 @@ class Life:
     def status(self) -> dict:
         return json.loads((self.run / "status.json").read_text())
 
-    def wait_for_step(self, step: int, timeout: float = 400) -> None:
+    def wait_for_step(self, step: int, timeout: float = 900) -> None:
         self.wait(lambda: any(row["step"] >= step for row in self.rows()), f"step {step}", timeout)
 
-    def wait(self, come: Callable[[], bool], what: str, timeout: float = 400) -> None:
+    def wait(self, come: Callable[[], bool], what: str, timeout: float = 900) -> None:
         end = time.monotonic() + timeout
         while not come():
             assert self.process.poll() is None, f"it ended before {what}:\n{self.log.read_text()[-4000:]}"
