@@ -196,7 +196,7 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate(settings.model.path)
-    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source)))
+    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source, weights=False)))
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
@@ -283,6 +283,8 @@ def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, 
 
     found: dict[int, tuple[Path | None, str]] = {0: (None, str(experiment.ajet.model.path))}
     folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
-    for checkpoint in Checkpoints(folder).all():
+    checkpoints = Checkpoints(folder)
+    checkpoints.require_whole()
+    for checkpoint in checkpoints.all():
         found[saved_version(checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
     return found

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.checkpoints import Checkpoints, read_checkpoint
+from ajet.record.checkpoint import read_checkpoint
+from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 
 
