@@ -149,7 +149,8 @@ class Renderer:
         """The prompt of `messages`, which begin with `before`'s and the reply to it, kept as sampled.
 
         None: the template renders this history otherwise (thinking stripped, content trimmed, another end token), so
-        the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens'.
+        the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens',
+        and `messages` may go on within its message.
         Where no end token was sampled (`finish` "length"), the suffix brings the template's. Raises TemplateRefused.
         """
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
@@ -176,9 +177,17 @@ class Renderer:
                 respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
         if found is None:
             return None
-        suffix = self._with_images(self.encode(found.suffix), messages[before.count :])
+        encoded = self.encode(found.suffix)
+        if not verbatim and not self._joins(reply_ids, encoded, found.suffix):
+            return None
+        suffix = self._with_images(encoded, messages[before.count :])
         ids = np.concatenate([before.ids, reply_ids, suffix]).astype(np.int32, copy=False)
         return Rendered(before.text[:start] + reply + found.suffix, ids, len(messages), raw, respelled=respelled)
+
+    def _joins(self, ids: Ids, encoded: Ids, text: str) -> bool:
+        """Whether `encoded`, of a text that may begin within a message, begins with it after `ids`, too: some
+        tokenizers put a blank before every text."""
+        return self.decode(encoded, after=ids)[:1] == text.replace(CUT, "")[:1]
 
     def parse(
         self,

@@ -1,5 +1,6 @@
 """Render, extend and parse, on tokenizers with the chat templates of four families."""
 
+import copy
 import json
 
 import numpy as np
@@ -82,6 +83,22 @@ def test_extension_keeps_the_replys_ids_and_encodes_only_what_follows(style, end
     assert after.ids[head:].tolist() == render.encode(after.text[len(before.text + render.decode(reply)) :]).tolist()
     end_follows = render.decode(after.ids[head:]).startswith(STYLES[style][2])
     assert end_follows == (not ended)
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_text_within_a_message_goes_on_where_the_tokenizer_adds_nothing_to_it(blank):
+    """Some tokenizers put a blank before every text: what follows a stop string would have other words."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    made = copy.deepcopy(tokenizer("qwen25"))
+    made.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=blank)
+    render = Renderer(made)
+    before = render.render(ASK)
+    reply = np.concatenate([render.encode(each) for each in ("Look.\n", "Observation:")])
+    more = {"role": "assistant", "content": render.decode(reply) + "3"}
+    after = render.extend(before, reply, "stop", [*ASK, more], verbatim=False)
+    assert (after is None) == blank
+    assert after is None or after.text == render.render([*ASK, more]).text
 
 
 def test_another_end_token_than_the_templates_forks():
