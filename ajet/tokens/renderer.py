@@ -18,7 +18,7 @@ import numpy as np
 
 from ajet.schema.call import Ids
 from ajet.tokens.calls import Tools
-from ajet.tokens.control_tokens import CUT, Escaped
+from ajet.tokens.control_tokens import CUT, Escaped, uncut
 from ajet.tokens.decoding import IncrementalDecoder
 from ajet.tokens.endings import MARK, end_ids_of
 from ajet.tokens.extension import (
@@ -46,6 +46,7 @@ class Rendered:
     """A prompt: its text, its ids [P], and how many messages it renders (0: a raw prompt, whose reply is all text)."""
 
     text: str
+    """As it is encoded, a `CUT` wherever content spells a control token; for people it is `shown`."""
     ids: Ids
     count: int = 0
     raw: tuple[tuple[int, str], ...] = ()
@@ -54,6 +55,11 @@ class Rendered:
     """The end of `text` that counts as the beginning of the reply (a tool call that the client demanded)."""
     respelled: tuple[Respelled, ...] = ()
     """Where replies stand as sampled and the template spells their tool calls otherwise."""
+
+    @property
+    def shown(self) -> str:
+        """The text that the ids say."""
+        return uncut(self.text)
 
     @property
     def opens_thought(self) -> bool:
@@ -187,7 +193,7 @@ class Renderer:
     def _joins(self, ids: Ids, encoded: Ids, text: str) -> bool:
         """Whether `encoded`, of a text that may begin within a message, begins with it after `ids`, too: some
         tokenizers put a blank before every text."""
-        return self.decode(encoded, after=ids)[:1] == text.replace(CUT, "")[:1]
+        return self.decode(encoded, after=ids)[:1] == uncut(text)[:1]
 
     def parse(
         self,

@@ -136,7 +136,7 @@ def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_i
     assert [(call.fork, call.parent) for call in capture.calls] == [(None, None), (None, 0), (None, 1)]
     words = Renderer(tokenizer("qwen25"))
     spoken = [capture.messages[index] for index in capture.calls[2].messages]
-    assert words.decode(prompt_ids(capture.calls, 2)) == words.render(spoken).text
+    assert words.decode(prompt_ids(capture.calls, 2)) == words.render(spoken).shown
     (line,), untrained = timelines(capture.calls)
     assert (
         not untrained
