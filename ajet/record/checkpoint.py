@@ -96,7 +96,7 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
         return
     found = look_at(folder)
     why = found.damage(tensors=tensors) if isinstance(found, Checkpoint) else found
-    if why and (isinstance(found, Checkpoint) or NAME.fullmatch(folder.name) or _is_ours(folder)):
+    if why and (isinstance(found, Checkpoint) or _is_ours(folder)):
         raise refusal(folder, why)
 
 
@@ -170,9 +170,10 @@ def _other_size(folder: Path, name: str, size: int) -> str:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether what lies there as `state.json` began as a checkpoint's, wherever it was copied to."""
+    """Whether a damaged `state.json` is a checkpoint's, wherever it was copied to: other programs have files of that
+    name, too."""
     try:
         content = read_json(folder / STATE, LONGEST_LINE)
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and {"step", "files"} <= content.keys()
+        return NAME.fullmatch(folder.name) is not None
+    return isinstance(content, dict) and len({"step", "files", "digests", OWN} & content.keys()) > 1

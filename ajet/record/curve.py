@@ -165,8 +165,9 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
         axes.plot(*zip(*smoothed(training.points), strict=True), color="#2a5f9e", linewidth=2, label="smoothed")
     if held_out.points:
         label = held_out.label + (", 95 % interval" if held_out.errors else "")
+        steps, values = zip(*held_out.points, strict=True)
         axes.errorbar(
-            *zip(*held_out.points, strict=True), yerr=held_out.errors, fmt="o--", color="#c8553d", markersize=6,
+            steps, values, yerr=held_out.errors, fmt="o--", color="#c8553d", markersize=6,
             linewidth=1.2, elinewidth=0.9, capsize=2.5, label=label,
         )  # fmt: skip
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
