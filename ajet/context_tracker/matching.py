@@ -2,8 +2,9 @@
 
 Invariant: a request extends call k exactly when its messages are k's messages, then k's reply, then anything; equal
 means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, how a
-number is spelled, text given as blocks, and reasoning left out or cut to its end make no difference. Cost: linear in
-the request's messages, whatever the number of calls (a trie over interned messages).
+number is spelled, text given as blocks, and reasoning left out or cut to its end make no difference. After a reply that
+a stop string cut, and the string, "anything" may begin within the same message. Cost: linear in the request's messages,
+whatever the number of calls (a trie over interned messages).
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ class Conversations:
     """Node -> the latest call whose prompt or reply reaches it."""
     _ends: dict[int, list[_Told]] = field(default_factory=dict)
     """Node of a reply -> the calls that gave it there, oldest first."""
+    _cut: dict[int, dict[str, list[_Told]]] = field(default_factory=dict)
+    """Node of a prompt -> text up to and with a stop string -> the calls that it cut there, oldest first."""
     _prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Call -> the node of its last message, and how many messages opened its conversation."""
     _latest: dict[str, _Told] = field(default_factory=dict)
@@ -105,13 +108,15 @@ class Conversations:
         node = 0
         best: _Told | None = None
         for at, key in enumerate(keys):
+            if node in self._cut:
+                best = self._choose(self._begun(node, key), agent, messages[at]) or best
             step = self._nodes.get((node, key))
             if step is None:
                 break
             node = step
             path.append(node)
             if node in self._ends:
-                best = self._choose(node, agent, messages[at]) or best
+                best = self._choose(self._ends[node], agent, messages[at]) or best
         if best is not None:
             return Match(keys, best.index, best.index, None)
         return Match(keys, None, self._through[node] if path else None, self._reason(agent, keys, path))
@@ -124,8 +129,15 @@ class Conversations:
         root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
         self._prompts[index] = (node, root)
 
-    def told(self, index: int, agent: str, reply: Mapping[str, Any]) -> None:
-        """Call `index` was answered with this message."""
+    def told(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
+        """Call `index` was answered with this message, which the string `stop` cut."""
+        whole = with_stop(reply, stop)
+        if whole is not None:
+            told = self._enter(index, agent, whole)
+            self._cut.setdefault(self._prompts[index][0], {}).setdefault(whole["content"], []).append(told)
+        self._enter(index, agent, reply)
+
+    def _enter(self, index: int, agent: str, reply: Mapping[str, Any]) -> _Told:
         prompt, root = self._prompts[index]
         key = message_key(reply)
         node = self._reach(prompt, key, index)
@@ -133,6 +145,14 @@ class Conversations:
         self._ends.setdefault(node, []).append(told)
         self._latest[agent] = told
         self._replies.setdefault(agent, set()).add(key)
+        return told
+
+    def _begun(self, node: int, key: Key) -> Sequence[_Told]:
+        """The calls whose reply, cut by a stop string that is put back, is the longest beginning of a message here."""
+        if not isinstance(key, tuple) or len(key) != 2 or key[0] != "assistant":
+            return ()
+        begun = [text for text in self._cut[node] if len(text) < len(key[1]) and key[1].startswith(text)]
+        return self._cut[node][max(begun, key=len)] if begun else ()
 
     def _reach(self, node: int, key: Key, index: int) -> int:
         step = self._nodes.get((node, key))
@@ -152,9 +172,9 @@ class Conversations:
             node = self._before[node]
         return way[::-1]
 
-    def _choose(self, node: int, agent: str, message: Mapping[str, Any]) -> _Told | None:
+    def _choose(self, ending: Sequence[_Told], agent: str, message: Mapping[str, Any]) -> _Told | None:
         thought = _thought(message)
-        fitting = [told for told in self._ends[node] if told.thought.endswith(thought)]
+        fitting = [told for told in ending if told.thought.endswith(thought)]
         exact = [told for told in fitting if thought and told.thought == thought]
         own = [told for told in exact or fitting if told.agent == agent]
         chosen = own or exact or fitting
@@ -185,6 +205,16 @@ def with_stop(reply: Mapping[str, Any], stop: str | None) -> dict[str, Any] | No
     if stop is None or reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
+
+
+def as_given(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
+    """A request's quote of a reply, which `stop` cut, as the model gave it: its reasoning, its order of keys. Text that
+    a client put after the stop string stays."""
+    whole = with_stop(reply, stop)
+    text = message_key(quote)[1] if whole is not None else ""  # type: ignore[index]
+    if whole is None or not text.startswith(whole["content"]):
+        return dict(reply)
+    return {**whole, "content": text}
 
 
 def fits_thought(quoted: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:

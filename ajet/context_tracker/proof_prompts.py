@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet.context_tracker.matching import Conversations, Match, fits_thought, message_key, with_stop
+from ajet.context_tracker.matching import Conversations, Match, as_given, fits_thought, message_key
 from ajet.context_tracker.proof_findings import (
     Proof,
     TokenClass,
@@ -256,10 +256,8 @@ class _Replay:
             built_on = call.parent == earlier.index and call.prefix > prompt_size(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
                 assert earlier.reply is not None
-                whole = with_stop(self._messages[earlier.reply], earlier.extra.get("stop"))
-                if whole is not None:
-                    self._conversations.told(earlier.index, earlier.agent, whole)
-                self._conversations.told(earlier.index, earlier.agent, self._messages[earlier.reply])
+                reply, stop = self._messages[earlier.reply], earlier.extra.get("stop")
+                self._conversations.told(earlier.index, earlier.agent, reply, stop)
                 self._untold.remove(earlier)
         match = self._conversations.match(call.agent, [self._messages[index] for index in call.messages])
         self._conversations.asked(call.index, match)
@@ -273,9 +271,7 @@ class _Replay:
             earlier = self._calls[extends]
             if earlier.reply is not None:
                 at, reply = len(earlier.messages), self._messages[earlier.reply]
-                whole = with_stop(reply, earlier.extra.get("stop"))
-                put_back = whole is not None and message_key(told[at]) == message_key(whole)
-                told[at] = whole if put_back and whole is not None else reply
+                told[at] = as_given(told[at], reply, earlier.extra.get("stop"))
             extends = self._extends[extends]
         return told
 

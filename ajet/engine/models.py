@@ -3,7 +3,8 @@
 Invariant: what is loaded is in evaluation mode, in the asked dtype, on the asked device, and has a chat template; its
 rotary frequencies are fixed by the longest sequence that may come; a .gguf is converted once into the cache and loaded
 from there ever after. Loading reads the folder and nothing else: no code in it is run and no file that it names
-elsewhere is fetched, unless the source was trusted with that.
+elsewhere is fetched, unless the source was trusted with that. A folder that is a checkpoint of ajet's is what was
+written, or it is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ajet.engine.model_cache import Progress, ProgressLines, entry
 from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.engine.quiet import quiet_transformers
 from ajet.engine.rope import freeze_rope
+from ajet.record.checkpoint import require_sound
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
     from ajet.tokens.image_tokens import ImageTokens
 
 
-def folder_of(source: ModelSource, *, progress: Progress | None = None) -> Path:
-    """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. Raises UserError."""
+def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
+    """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. `weights`: whether
+    they will be loaded from it. Raises UserError, also for a damaged checkpoint."""
     if source.folder is not None:
+        require_sound(source.folder, tensors=weights)
         return source.folder
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
@@ -38,7 +42,7 @@ def load_tokenizer(source: ModelSource) -> Any:
     """The transformers tokenizer. Raises UserError where there is none, or it has no chat template."""
     from transformers import AutoTokenizer
 
-    folder = folder_of(source)
+    folder = folder_of(source, weights=False)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **reading(source.trust_remote_code))
     except Exception as error:  # tokenizers raises bare Exceptions for a file that is damaged

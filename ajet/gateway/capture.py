@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.context_tracker.matching import Conversations, Match, message_key, with_stop
+from ajet.context_tracker.matching import Conversations, Match, as_given
 from ajet.context_tracker.texts import Texts
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, VersionRun, full_ids
 from ajet.tokens import Rendered
@@ -57,10 +57,8 @@ class Entry:
     respelled: tuple[tuple[int, int, str], ...] = ()
     reply_text: str = ""
     message: dict[str, Any] | None = None
-    whole: dict[str, Any] | None = None
-    """`message` with the stop string that cut it, for a client that puts it back."""
-    verbatim: bool = True
-    """False: a stop string cut the reply, so the client's text is not that of the tokens."""
+    stopped: str | None = None
+    """The stop string that cut the reply: the client's text is not that of the tokens, unless it puts it back."""
     settled: bool = False
 
 
@@ -90,8 +88,7 @@ class Recorder:
         while extends is not None:
             entry = self.entries[extends]
             if entry.message is not None:
-                put_back = entry.whole is not None and message_key(told[entry.count]) == message_key(entry.whole)
-                told[entry.count] = entry.whole if put_back and entry.whole is not None else entry.message
+                told[entry.count] = as_given(told[entry.count], entry.message, entry.stopped)
             extends = entry.extends
         return told
 
@@ -183,13 +180,10 @@ class Recorder:
         call = entry.call
         call.finish, call.error, call.ended = finish, error, time.time()
         if message is not None:
-            entry.message, entry.reply_text = message, reply_text
+            entry.message, entry.reply_text, entry.stopped = message, reply_text, stopped
             call.reply = self._message(message)
             if entry.count:
-                entry.whole = with_stop(message, stopped)
-                if entry.whole is not None:
-                    self.conversations.told(call.index, call.agent, entry.whole)
-                self.conversations.told(call.index, call.agent, message)
+                self.conversations.told(call.index, call.agent, message, stopped)
             else:
                 self.texts.told(call.index, call.agent, self._text(call.index) + message["content"])
 

@@ -77,7 +77,7 @@ def _extend(
     renderer: Renderer, before: Rendered, earlier: Entry, told: list[dict[str, Any]], tools: Sequence[Any] | None
 ) -> Rendered | None:
     call = earlier.call
-    return renderer.extend(before, call.response_ids, call.finish, told, tools, verbatim=earlier.verbatim)
+    return renderer.extend(before, call.response_ids, call.finish, told, tools, verbatim=earlier.stopped is None)
 
 
 async def _raw(
@@ -135,4 +135,4 @@ def _why_forked(recorder: Recorder, earlier: Entry, request: TurnRequest) -> For
         return "unknown"
     if earlier.call.tools != recorder.tool_index(request.tools):
         return "tools"
-    return "template" if earlier.verbatim else "stop"
+    return "template" if earlier.stopped is None else "stop"

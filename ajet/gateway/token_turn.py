@@ -186,7 +186,6 @@ class TokenTurns:
     def _settle(self, draft: Draft, message: dict[str, Any], finish: FinishReason) -> Turn:
         entry, sampled, stream, call = draft.entry, draft.sampled, draft.stream, draft.entry.call
         sampled.write(call, stream.kept)
-        entry.verbatim = stream.stopped is None
         text = self._renderer.decode(call.response_ids, after=draft.prompt.ids)
         self._ledger.recorder.settle(entry, finish, message=message, reply_text=text, stopped=stream.stopped)
         if stream.stopped is not None:

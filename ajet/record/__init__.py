@@ -5,7 +5,8 @@ Invariant: a process may be killed at any byte; a reader then still sees only wh
 is enough to continue. Secrets never enter.
 """
 
-from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.checkpoint import Checkpoint
+from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import EpisodeFiles, read_episodes
 from ajet.record.pending import Pending, PendingEpisodes
 from ajet.record.run_directory import RunDirectory

@@ -1,66 +1,40 @@
-"""checkpoints/step-N/: what a run continues from.
+"""checkpoints/: those of one run, and which of them is taken.
 
 Invariant: a folder named `step-N` is complete. It is written aside, every file is put on the disk, `state.json` with
 the size and the digest of each file goes last, and only then does the folder get its name; an interruption at any byte
-leaves a hidden folder that the next run removes. Older ones go only after the new one is complete. What a run goes on
-from has the digests that were written (`sound`, `at`); a checkpoint of an earlier version, without digests, its sizes.
+leaves a hidden folder that the next run removes. Older ones go only after the new one is complete. A run goes on from
+what is sound (`sound`, `at`); who only looks (`require_whole`) passes over no
+damaged one without a word.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ajet.record import writing
-from ajet.record.bounded_json import LONGEST_LINE, read_json
+from ajet.record.checkpoint import (
+    NAME,
+    OWN,
+    READERS,
+    STATE,
+    Checkpoint,
+    digests_begun,
+    look_at,
+    own_digest,
+    read_checkpoint,
+    refusal,
+    step_of,
+)
 from ajet.record.files import sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
-
-NAME = re.compile(r"step-(\d+)")
-STATE = "state.json"
-OWN = "digest"
-"""The key in it for the digest of all its others."""
-READERS = 4
-"""Files that are digested at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A complete checkpoint. `path` is a model folder in Hugging Face layout (plus optimizer and RNG)."""
-
-    path: Path
-    step: int
-    score: float | None
-    """Higher is better; None when nothing was measured at this step, or too little of it counts."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """The loop's own: task frontier, last validation."""
-    measured: Measurement | None = None
-    """What the score sums up; None in checkpoints of earlier versions."""
-    digests: dict[str, str] = field(default_factory=dict, repr=False)
-    """Of each file, as it was written; none in a checkpoint of an earlier version."""
-
-    def better_than(self, other: Checkpoint) -> bool:
-        """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
-        if self.measured is not None and other.measured is not None:
-            return self.measured.beats(other.measured)
-        assert self.score is not None and other.score is not None, "only what has a score is compared"
-        return self.score >= other.score
-
-    def damage(self) -> str:
-        """Which of its files are not what was written, in words; empty for a sound one. Reads all of it."""
-        now = _digests(self.path, self.digests)
-        wrong = [name for name, digest in self.digests.items() if now[name] != digest]
-        return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
 
 def checkpoints_folder(run: Path, base: str | None) -> Path:
@@ -69,21 +43,6 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
         return run / "checkpoints"
     home = base == "~" or base.startswith("~/")  # ~SOMEBODY raises where there is nobody of that name
     return (Path(base).expanduser() if home else Path(base)).absolute() / run.name
-
-
-def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint in `path`; None when it is not there or not whole."""
-    try:
-        content = read_json(path / STATE, LONGEST_LINE)
-        whole = all((path / name).stat().st_size == size for name, size in content["files"].items())
-        step, score, state = content["step"], content["score"], content["state"]
-        sound = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
-        digests = dict(content.get("digests") or {})
-        whole = whole and sound and content.get(OWN) in (None, _own_digest(content))
-        measured = Measurement.from_json(content.get("measured"))
-        return Checkpoint(path, step, score, state, measured, digests) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 class Checkpoints:
@@ -104,13 +63,21 @@ class Checkpoints:
         """The one of the highest step."""
         return next(reversed(self.all()), None)
 
+    def require_whole(self, *, above: int = -1) -> None:
+        """For who chooses one to load. Raises UserError where one of a step beyond `above` is not complete: another
+        would be taken in its place."""
+        for path in self._named():
+            found = look_at(path) if step_of(path) > above else None
+            if isinstance(found, str) and path.exists():  # a live run removes old ones meanwhile
+                raise refusal(path, found)
+
     def sound(self) -> Checkpoint | None:
         """The latest whose files are all what was written; None when there is none at all. Raises UserError when there
         are some and every one is damaged."""
-        for path in sorted(self._named(), key=_step, reverse=True):
-            found = read_checkpoint(path)
-            why = found.damage() if found else f"{STATE} is damaged, or a file is missing or of another size"
-            if found is not None and not why:
+        for path in sorted(self._named(), key=step_of, reverse=True):
+            found = look_at(path)
+            why = found.damage() if isinstance(found, Checkpoint) else found
+            if isinstance(found, Checkpoint) and not why:
                 return found
             self.damaged[path] = why
         if self.damaged:
@@ -138,9 +105,11 @@ class Checkpoints:
     def at(self, path: Path) -> Checkpoint:
         """The checkpoint in `path`, or the latest sound one of the run folder `path`. Raises UserError when there is
         none, or when it is damaged."""
-        found = read_checkpoint(path)
-        if found is not None and (why := found.damage()):
+        named = look_at(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else ""
+        why = named.damage() if isinstance(named, Checkpoint) else named
+        if why:
             raise _unsound({path: why})
+        found = named if isinstance(named, Checkpoint) else None
         for folder in (path / "checkpoints", path):
             if found is None:
                 those = Checkpoints(folder)
@@ -208,11 +177,11 @@ class Checkpoints:
         """Digests are taken while the disk is waited for, of bytes that still lie in memory."""
         files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
         with ThreadPoolExecutor(READERS) as pool:
-            digests = _begun(pool, aside, files)
+            digests = digests_begun(pool, aside, files)
             sync_tree(aside)
             taken = {name: future.result() for name, future in digests.items()}
         whole = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
-        write_atomically(aside / STATE, json.dumps({**whole, OWN: _own_digest(whole)}, indent=1) + "\n", sync=True)
+        write_atomically(aside / STATE, json.dumps({**whole, OWN: own_digest(whole)}, indent=1) + "\n", sync=True)
 
     def _publish(self, aside: Path, step: int) -> Path:
         path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
@@ -231,34 +200,6 @@ class Checkpoints:
                 going = self.folder / f".{checkpoint.path.name}.pruned"
                 os.replace(checkpoint.path, going)
                 shutil.rmtree(going)
-
-
-def _step(path: Path) -> int:
-    found = NAME.fullmatch(path.name)
-    return int(found[1]) if found else -1
-
-
-def _own_digest(content: dict[str, Any]) -> str:
-    others = {name: value for name, value in content.items() if name != OWN}
-    return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    with ThreadPoolExecutor(READERS) as pool:
-        return {name: future.result() for name, future in _begun(pool, folder, names).items()}
-
-
-def _begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
-    return {name: pool.submit(_digest, folder / name) for name in names}
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    window = memoryview(bytearray(1 << 20))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(window):
-            digest.update(window[:count])
-    return digest.hexdigest()
 
 
 def _unsound(damaged: dict[Path, str]) -> UserError:

@@ -1,20 +1,21 @@
-"""The reward curve: in the terminal as text, beside the record as `metrics.png`.
+"""The curve of a run: in the terminal as text, beside the record as `metrics.png`.
 
-Invariant: both show the same rows of `metrics.jsonl`; a curve is drawn from what was recorded, never from memory.
+Invariant: both show the same rows of `metrics.jsonl`, and say what they show; a curve is drawn from what was recorded,
+never from memory. Where success was judged, what is held out is the success rate over all tasks, in which failed
+attempts are no success; else it is the reward of those that were scored, with how many of how many that were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ajet.record.console import console
 
-TRAINING = "train/reward"
-VALIDATION = "validation/reward"
 HALF_LIFE_STEPS = 2.0
-"""Of the exponential mean that smooths the training reward."""
+"""Of the exponential mean that smooths what is trained on."""
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dot bits of a braille cell, by row and column."""
 
@@ -39,19 +40,82 @@ def smoothed(series: Points) -> Points:
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One number over the steps."""
+
+    points: Points
+    label: str
+    """What it is, in words."""
+    errors: tuple[list[float], list[float]] | None = None
+    """How far its 95 % interval goes below and above each point; None where no interval was recorded."""
+
+
+def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
+    """What was trained on: success over all attempts where the reward is nothing else, so that failing does not look
+    like getting better; otherwise the reward of the scored ones."""
+    played = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
+    if played and all(_reward_is_success(row) for row in played):
+        return Course(points(rows, "train/success_rate"), "training success, of all attempts")
+    some_failed = any(row.get("train/scored", 0) < row.get("train/episodes", 0) for row in played)
+    return Course(points(rows, "train/reward"), "training reward" + (", of scored attempts" if some_failed else ""))
+
+
+def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
+    """What validations came to, with their intervals."""
+    measured = [row for row in rows if row.get("validation/tasks") or row.get("validation/reward") is not None]
+    if measured and all(row.get("validation/success_rate") is not None for row in measured):
+        name, kind = "validation/success_rate", "success, of all tasks"
+    else:
+        name, kind = "validation/reward", "reward"
+        measured = [row for row in measured if row.get(name) is not None]
+    reaches = [reach for row in measured if (reach := _reach(row, name)) is not None]
+    errors = ([low for low, _ in reaches], [high for _, high in reaches]) if len(reaches) == len(measured) else None
+    return Course(points(measured, name), f"held-out {kind}{_scored(measured)}", errors)
+
+
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> bool:
     """Print the curve and write `metrics.png`; False when there are fewer than two points to draw."""
-    training, validation = points(rows, TRAINING), points(rows, VALIDATION)
-    if max(len(training), len(validation)) < 2:
+    training, held_out = training_course(rows), held_out_course(rows)
+    if max(len(training.points), len(held_out.points)) < 2:
         return False
-    console.print(text_curve(training, validation), markup=False, soft_wrap=True)
+    console.print(text_curve(training, held_out), markup=False, soft_wrap=True)
     draw_png(rows, path, title=title or path.parent.name)
     return True
 
 
-def text_curve(training: Points, validation: Points, *, width: int = 60, height: int = 10) -> str:
-    """The smoothed training reward as a line of braille dots and each validation as `o`; [height] lines and an axis."""
-    line = smoothed(training)
+def _reward_is_success(row: Mapping[str, Any]) -> bool:
+    """Whether the rewards of a step add up to its successes."""
+    rate, counted = row.get("train/success_rate"), row.get("train/episodes", 0) - row.get("train/left_out", 0)
+    rewards = (row.get("train/reward") or 0.0) * row.get("train/scored", 0)
+    return rate is not None and abs(rewards - rate * counted) < 1e-6 * max(1, counted)
+
+
+def _reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+    """How far the 95 % interval of a validation goes below and above its value."""
+    if name == "validation/success_rate":
+        low, high = row.get("validation/success_low"), row.get("validation/success_high")
+        return None if low is None or high is None else (row[name] - low, high - row[name])
+    error = row.get("validation/reward_error")
+    return None if error is None else (error, error)
+
+
+def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
+    """How many attempts were scored of how many, where that is known; the fewest and the most."""
+    known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
+    if not known:
+        return ""
+    counts = sorted({int(row["validation/scored"]) for row in known})
+    least, most = counts[0], counts[-1]
+    of = max(int(row["validation/episodes"]) for row in known)
+    return f" ({least if least == most else f'{least} to {most}'} of {of} scored)"
+
+
+def text_curve(training: Course, held_out: Course, *, width: int = 60, height: int = 10) -> str:
+    """The smoothed course of training as a line of braille dots and each validation as `o`; [height] lines and an axis
+    below a line that says what is what."""
+    validation = held_out.points
+    line = smoothed(training.points)
     everything = line + validation
     left, right = min(x for x, _ in everything), max(x for x, _ in everything)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
@@ -79,32 +143,44 @@ def text_curve(training: Points, validation: Points, *, width: int = 60, height:
     pad = max(map(len, labels))
     drawn = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
     first, last = f"{left:g}", f"{right:g}"
-    legend = "reward by step (smoothed)" + (", o: held out" if validation else "")
+    named = [f"{training.label} (smoothed)"] if line else []
+    legend = "; ".join(named + ([f"o: {held_out.label}"] if validation else []))
     axis = f"{' ' * pad} └{'─' * width}"
     return "\n".join([legend, *drawn, axis, f"{' ' * pad}  {first}{last:>{width - len(first)}}"])
 
 
 def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Write the picture: reward of each step, its smoothed course, and the held-out reward."""
+    """Write the picture: training at each step, its smoothed course, and what was held out with its intervals."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         console.print('metrics.png was not drawn: pip install "ajet[local]" brings matplotlib.', markup=False)
         return
-    training, validation = points(rows, TRAINING), points(rows, VALIDATION)
-    figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained")
+    training, held_out = training_course(rows), held_out_course(rows)
+    figure = Figure(figsize=(7.2, 4.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    if training:
-        axes.plot(*zip(*training, strict=True), ".", color="#9db8d9", markersize=5, label="training, each step")
-        axes.plot(*zip(*smoothed(training), strict=True), color="#2a5f9e", linewidth=2, label="training, smoothed")
-    if validation:
-        axes.plot(*zip(*validation, strict=True), "o--", color="#c8553d", markersize=6, linewidth=1.2, label="held out")
+    if training.points:
+        axes.plot(*zip(*training.points, strict=True), ".", color="#9db8d9", markersize=5, label=training.label)
+        axes.plot(*zip(*smoothed(training.points), strict=True), color="#2a5f9e", linewidth=2, label="smoothed")
+    if held_out.points:
+        label = held_out.label + (", 95 % interval" if held_out.errors else "")
+        steps, values = zip(*held_out.points, strict=True)
+        axes.errorbar(
+            steps, values, yerr=held_out.errors, fmt="o--", color="#c8553d", markersize=6,
+            linewidth=1.2, elinewidth=0.9, capsize=2.5, label=label,
+        )  # fmt: skip
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("training step")
-    axes.set_ylabel("mean reward per episode")
+    axes.set_ylabel(_quantity(training, held_out))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9, loc="best")
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left")  # an interval would lie behind it
     figure.savefig(path)
+
+
+def _quantity(*drawn: Course) -> str:
+    """What the axis of values counts."""
+    rates = {"success" in each.label for each in drawn if each.points}
+    return "success rate" if rates == {True} else "mean reward" if rates == {False} else "mean reward, success rate"

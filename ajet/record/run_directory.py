@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from loguru import logger
 
 from ajet.record import writing
-from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
+from ajet.record.checkpoint import Checkpoint
+from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.environment import environment
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import write_atomically

@@ -55,6 +55,7 @@ def chat(
     expected = "a run directory with a resolved.yaml and checkpoints/"
     folder = known_run(run, root, holding="resolved.yaml", expected=expected)
     checkpoints = checkpoints_of(folder)
+    checkpoints.require_whole()
     checkpoint = checkpoints.best() or checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(checkpoints.folder))

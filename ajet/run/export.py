@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ajet.record.checkpoints import Checkpoint, Checkpoints, checkpoints_folder
+from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
+from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.files import sync_tree
 from ajet.run.named import known_run
 from ajet.schema.errors import UserError
@@ -65,23 +66,28 @@ def checkpoints_of(folder: Path) -> Checkpoints:
 
 def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     known = checkpoints.all()
+    if step is None:
+        checkpoints.require_whole(above=known[-1].step if known else -1)
     if not known and step is None:
         raise UserError("The run has no complete checkpoint.", where=str(checkpoints.folder))
     for each in reversed(known):
         if step is None or each.step == step:
             return each
-    steps = ", ".join(str(each.step) for each in known) or "none"
     place = checkpoints.folder / f"step-{step}"
-    unfinished = place.exists() or (checkpoints.folder / f".step-{step}.partial").exists()
+    if place.exists():
+        raise refusal(place, str(look_at(place)))
+    steps = ", ".join(str(each.step) for each in known) or "none"
+    unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
         f"The checkpoint of step {step} is not whole." if unfinished else f"There is no checkpoint of step {step}.",
-        where=str(place if unfinished else checkpoints.folder),
+        where=str(checkpoints.folder),
         expected=f"one of the complete ones: {steps}",
         do="trainer_common.max_checkpoints_to_keep says how many are kept" if known and not unfinished else "",
     )
 
 
 def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+    require_sound(checkpoint.path)
     if "verl" in checkpoint.state:
         from ajet.backbone.verl.merge import merge
 

@@ -23,7 +23,6 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
-    from ajet.tokens.control_tokens import CUT
 
     experiment.require_ready()
     settings = experiment.ajet
@@ -56,7 +55,7 @@ def dry_run(experiment: Experiment) -> None:
         tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
         rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("model", settings.model.path)
-        plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.text.replace(CUT, '')}")
+        plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.shown}")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
     played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
     a_step = f"{played}, {counted(trainer.mini_batch_num, 'update')}"

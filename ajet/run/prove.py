@@ -97,11 +97,11 @@ class Report:
         """Sampled tokens whose log-probabilities nothing was held to, by reason."""
         counts: Counter[str] = Counter()
         for play in self.plays:
-            total = sum(play.sampled.values())
+            total, across = sum(play.sampled.values()), play.sampled[-1]
             if self.why_not:
-                counts["ids only"] += total
+                counts["version range"] += across
+                counts["ids only"] += total - across
                 continue
-            across = play.sampled[-1]
             gone = sum(count for version, count in play.sampled.items() if version >= 0 and version not in self.weights)
             counts["version range"] += across
             counts["no checkpoint"] += gone
@@ -196,13 +196,13 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate(settings.model.path)
-    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source)))
+    words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source, weights=False)))
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
             play = Play(file, step, cast("Split", split))
             for episode in _episodes(report.target, file, report.proof.wrong):
-                report.proof.add(prove_episode(episode, settings, words, newest=_newest(settings, play, episode)))
+                report.proof.add(prove_episode(episode, settings, words, newest=_newest(play, episode)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(versions_of(call).tolist())
@@ -258,12 +258,10 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[E
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
-def _newest(settings: AjetConfig, play: Play, episode: Episode) -> int | None:
-    """The latest policy version that there was when an episode was played; None where versions are another backbone's
-    to count. One that was trained on was there before its step's update; what else a file holds may have ended after
-    it, as episodes do that clients play while a server trains."""
-    if settings.backbone not in ("debug", "local"):
-        return None
+def _newest(play: Play, episode: Episode) -> int:
+    """The latest policy version that there was when an episode was played: every backbone calls the weights after the
+    update of step N version N. One that was trained on was there before its step's update; what else a file holds may
+    have ended after it, as episodes do that clients play while a server trains, or verl's asynchronous modes ahead."""
     return max(0, play.step - 1) if play.split == "train" and episode.advantage is not None else play.step
 
 
@@ -283,6 +281,8 @@ def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, 
 
     found: dict[int, tuple[Path | None, str]] = {0: (None, str(experiment.ajet.model.path))}
     folder = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
-    for checkpoint in Checkpoints(folder).all():
+    checkpoints = Checkpoints(folder)
+    checkpoints.require_whole()
+    for checkpoint in checkpoints.all():
         found[saved_version(checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
     return found

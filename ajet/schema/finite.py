@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def non_finite(value: Any) -> tuple[str, float] | None:
     """The first number within `value` that is NaN or infinite, with its place (`scores.2`, "" for the value itself);
@@ -17,9 +19,9 @@ def non_finite(value: Any) -> tuple[str, float] | None:
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         place, each = waiting.pop()
-        if isinstance(each, float):
+        if isinstance(each, (float, np.floating)):
             if not math.isfinite(each):
-                return place, each
+                return place, float(each)
         elif isinstance(each, Mapping):
             waiting += [
                 (f"{place}.{name}" if place else str(name), part) for name, part in reversed(list(each.items()))

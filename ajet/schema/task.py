@@ -1,17 +1,22 @@
 """What to solve, and what an attempt hands back: the three models that users' workflows see.
 
-Invariant: a `Task` is a value. The reader makes it, nobody changes it, and `task_id` names it in every record.
+Invariant: a `Task` is a value. The reader makes it, nobody changes it, and `task_id` names it in every record. Whoever
+makes one, its numbers are finite, so that it can be recorded, sent and made again as it was.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ajet.schema.errors import TaskError
+from ajet.schema.finite import non_finite
 
 
 class Task(BaseModel):
-    """One thing to solve."""
+    """One thing to solve. Raises TaskError for a number that is not finite."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,6 +25,19 @@ class Task(BaseModel):
     task_id: str = Field(default="", description="Stable name; readers make one from the content when it is missing.")
     env_type: str = Field(default="no_env", description="Kind of environment, for env_service tasks.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Everything else of the row, e.g. `answer`.")
+
+    @model_validator(mode="after")
+    def _finite(self) -> Task:
+        found = non_finite(dict(self))
+        if found is not None:
+            field, number = found
+            raise TaskError(
+                f"A task holds a number that is not finite: {field} is {json.dumps(number)}.",
+                where=f"task {self.task_id or self.main_query[:80]!r}, {field}",
+                expected="a finite number, or None where there is none: JSON has no word for others",
+                do="mend it where the task is made (in a table that pandas or numpy read, an empty cell is NaN)",
+            )
+        return self
 
 
 class WorkflowTask(BaseModel):

@@ -19,6 +19,11 @@ CUT = "\ufdd0\ufdd1\ufdd0"
 _SENT = frozenset({"user", "system", "developer"})
 
 
+def uncut(text: str) -> str:
+    """A text without the encoder's marks: what its ids say."""
+    return text.replace(CUT, "")
+
+
 class ControlTokens:
     """Of one tokenizer and its chat template's `source`: the special tokens, and added ones that the template writes
     (`<tool_response>`). Other added tokens are words of the vocabulary."""

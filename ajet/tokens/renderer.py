@@ -18,7 +18,7 @@ import numpy as np
 
 from ajet.schema.call import Ids
 from ajet.tokens.calls import Tools
-from ajet.tokens.control_tokens import CUT, Escaped
+from ajet.tokens.control_tokens import CUT, Escaped, uncut
 from ajet.tokens.decoding import IncrementalDecoder
 from ajet.tokens.endings import MARK, end_ids_of
 from ajet.tokens.extension import (
@@ -46,6 +46,7 @@ class Rendered:
     """A prompt: its text, its ids [P], and how many messages it renders (0: a raw prompt, whose reply is all text)."""
 
     text: str
+    """As it is encoded, a `CUT` wherever content spells a control token; for people it is `shown`."""
     ids: Ids
     count: int = 0
     raw: tuple[tuple[int, str], ...] = ()
@@ -54,6 +55,11 @@ class Rendered:
     """The end of `text` that counts as the beginning of the reply (a tool call that the client demanded)."""
     respelled: tuple[Respelled, ...] = ()
     """Where replies stand as sampled and the template spells their tool calls otherwise."""
+
+    @property
+    def shown(self) -> str:
+        """The text that the ids say."""
+        return uncut(self.text)
 
     @property
     def opens_thought(self) -> bool:
@@ -149,7 +155,8 @@ class Renderer:
         """The prompt of `messages`, which begin with `before`'s and the reply to it, kept as sampled.
 
         None: the template renders this history otherwise (thinking stripped, content trimmed, another end token), so
-        the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens'.
+        the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens',
+        and `messages` may go on within its message.
         Where no end token was sampled (`finish` "length"), the suffix brings the template's. Raises TemplateRefused.
         """
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
@@ -176,9 +183,17 @@ class Renderer:
                 respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
         if found is None:
             return None
-        suffix = self._with_images(self.encode(found.suffix), messages[before.count :])
+        encoded = self.encode(found.suffix)
+        if not verbatim and not self._joins(reply_ids, encoded, found.suffix):
+            return None
+        suffix = self._with_images(encoded, messages[before.count :])
         ids = np.concatenate([before.ids, reply_ids, suffix]).astype(np.int32, copy=False)
         return Rendered(before.text[:start] + reply + found.suffix, ids, len(messages), raw, respelled=respelled)
+
+    def _joins(self, ids: Ids, encoded: Ids, text: str) -> bool:
+        """Whether `encoded`, of a text that may begin within a message, begins with it after `ids`, too: some
+        tokenizers put a blank before every text."""
+        return self.decode(encoded, after=ids)[:1] == uncut(text)[:1]
 
     def parse(
         self,

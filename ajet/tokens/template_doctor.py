@@ -53,7 +53,7 @@ def _ends(renderer: Renderer) -> Finding:
 
 def _text(renderer: Renderer) -> Finding:
     prompt = renderer.render([_ASK, _ANSWER, _MORE])
-    lost = [text for text in (prompt.text, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
+    lost = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
     if lost:
         what = f"Text does not come back from its ids: {lost[0][:60]!r} becomes {_back(renderer, lost[0])[:60]!r}."
         return Finding("text and ids", "problem", what, "use the model's fast tokenizer (tokenizer.json)")

@@ -129,7 +129,7 @@ def test_two_turns_with_a_tool_are_captured_as_one_line_of_tokens(way):
         assert [capture.messages[at]["role"] for at in two.messages] == ["system", "user", "assistant", "tool"]
         assert capture.tools == [[ADD]]
         expected = on.renderer.render([*ASK, capture.messages[one.reply], {"role": "tool", "content": "3"}], [ADD])
-        assert on.renderer.decode(full_ids(capture.calls, 1)) == expected.text + "It is 3.<|im_end|>"
+        assert on.renderer.decode(full_ids(capture.calls, 1)) == expected.shown + "It is 3.<|im_end|>"
 
 
 @pytest.mark.parametrize("way", WAYS[2:])

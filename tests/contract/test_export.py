@@ -209,7 +209,7 @@ def test_what_is_not_there_is_said(tmp_path, capsys, monkeypatch):
     assert "There is no checkpoint of step 3" in said and "2, 4, 6" in said
     (tmp_path / "r" / "checkpoints" / "step-4" / "config.json").write_text("")
     said = refused(capsys, "r", "--step", "4", *root)
-    assert "The checkpoint of step 4 is not whole" in said and "2, 6" in said
+    assert "step-4 is damaged: config.json has 0 bytes, not 2" in said and "sound: step-2, step-6" in said
     assert "copied as they are" in refused(capsys, "r", "--dtype", "bfloat16", *root)
     assert not list((tmp_path / "r" / "exports").iterdir())
 

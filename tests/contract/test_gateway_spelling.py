@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.context_tracker import prove
+from ajet.context_tracker import prove, timelines
+from ajet.schema.call import prompt_ids
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
 from tests.gateway_fixtures import ADD, ASK, Bench, bench, post, spelled_out
@@ -115,3 +116,43 @@ def test_a_stop_string_forks_as_stop_but_where_it_is_put_back(put_back: str, for
         capture = asyncio.run(play(b))
     assert [call.fork for call in capture.calls] == [None, fork]
     assert prove(capture.calls, capture.messages, capture.tools, Renderer(tokenizer("qwen25"))).ok
+
+
+def test_an_observation_within_the_message_that_a_stop_string_cut_goes_on_from_its_ids() -> None:
+    """As text agents do: each reply, the stop string and what the tool said are one message."""
+
+    async def play(b: Bench) -> Any:
+        endpoint = (session := b.open())("solver", "", None)
+        messages = [*ASK]
+        for seen in (" 3\nI see <b>é.", "4"):
+            said = await asked(endpoint, messages, stop=["Observation:"])
+            messages.append({"role": "assistant", "content": said["content"] + "Observation:" + seen})
+        await asked(endpoint, [*messages, {"role": "user", "content": "Sum up."}])
+        return session.close()
+
+    with bench(lambda _: next(replies)) as b:
+        replies = iter(spelled_out(b, text) for text in ("Look.\nObservation: 9", "More.\nObservation: 9", "It is 7."))
+        capture = asyncio.run(play(b))
+    assert [(call.fork, call.parent) for call in capture.calls] == [(None, None), (None, 0), (None, 1)]
+    words = Renderer(tokenizer("qwen25"))
+    spoken = [capture.messages[index] for index in capture.calls[2].messages]
+    assert words.decode(prompt_ids(capture.calls, 2)) == words.render(spoken).shown
+    (line,), untrained = timelines(capture.calls)
+    assert (
+        not untrained
+        and words.decode(line.ids[line.mask]) == "Look.\nObservation:More.\nObservation:It is 7.<|im_end|>"
+    )
+    assert prove(capture.calls, capture.messages, capture.tools, words).ok
+
+
+@pytest.mark.parametrize("inside", ["Look. Observation: 3", "Look.\nResult: 3"])
+def test_a_message_that_does_not_begin_with_what_was_sampled_is_an_edit(inside: str) -> None:
+    async def play(b: Bench) -> Any:
+        endpoint = (session := b.open())("solver", "", None)
+        await asked(endpoint, ASK, stop=["Observation:"])
+        await asked(endpoint, [*ASK, {"role": "assistant", "content": inside}])
+        return session.close()
+
+    with bench(lambda _: next(replies)) as b:
+        replies = iter([spelled_out(b, "Look.\nObservation: 4"), spelled_out(b, "It is 3.")])
+        assert [call.fork for call in asyncio.run(play(b)).calls] == [None, "client_edit"]

@@ -106,7 +106,9 @@ async def play(endpoint: Any, draw: random.Random, renderer: Renderer, script: l
                 assert done.status_code == 200, done.text
             said = returned(draw, done.json()["choices"][0]["message"], thoughts=thoughts)
             if "stop" in body and draw.random() < 0.5 and not said.get("tool_calls"):
-                said["content"] = (said["content"] or "") + body["stop"]
+                said["content"] = (
+                    (said["content"] or "") + body["stop"] + draw.choice(["", " 3\nSo <b>é", "\n\n4 ", "5"])
+                )
             messages = [*messages, said]
             calls = said.get("tool_calls") or []
             messages += [{"role": "tool", "tool_call_id": each["id"], "content": "a small boat"} for each in calls]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.checkpoints import Checkpoint, Checkpoints
+from ajet.record.checkpoint import Checkpoint
+from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 
 

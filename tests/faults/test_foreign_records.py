@@ -11,6 +11,7 @@ import sys
 import tracemalloc
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,10 @@ def foreign(root: Path, model: str, *, checkpoint: bool = False) -> Path:
     return run
 
 
-def _copy_model(folder: Path, model: Path = TINY) -> None:
-    shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("state.json"))
+def _copy_model(folder: Path, spoiled: tuple[str, str] | None = None) -> None:
+    shutil.copytree(TINY, folder, dirs_exist_ok=True)
+    if spoiled is not None:
+        (folder / spoiled[0]).write_text(spoiled[1])
 
 
 def ajet_here(*arguments: str) -> tuple[int, str]:
@@ -161,13 +164,10 @@ def test_the_checkpoints_own_tokenizer_spells_and_its_model_talks(tmp_path, envi
     found = client_of(run).get("/api/tokens/e00100/of/sent?line=0").json()
     assert len(found["text"]) == len(found["ids"]) == 27
     saved = run / "checkpoints" / "step-1"
-    for name, content in (("config.json", "[" * 100_000), ("model.safetensors", "no tensors"), ("tokenizer.json", "{")):
-        kept = (saved / name).read_bytes()
-        (saved / name).write_text(content)
-        Checkpoints(run / "checkpoints").save(2, lambda folder: _copy_model(folder, saved), {})
+    for spoiled in (("config.json", "[" * 100_000), ("model.safetensors", "no tensors"), ("tokenizer.json", "{")):
+        Checkpoints(run / "checkpoints").save(2, partial(_copy_model, spoiled=spoiled), {})
         code, said = ajet_here("chat", str(run), "--prompt", "hello")
         assert code == 2 and "cannot be loaded" in said, said
-        (saved / name).write_bytes(kept)
     shutil.rmtree(run / "checkpoints" / "step-2")
     (saved / "tokenizer.json").write_text("{")
     assert client_of(run).get("/api/tokens/e00100/of/sent?line=0").json()["text"] is None

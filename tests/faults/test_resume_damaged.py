@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +39,14 @@ ajet:
 
 def launched(project: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
     """The exit code of a launch in the project's folder."""
+    return ajet_in(project, monkeypatch, "--conf", "x.yaml", *more)
+
+
+def ajet_in(project: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of a command in the project's folder."""
     monkeypatch.chdir(project)
     with pytest.raises(SystemExit) as end:
-        main(["--conf", "x.yaml", *more])
+        main(list(arguments))
     return int(end.value.code or 0)
 
 
@@ -99,6 +105,46 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     text = said(capsys)
     assert "step-2 is damaged" in text and "state.safetensors" in text and "resumed after step 1" in text
     assert steps(moved) == [1, 2] and (run_of(moved) / "checkpoints" / "step-2.damaged-1").is_dir()
+
+
+LATEST = "launcher_record/x/checkpoints/step-2"
+LOADS = {
+    "chat": ["chat", "x", "--prompt", "hello"],
+    "export": ["export", "x"],
+    "export of a step": ["export", "x", "--step", "2"],
+    "prove": ["prove", "x"],
+    "as the model": ["--conf", "x.yaml", "--backbone", "debug", f"model.path={LATEST}"],
+    "training from it": ["--conf", "x.yaml", f"model.path={LATEST}", "experiment_name=y"],
+    "resume": ["--conf", "x.yaml", "--resume", LATEST],
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "command"),
+    [*(("flipped", each) for each in LOADS), *(("cut short", each) for each in ("chat", "export", "prove"))],
+)
+def test_nothing_loads_a_damaged_checkpoint(
+    moved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, damage: str
+) -> None:
+    step, other = (1, 2) if command == "prove" else (2, 1)  # what sampled the last step
+    file = run_of(moved) / "checkpoints" / f"step-{step}" / "model.safetensors"
+    if damage == "flipped":
+        flip(file)
+    else:
+        os.truncate(file, 1000)
+    assert ajet_in(moved, monkeypatch, *LOADS[command]) == 2
+    text = said(capsys)
+    assert "model.safetensors" in text and f"step-{step}" in text and "Traceback" not in text
+    assert command == "resume" or f"take one that is sound: step-{other}" in text
+
+
+def test_one_of_an_earlier_version_is_loaded_without_digests(
+    moved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_digests(run_of(moved) / "checkpoints" / "step-2")
+    assert ajet_in(moved, monkeypatch, *LOADS["export"]) == 0
+    assert ajet_in(moved, monkeypatch, *LOADS["chat"]) == 0
+    assert "model:" in said(capsys)
 
 
 def test_a_moved_project_of_an_earlier_version_is_the_same_run(

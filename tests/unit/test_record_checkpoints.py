@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from ajet.record.checkpoints import Checkpoints, read_checkpoint
+from ajet.record.checkpoint import read_checkpoint, require_sound
+from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 
 
@@ -103,6 +105,28 @@ def test_a_folder_that_is_not_whole_is_no_checkpoint(tmp_path: Path, damage: str
     else:
         (path / damage).unlink()
     assert read_checkpoint(path) is None and steps(checkpoints) == [1]
+
+
+@pytest.mark.parametrize(
+    ("state", "refused"),
+    [
+        ('{"step": 1, "files": {"/dev/zero": 0}, "score": null, "state": {}}', "/dev/zero"),
+        ('{"step": 1, "files": {"../../x": 0}, "score": null, "state": {}}', "../../x"),
+        ('{"step": 1, "digests": {}}', "state.json is damaged"),
+        ("{", "state.json is damaged"),
+        ('{"step": 1, "epoch": 2}', None),
+    ],
+)
+def test_a_state_that_cannot_be_ours_as_written_is_refused_and_others_programs_is_let_be(
+    tmp_path: Path, state: str, refused: str | None
+) -> None:
+    (tmp_path / "step-1").mkdir()
+    (tmp_path / "step-1" / "state.json").write_text(state)
+    if refused is None:
+        require_sound(tmp_path / "step-1")
+        return
+    with pytest.raises(UserError, match=re.escape(refused)):
+        require_sound(tmp_path / "step-1")
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 from rich.console import Console
 
-from ajet.record.curve import draw_png, points, smoothed, text_curve
+from ajet.record.curve import Course, draw_png, held_out_course, smoothed, text_curve, training_course
 from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
 from ajet.record.progress import Progress
@@ -128,7 +128,8 @@ def test_the_smoothed_curve_starts_at_the_first_value_and_follows_a_constant() -
 def test_the_text_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
     rows = [{"step": step, "train/reward": step / 10} for step in range(1, 11)]
     rows += [{"step": 0, "validation/reward": 0.0}, {"step": 10, "validation/reward": 1.0}, {"step": 4}]
-    lines = text_curve(points(rows, "train/reward"), points(rows, "validation/reward"), width=40, height=8).splitlines()
+    lines = text_curve(training_course(rows), held_out_course(rows), width=40, height=8).splitlines()
+    assert lines[0] == "training reward (smoothed); o: held-out reward"
     assert lines[1].startswith("1.00 │") and lines[1].endswith("o")
     assert lines[8].startswith("0.00 │o")
     assert lines[-1].split() == ["0", "10"]
@@ -138,9 +139,36 @@ def test_the_text_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
 
 
 def test_a_flat_curve_is_drawn() -> None:
-    lines = text_curve([(1, 1.0), (2, 1.0)], [], width=20, height=5).splitlines()
+    lines = text_curve(Course([(1, 1.0), (2, 1.0)], "reward"), Course([], ""), width=20, height=5).splitlines()
     assert [line.split(" │")[0].strip() for line in lines[1:6]] == ["1.50", "", "", "", "0.50"]
     assert len(lines[3].split("│")[1]) == 20
+
+
+def survivors(step: int, split: str, succeeded: int, failed: int, reward: float = 1.0) -> dict[str, float]:
+    """A row of 64 attempts: those that would have been wrong failed, and every other one was right."""
+    scored = 64 - failed
+    numbers = {"episodes": 64, "scored": scored, "reward": reward, "success_rate": succeeded / 64}
+    numbers |= {"tasks": 64, "success_low": succeeded / 128, "success_high": (succeeded + 1) / 65}
+    return {"step": step} | {f"{split}/{name}": value for name, value in numbers.items()}
+
+
+def test_failing_where_one_would_be_wrong_draws_no_better_curve() -> None:
+    rows = [survivors(step, "train", 64 - 10 * step, 10 * step) for step in (1, 2, 3)]
+    rows += [survivors(step, "validation", 64 - 10 * step, 10 * step) for step in (0, 3)]
+    training, held_out = training_course(rows), held_out_course(rows)
+    assert [value for _, value in training.points] == [54 / 64, 44 / 64, 34 / 64], "the survivors' is 1 in each"
+    assert held_out.points == [(0, 1.0), (3, 34 / 64)] and held_out.errors == ([0.5, 17 / 64], [0.0, 35 / 65 - 34 / 64])
+    assert text_curve(training, held_out).startswith(
+        "training success, of all attempts (smoothed); o: held-out success, of all tasks (34 to 64 of 64 scored)\n"
+    )
+
+
+def test_a_reward_that_is_no_success_is_drawn_and_said_to_be_of_those_scored() -> None:
+    rows = [survivors(step, "train", 0, 10, reward=0.3) for step in (1, 2)]
+    assert training_course(rows).label == "training reward, of scored attempts"
+    unjudged = [survivors(step, "validation", 0, 10, reward=0.3) | {"validation/success_rate": None} for step in (0, 2)]
+    held_out = held_out_course(unjudged)
+    assert held_out.label == "held-out reward (54 of 64 scored)" and held_out.points == [(0, 0.3), (2, 0.3)]
 
 
 def test_the_picture_is_a_png_of_some_size(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_reader import open_reader
 from ajet.task_reader.hugging_face import locate
 from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.registry import OpenedReader
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
 
@@ -97,6 +99,25 @@ def test_ids_never_collapse_and_do_not_depend_on_the_order(pairs: list[tuple[str
     assert shared == sum(bool(name) for name, _ in pairs) - len(kept) and set(kept) <= {task.task_id for task in named}
     backwards, _ = with_ids(tasks[::-1])
     assert {(t.task_id, t.main_query) for t in backwards} == {(t.task_id, t.main_query) for t in named}
+
+
+class Tabular:
+    """A reader of a user's own, which makes tasks without a row."""
+
+    judge = None
+
+    def __init__(self, score: float) -> None:
+        self._score = score
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(task_id="t7", main_query="?", metadata={"cells": [1, {"score": self._score}]})]
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("-inf"), np.float32("nan")])
+def test_a_number_that_is_not_finite_is_refused_whichever_reader_made_the_task(score: float) -> None:
+    with pytest.raises(TaskError) as caught:
+        OpenedReader(Tabular(score), "mine.py->Tabular").tasks("train")
+    assert caught.value.where == "task 't7', metadata.cells.1.score" and "is not finite" in caught.value.what
 
 
 # jsonl

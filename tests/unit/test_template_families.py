@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.tokens import Renderer, TemplateRefused
-from ajet.tokens.control_tokens import CUT
 from ajet.tokens.extension import own_text
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import ReplyParser, assemble
@@ -111,7 +110,7 @@ def test_keep_thinking_goes_on_from_what_was_sampled(name):
         assert played.play(reply, then, respell=at == 0) == "extends"
     assert played.prompt.text.count("One moment.") == 4
     assert '"page":1,"word"' in played.prompt.text or name != "qwen3"
-    assert played.renderer.decode(played.prompt.ids) == played.prompt.text
+    assert played.renderer.decode(played.prompt.ids) == played.prompt.shown
     fresh = played.renderer.render(played.messages, [TOOL])
     assert "One moment." not in fresh.text
     assert played.prompt.text.endswith(fresh.text[fresh.text.rindex("Sure?") :])
@@ -244,7 +243,7 @@ def test_a_demanded_call_begins_the_reply_in_every_style():
         said = render.parse(reply, tools=[TOOL], before=prompt)
         assert said["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"word": "a"}'}
         after = render.extend(prompt, reply, "tool_calls", [*ASK, said, RESULT], [TOOL])
-        assert after is not None and render.decode(after.ids) == after.text
+        assert after is not None and render.decode(after.ids) == after.shown
         assert after.ids[: len(prompt.ids) + len(reply)].tolist() == [*prompt.ids.tolist(), *reply.tolist()]
     opened = renderer("qwen3.5")
     assert opened.force_call(opened.render(ASK, [TOOL]), "look_up") is None
@@ -348,14 +347,14 @@ def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thi
         messages = [*messages, said, *follow]
         after = render.extend(prompt, ids, "stop", messages, [TOOL])
         fresh = render.render(messages, [TOOL])
-        assert render.decode(fresh.ids) == fresh.text.replace(CUT, "")
+        assert render.decode(fresh.ids) == fresh.shown
         own = own_text(prompt.text, prompt.respelled)
         if after is None:
             assert not fresh.text.startswith(own + render.decode(ids))  # no fork without need
             prompt = fresh
             continue
         assert after.ids[: len(prompt.ids) + len(ids)].tolist() == [*prompt.ids.tolist(), *ids.tolist()]
-        assert after.text.replace(CUT, "") == render.decode(after.ids)
+        assert after.shown == render.decode(after.ids)
         assert after.text.startswith(prompt.text + render.decode(ids))
         shown = own_text(after.text, after.respelled)
         if keep_thinking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +15,10 @@ import pytest
 from ajet.backbone.verl.mailbox import Credited, Died, Phase, Played, Process, Saved, Stepped, Validated
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles, RunDirectory
+from ajet.run.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.run.verl.record import DEATHS, HOPELESS, Record
+from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -43,7 +46,14 @@ class Shown:
 @contextmanager
 def opened(tmp_path: Path, dropped_after: int | None = None) -> Iterator[tuple[Record, RunDirectory, Shown]]:
     """The run's record, as the first launch or a later one has it."""
-    tree = {"ajet": {"backbone": "verl", "data": {"train_batch_size": BATCH}, "rollout": {"num_repeat": REPEATS}}}
+    tree = {
+        "ajet": {
+            "backbone": "verl",
+            "model": {"path": "embedded:tiny-tools"},
+            "data": {"train_batch_size": BATCH},
+            "rollout": {"num_repeat": REPEATS},
+        }
+    }
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
@@ -139,6 +149,27 @@ def written(run: RunDirectory, step: int) -> str:
     folder = run.path / "checkpoints" / "verl" / f"global_step_{step}"
     (folder / "actor").mkdir(parents=True)
     return str(folder)
+
+
+def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
+    record, run, _ = made
+    names = ["before", "at", "across", "beyond"]
+    ranges = dict(zip(names, [(1, 1), (2, 2), (0, 1), (1, 2)], strict=True))
+    trained = tokens(group(0, step=2)), tokens(group(1, step=2))
+    episodes = [episode for each in trained for episode in each.episodes]
+    untrained = tokens(group(2, step=1, reward=None))  # it may have ended after the update
+    for episode, (name, versions) in zip(episodes, ranges.items(), strict=True):
+        episode.uuid, episode.calls[0].versions = name, (VersionRun(0, *versions),)
+    for episode in untrained.episodes:
+        episode.calls[0].versions = (VersionRun(0, 2, 2),)
+        episode.untrained = Counter(no_score=3)
+    for each in (*trained, untrained):
+        record.take(Played(each))
+    record.take(Stepped(2, {}, [Credited(e.uuid, g.order, 0.5, 3, {}) for g in trained for e in g.episodes]))
+    report = prove_recorded(str(run.path), run.path.parent)
+    wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
+    assert wrong == {("at", 2), ("beyond", 2)}, report.proof
+    assert report.unproven == {"version range": 6, "ids only": 12}, "no weights: nothing of it is called proven"
 
 
 def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):

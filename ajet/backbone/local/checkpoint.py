@@ -5,8 +5,9 @@
     trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG
     trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
 
-Invariant: `read` after `write` restores every bit. Writing copies no tensor but merged ones; an error of the disk
-reaches the caller, who keeps the folder from ever being taken for whole.
+Invariant: `read` after `write` restores every bit, and nothing is read that is not what was written. Writing copies
+no tensor but merged ones; an error of the disk reaches the caller, who keeps the folder from ever being taken for
+whole.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from ajet.backbone.local.lora import merged_state, save_adapters
 from ajet.record.bounded_json import read_json
+from ajet.record.checkpoint import require_sound
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
 def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
     """Restore weights, optimizer and RNG in place; answers the version. Raises UserError for a folder that holds no
     such state or that of another model."""
+    require_sound(folder)
     about = _about(folder, policy)
     state = _tensors(policy, optimizer)
     _read_into(_state(folder), state)
@@ -69,12 +72,14 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
 
 def read_weights(folder: Path, policy: Policy) -> None:
     """Restore the weights alone, in place. Raises UserError as `read` does."""
+    require_sound(folder)
     _about(folder, policy)
     _read_into(_state(folder), {"values": policy.weights.values})
 
 
 def version_of(folder: Path) -> int:
     """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
+    require_sound(folder, tensors=False)
     return int(_state_json(folder)["version"])
 
 

@@ -28,7 +28,7 @@ def model(path: str, base: Path | None, config: AjetConfig | None) -> list[Findi
         source = locate(path, base=base, weights=False, trust_remote_code=trusted)
         if source.gguf_file is not None and at_hand(path, base=base, weights=False) is None:
             return [Finding("model", "note", f"{how_it_comes(path, base=base)}; a run does that, this check does not")]
-        folder = folder_of(source)
+        folder = folder_of(source, weights=False)
         tokenizer = load_tokenizer(source)
         renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
     except UserError as error:

@@ -1,0 +1,179 @@
+"""checkpoints/step-N/: one checkpoint, and whether it is what was written.
+
+Invariant: whoever loads from a folder, which may be a checkpoint, asks `require_sound` first: what is loaded has the
+digests that were written with it, one of an earlier version, without digests, its sizes. A `state.json` is data: it
+names regular files within its own folder, or it is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ajet.record.bounded_json import LONGEST_LINE, read_json
+from ajet.record.held_out import Measurement
+from ajet.schema.errors import UserError
+
+NAME = re.compile(r"step-(\d+)")
+STATE = "state.json"
+OWN = "digest"
+"""The key in it for the digest of all its others."""
+READERS = 4
+"""Files that are digested at the same time."""
+TENSORS = {".safetensors", ".pt", ".distcp"}
+"""How files end that hold weights or the optimizer's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint. `path` is a model folder in Hugging Face layout (plus optimizer and RNG)."""
+
+    path: Path
+    step: int
+    score: float | None
+    """Higher is better; None when nothing was measured at this step, or too little of it counts."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The loop's own: task frontier, last validation."""
+    measured: Measurement | None = None
+    """What the score sums up; None in checkpoints of earlier versions."""
+    digests: dict[str, str] = field(default_factory=dict, repr=False)
+    """Of each file, as it was written; none in a checkpoint of an earlier version."""
+
+    def better_than(self, other: Checkpoint) -> bool:
+        """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
+        if self.measured is not None and other.measured is not None:
+            return self.measured.beats(other.measured)
+        assert self.score is not None and other.score is not None, "only what has a score is compared"
+        return self.score >= other.score
+
+    def damage(self, *, tensors: bool = True) -> str:
+        """Which of its files are not what was written, in words; empty for a sound one. Reads all of them, or all but
+        the `tensors`."""
+        names = [name for name in self.digests if tensors or Path(name).suffix not in TENSORS]
+        with ThreadPoolExecutor(READERS) as pool:
+            now = {name: pool.submit(_digest_now, self.path / name) for name in names}
+            wrong = [name for name in names if now[name].result() != self.digests[name]]
+        return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in `path`; None when it is not there or not whole."""
+    found = look_at(path)
+    return found if isinstance(found, Checkpoint) else None
+
+
+def look_at(path: Path) -> Checkpoint | str:
+    """The checkpoint in `path`, or why there is no whole one. Reads its `state.json` alone."""
+    try:
+        content = read_json(path / STATE, LONGEST_LINE)
+        step, score, state = content["step"], content["score"], content["state"]
+        told = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
+        digests = dict(content.get("digests") or {})
+        files = dict(content["files"])
+        measured = Measurement.from_json(content.get("measured"))
+    except FileNotFoundError:
+        return f"{STATE} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{STATE} is damaged"
+    if not told or digests.keys() - files.keys() or content.get(OWN) not in (None, own_digest(content)):
+        return f"{STATE} is damaged"
+    wrong = [why for name, size in files.items() if (why := _other_size(path, str(name), size))]
+    return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests)
+
+
+def require_sound(folder: Path, *, tensors: bool = True) -> None:
+    """Before anything is loaded from `folder`. Raises UserError where it is a checkpoint and not what was written; any
+    other folder passes. `tensors`: whether weights will be loaded; without, they are not read here either."""
+    if not (folder / STATE).exists():
+        return
+    found = look_at(folder)
+    why = found.damage(tensors=tensors) if isinstance(found, Checkpoint) else found
+    if why and (isinstance(found, Checkpoint) or _is_ours(folder)):
+        raise refusal(folder, why)
+
+
+def refusal(folder: Path, why: str) -> UserError:
+    """The screen for a checkpoint that cannot be loaded; reads those beside it, to say which of them can."""
+    beside = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
+    sound = [
+        path.name
+        for path in beside
+        if NAME.fullmatch(path.name) and isinstance(found := look_at(path), Checkpoint) and not found.damage()
+    ]
+    return UserError(
+        f"The checkpoint {folder.name} is damaged: {why}.",
+        where=str(folder),
+        expected="a checkpoint whose files are what ajet wrote",
+        do=f"restore it from a copy, or set it aside under another name and take one that is sound: {', '.join(sound)}"
+        if sound
+        else "restore it from a copy; none of those beside it is sound",
+    )
+
+
+def step_of(path: Path) -> int:
+    """N of a folder `step-N`; -1 of any other."""
+    found = NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
+
+
+def own_digest(content: dict[str, Any]) -> str:
+    """Of a `state.json` without its key for it."""
+    others = {name: value for name, value in content.items() if name != OWN}
+    return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def digests_begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
+    """The digests of files that have just been written, being taken."""
+    return {name: pool.submit(digest_of, folder / name) for name in names}
+
+
+def digest_of(path: Path) -> str:
+    """BLAKE2b of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    window = memoryview(bytearray(1 << 20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(window):
+            digest.update(window[:count])
+    return digest.hexdigest()
+
+
+def _digest_now(path: Path) -> str:
+    about = path.stat()
+    return _remembered(path, about.st_size, about.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(path: Path, size: int, changed: int) -> str:
+    """A process loads tokenizer, settings and weights of one folder after another: each file is read once for it."""
+    return digest_of(path)
+
+
+def _other_size(folder: Path, name: str, size: int) -> str:
+    place = Path(name)
+    if place.is_absolute() or ".." in place.parts:
+        return f"{STATE} names {name!r}, which is not in it"
+    try:
+        about = (folder / place).stat()
+    except OSError:
+        return f"{name} is missing"
+    if not stat.S_ISREG(about.st_mode):
+        return f"{name} is no file"
+    return "" if about.st_size == size else f"{name} has {about.st_size} bytes, not {size}"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a damaged `state.json` is a checkpoint's, wherever it was copied to: other programs have files of that
+    name, too."""
+    try:
+        content = read_json(folder / STATE, LONGEST_LINE)
+    except (OSError, ValueError):
+        return NAME.fullmatch(folder.name) is not None
+    return isinstance(content, dict) and len({"step", "files", "digests", OWN} & content.keys()) > 1
