@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,28 +74,27 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path / "job"
 
 
-def started(script: Path, **more: str) -> subprocess.Popen[str]:
+def started(script: Path, **more: str) -> subprocess.Popen[bytes]:
     binaries = script.parent / "bin"
     env = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "AJET_BIN": str(binaries), "WAITS": "", **more}
     env |= {"SLURM_JOB_ID": str(3_000_000 + os.getpid()), "SLURM_JOB_NODELIST": "n[1-2]"}
     env |= {"TOLD": str(script.parent / "told")}
     env.pop("RAY_ADDRESS", None)
-    return subprocess.Popen(
-        ["bash", str(script)], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )  # fmt: skip
+    with (script.parent / "said").open("w") as said:
+        return subprocess.Popen(["bash", str(script)], env=env, stdout=said, stderr=said, start_new_session=True)
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Its exit code and output; with it goes all that it left."""
-    try:
-        said, _ = process.communicate(timeout=30)
-    finally:
-        left = alive(process.pid)
-        if left:
-            os.killpg(process.pid, signal.SIGKILL)
+def finished(script: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Its exit code and what it said; with it goes all that it left."""
+    code: int | None = None
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(timeout=20)
+    left = alive(process.pid)
+    if left:
+        os.killpg(process.pid, signal.SIGKILL)
+    assert code is not None, "the script waits for what nobody asked to end"
     assert not left, "what the script started is ended with it"
-    return process.returncode, said
+    return code, (script.parent / "said").read_text()
 
 
 def alive(session: int) -> bool:
@@ -111,7 +111,7 @@ def told(script: Path, name: str) -> list[str]:
 
 def test_the_run_is_started_beside_the_head_and_its_code_is_the_scripts(script: Path) -> None:
     process = started(script)
-    code, said = finished(process)
+    code, said = finished(script, process)
     assert code == 3, said
     port = 20_000 + (3_000_000 + os.getpid()) % 10_000
     temporary = f"/tmp/ray-{3_000_000 + os.getpid()}"
@@ -137,7 +137,7 @@ def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray(script: Path) -
     while not (script.parent / "told" / "run").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    code, said = finished(process)
+    code, said = finished(script, process)
     assert code == 143, said
     assert told(script, "ended") == ["run", "workers", "head"]
     (signalled,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --signal")]
@@ -146,6 +146,6 @@ def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray(script: Path) -
 
 def test_a_head_that_does_not_answer_ends_the_job_before_the_run(script: Path) -> None:
     (script.parent / "bin" / "ray").write_text("#!/bin/sh\nexit 1\n")
-    code, said = finished(started(script))
+    code, said = finished(script, started(script))
     assert code == 1 and "Ray's head on one does not answer" in said
     assert not (script.parent / "told" / "run").exists()
