@@ -57,8 +57,11 @@ def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize(
     ("isolation", "workflow"),
-    played(flows.Asks, flows.AsksBlocking, flows.AsksInHelper, flows.AsksPlain, on_process=(flows.AsksInHelper,)),
-)
+    played(
+        flows.Asks, flows.AsksBlocking, flows.AsksInHelper, flows.AsksPlain,
+        on_process=(flows.AsksInHelper, flows.AsksPlain),
+    ),
+)  # fmt: skip
 def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[Any]) -> None:
     with stage(workflow, isolation=isolation) as made:
         groups = made.play(2)

@@ -8,14 +8,24 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from copy import deepcopy
+from functools import cache
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.verl_fixtures import without_verl
+from tests.local_fixtures import config_of, episode_of
+from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
+MODES = ("sync", "colocate_async", "separate_async")
+
+
+class Reached(Exception):
+    """The line after what a test looks at."""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +33,32 @@ def base() -> Any:
     from verl.trainer.ppo.v1 import PPOTrainer
 
     return PPOTrainer
+
+
+@cache
+def composed(mode: str) -> Any:
+    """verl's config of a mode, for copies."""
+    from omegaconf import OmegaConf
+
+    from ajet.config.verl import verl_config
+
+    apart = {"nnodes": 1, "n_gpus_per_node": 8, "checkpoint_engine": {"backend": "nccl"}}
+    own = {"verl": {"actor_rollout_ref": {"rollout": apart}}} if mode == "separate_async" else {}
+    return OmegaConf.create(verl_config(experiment({"trainer_common.mode": mode}, **own)))
+
+
+def hooked(mode: str, **attributes: Any) -> Any:
+    """Our trainer of a mode as it is after `init`, but for what verl puts there."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from ajet.backbone.verl import trainers  # noqa: F401 - registers ours
+
+    config = deepcopy(composed(mode))
+    trainer: Any = object.__new__(get_trainer_cls(config.trainer.v1.trainer_mode))
+    config.trainer.v1.trainer_mode = mode
+    own = {"config": config, "trainer_mode": mode, "settings": config_of(mini_batch_num=4)}
+    vars(trainer).update({**own, "processor": None, "global_steps": 5, "parameter_sync_step": 1, **attributes})
+    return trainer
 
 
 def called(function: Any) -> list[str]:
@@ -105,6 +141,97 @@ def test_our_trainers_are_verls_of_the_same_mode(base):
         assert ours.__module__ == trainers.__name__
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_verl_meets_its_own_name_of_the_mode(base, monkeypatch, mode):
+    """By which it chooses its replay buffer and reads the mode's section."""
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from ajet.backbone.verl import reporting, trainers  # noqa: F401 - registers ours
+
+    def stop(self: Any, config: Any) -> None:
+        assert config.trainer.v1.trainer_mode == mode
+        raise Reached
+
+    config = deepcopy(composed(mode))
+    ours = get_trainer_cls(config.trainer.v1.trainer_mode)
+    monkeypatch.setattr(base, "__init__", stop)
+    monkeypatch.setattr(reporting, "Sender", lambda: None)
+    with pytest.raises(Reached):
+        ours(config)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("schedule", "sees"), [("linear", False), ("constant", True), ("constant", False)])
+def test_workers_of_ours_are_those_of_the_mode(base, monkeypatch, mode, schedule, sees):
+    """Servers apart from the trainer get their weights from a worker of another kind."""
+    import ray
+    from verl.experimental.separation.engine_workers import DetachActorWorker
+    from verl.trainer.ppo.utils import Role
+
+    from ajet.backbone.verl.hooks import LR_SCHEDULE
+    from ajet.backbone.verl.workers import LinearTraining
+
+    trainer = hooked(mode, processor=object() if sees else None)
+    trainer.config.trainer[LR_SCHEDULE] = schedule
+    role = Role.Actor if mode == "separate_async" else Role.ActorRollout
+
+    def mapping(self: Any) -> None:
+        self.role_worker_mapping = {role: "verl's own"}
+
+    monkeypatch.setattr(base, "_init_resource_pool_mgr", mapping)
+    monkeypatch.setattr(ray, "remote", lambda worker: worker)
+    trainer._init_resource_pool_mgr()
+    (worker,) = trainer.role_worker_mapping.values()
+    if schedule == "constant" and not sees:
+        assert worker == "verl's own" or worker is DetachActorWorker
+        return
+    assert issubclass(worker, DetachActorWorker) == (mode == "separate_async")
+    assert (worker.actor_worker_cls is LinearTraining) == (schedule == "linear")
+
+
+@pytest.mark.parametrize(("between", "steps"), [(1, 4), (2, 2), (4, 1)])
+def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
+    """Servers apart get new weights after `parameter_sync_step` batches: `mini_batch_num` counts over all of them, and
+    the policy before the update is the present one only where they are one optimizer step."""
+
+    def of(group: int) -> Any:
+        timeline = episode_of(1.0).timelines[0]
+        return SimpleNamespace(group=group, episode=f"{group}", weight=1.0, timeline=timeline)
+
+    batch: Any = SimpleNamespace(samples=[of(group) for group in range(4)])
+    trainer = hooked("separate_async", parameter_sync_step=between)
+    parts = trainer._optimizer_steps(batch)
+    assert len(parts) == steps
+
+    from transfer_queue import KVBatchMeta
+
+    from ajet.backbone.verl.losses import ON_POLICY
+
+    sent: list[dict[str, Any]] = []
+
+    def update_actor(meta: Any) -> Any:
+        sent.append(meta.extra_info)
+        raise Reached
+
+    trainer._parts, trainer._ranks = parts, 1
+    trainer.actor_rollout_wg = SimpleNamespace(update_actor=update_actor)
+    tags = [{"seq_len": 5} for _ in range(4)]
+    with pytest.raises(Reached):
+        trainer._update_actor(KVBatchMeta(["a", "b", "c", "d"], tags, "train", [], {}), {})
+    assert (sent[0]["num_mini_batch"], sent[0][ON_POLICY]) == (steps, False)
+
+
+@pytest.mark.parametrize(("mode", "at_least"), [("sync", 0), ("colocate_async", 0), ("separate_async", 4)])
+def test_the_canary_takes_tokens_of_the_weights_that_the_trainer_has(monkeypatch, mode, at_least):
+    """Apart, it has trained on since the last hand-over; in turns, the newest tokens are of its own weights."""
+    from ajet.backbone.verl import hooks
+
+    asked: list[int] = []
+    monkeypatch.setattr(hooks, "canary_gap", lambda *_, at_least: asked.append(at_least))
+    hooked(mode)._canary([], [np.zeros(0, np.float32)], [])
+    assert asked == [at_least]
+
+
 def test_the_mode_decides_what_we_think_it_does(base):
     source = inspect.getsource(base.__init__) + inspect.getsource(base._build_replay_buffer)
     assert "self.trainer_mode = self.config.trainer.v1.trainer_mode" in source
@@ -131,7 +258,6 @@ def test_groups_are_too_old_when_verl_drops_them(threshold):
     from ajet.run.verl.waiting import Waiting
     from ajet.schema.episode import Group
     from ajet.schema.task import Task
-    from tests.local_fixtures import episode_of
 
     asked = dict(enumerate((1, 1, 2, 3, 5, 7)))
     buffer: Any = object.__new__(ReplayBufferAsync)

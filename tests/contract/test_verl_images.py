@@ -97,6 +97,7 @@ def test_positions_of_rows_of_one_length_are_those_of_the_tokens():
         queued._ragged_idx = 1 if len(set(lengths)) == 1 else 2
         found = mended(TensorDict({"position_ids": queued}, batch_size=[len(rows)]))["position_ids"]
         assert all(torch.equal(one, other) for one, other in zip(found.unbind(), rows, strict=True)), lengths
+        assert found.offsets().diff().tolist() == lengths, "ragged along their tokens, where verl cuts them"
 
 
 def test_the_processors_that_verl_knows():

@@ -89,6 +89,15 @@ def test_failing_never_raises_a_score(rewards, data):
     assert not after.beats(before)
 
 
+@pytest.mark.parametrize(("other", "score"), [(0.0, (0.5 + 0.5) / 2), (-1.0, (0.0 + 0.0) / 2)])
+def test_a_failed_attempt_counts_among_those_of_its_task(other, score):
+    """As 0, or as the lowest reward there is."""
+    tasks = {"half failed": (1.0, None), "half right": (1.0, other)}
+    assert Measurement(tasks).score == score
+    right = Measurement({**tasks, "half failed": (1.0, 1.0)})
+    assert right.score is not None and right.score > score
+
+
 def test_an_agent_that_fails_where_it_is_wrong_is_not_better_by_it():
     """64 tasks, 1 right: whoever raises on the other 63 has a mean of 1 over the one that is left."""
     raises = groups_of([an_episode(1.0, True)], *([failed()] for _ in range(63)))

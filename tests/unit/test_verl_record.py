@@ -197,6 +197,8 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
         record.take(Played(late))  # verl's checkpoint has it as under way
         record.take(stepped(1, first))
         assert [row["tasks"] for row in rows(run)] == [[0]]
+        saved = run.checkpoints.latest()
+        assert saved is not None and saved.state["waiting"] == [[1, REPEATS]], "verl plays the late one again"
     with opened(tmp_path) as (record, run, _):
         again = group(2, step=2)
         record.take(Played(again))

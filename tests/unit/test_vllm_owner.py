@@ -21,10 +21,11 @@ print("watching", flush=True)
 time.sleep(600)
 """
 CORE = f"""
-import subprocess, sys
+import subprocess, sys, time
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE, text=True)
 print(worker.stdout.readline().strip(), worker.pid, flush=True)
 worker.wait()
+time.sleep(600)
 """
 OWNER = f"""
 import os, subprocess, sys
@@ -44,5 +45,8 @@ def test_core_and_worker_end_with_a_killed_owner() -> None:
     assert word == "watching" and all(process.is_running() for process in processes)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    for process in left:
+        process.kill()
+    assert left == []

@@ -1,0 +1,167 @@
+"""How a launch on verl goes on from a checkpoint, hears its trainer out and ends: without Ray, whose part is played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ajet.backbone.verl import reporting
+from ajet.backbone.verl.mailbox import Died, Phase, Stepped
+from ajet.backbone.verl.reporting import Reporting, Stopped
+from ajet.config import Experiment
+from ajet.run.interrupt import Interrupts
+from ajet.schema.errors import ConfigError, RunFailed
+from tests.verl_fixtures import without_verl
+
+
+class Box:
+    """Stands where the mailbox and the way to it do."""
+
+    def __init__(self) -> None:
+        self.letters: list[Any] = []
+        self.stop = False
+
+    def post(self, *letters: Any) -> None:
+        self.letters += letters
+
+    post_and_wait = post
+
+    def stopping(self) -> bool:
+        return self.stop
+
+
+class Verls:
+    """What of verl's trainer the hooks stand before."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.total_training_steps, self.global_steps = config, 9, 3
+        self.done: list[str] = []
+
+    def _save_checkpoint(self) -> None:
+        self.done.append("saved")
+
+    def on_step_end(self) -> None:
+        self.done.append("ended")
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any) -> None:
+        self.done.append("measured")
+
+
+class Trainer(Reporting, Verls):
+    """As ours are made."""
+
+
+@pytest.mark.parametrize(
+    ("stop", "every", "done"),
+    [
+        (True, -1, ["saved", "ended", "measured"]),
+        (True, 2, ["saved", "ended", "measured"]),
+        (True, 3, ["ended", "measured"]),
+        (False, -1, ["ended", "measured"]),
+    ],
+    ids=["never saved", "not saved now", "saved by verl", "not asked"],
+)
+def test_a_trainer_that_is_asked_to_stop_saves_posts_its_step_and_ends(
+    monkeypatch: pytest.MonkeyPatch, stop: bool, every: int, done: list[str]
+) -> None:
+    box = Box()
+    monkeypatch.setattr(reporting, "Sender", lambda: box)
+    trainer = Trainer(SimpleNamespace(trainer=SimpleNamespace(save_freq=every)))
+    box.stop = stop
+    trainer.on_step_end()
+    if stop:
+        with pytest.raises(Stopped):
+            trainer._compute_metrics(None, {}, {})
+    else:
+        trainer._compute_metrics(None, {}, {})
+    assert trainer.done == done
+    (stepped,) = box.letters
+    assert isinstance(stepped, Stepped) and stepped.step == 3, "the step is in the record before the run ends"
+
+
+class Heard:
+    """Stands where the record and the segments do."""
+
+    def __init__(self) -> None:
+        self.letters: list[Any] = []
+        self.looks = 0
+
+    def take(self, letter: Any) -> None:
+        self.letters.append(letter)
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]]], problem: Any = None) -> Heard:
+    """What was heard in rounds of (whether the trainer has ended, letters)."""
+    ray = pytest.importorskip("ray")
+    from ajet.run.verl.train import _listen
+
+    done, heard, left = object(), Heard(), iter(rounds)
+    now: list[Any] = []
+
+    def wait(_: Any, timeout: float) -> tuple[list[Any], list[Any]]:
+        ended, letters = next(left)
+        now[:] = letters
+        return ([done], []) if ended else ([], [done])
+
+    def get(what: Any) -> Any:
+        if what is not done:
+            return list(now)
+        if problem is not None:
+            raise problem
+        return None
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+    mailbox = SimpleNamespace(take=SimpleNamespace(remote=lambda seconds: seconds))
+    try:
+        _listen(mailbox, done, heard, Path("the logs"), Interrupts(), heard)  # type: ignore[arg-type]
+    finally:
+        assert next(left, None) is None, "it listens until nothing comes any more"
+    return heard
+
+
+def test_what_a_trainer_said_before_its_end_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = [Phase("rollout", 1), Died("agent loop", "killed"), Phase("update", 1)]
+    heard = listened(monkeypatch, [(False, letters[:1]), (True, letters[1:]), (True, [])])
+    assert heard.letters == letters and heard.looks == 2
+
+
+def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    problem = ray.exceptions.RayActorError(error_msg="The actor died.\nvLLMHttpServer was killed")
+    with pytest.raises(RunFailed, match="verl ended the run: .*vLLMHttpServer was killed") as said:
+        listened(monkeypatch, [(False, []), (True, [])], problem)
+    assert "the logs" in str(said.value) and "goes on from the last checkpoint" in str(said.value)
+
+
+@without_verl
+def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
+    from ajet.run.verl.train import _config
+
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "What is {n}?"}}\n' for n in range(8)))
+    tree = {
+        "backbone": "verl",
+        "model": {"path": "embedded:tiny-tools"},
+        "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": {"training": {"file_path": "tasks.jsonl"}}},
+        "rollout": {"user_workflow": "agent.py->Agent", "max_model_len": 1000},
+        "data": {"train_batch_size": 4, "max_prompt_length": 500, "max_response_length": 500},
+        "trainer_common": {"device": "cpu", "total_training_steps": 8, "n_gpus_per_node": 1},
+    }
+    experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
+    run: Any = SimpleNamespace(path=tmp_path / "run", run_id="r", resumed=None)
+    fresh, order = _config(experiment, run, own=True)
+    assert fresh["trainer"]["resume_mode"] == "disable"
+    folder = run.path / "checkpoints" / "step-4"
+    run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.state()})
+    trainer = _config(experiment, run, own=True)[0]["trainer"]
+    assert (trainer["resume_mode"], trainer["resume_from_path"]) == ("resume_path", str(folder / "global_step_4"))
+    assert trainer["val_before_train"] is False, "it was done before"
+    del run.resumed.state["verl"]
+    with pytest.raises(ConfigError, match="another backbone"):
+        _config(experiment, run, own=True)
