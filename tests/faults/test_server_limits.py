@@ -145,6 +145,11 @@ def test_as_many_connections_as_there_is_room_for_and_the_next_waits():
             with raw(served, head.encode()) as second:
                 assert second.recv(13) == b"HTTP/1.1 200 "
                 with raw(served, head.encode()) as third:
+                    patience = third.gettimeout()
+                    third.settimeout(0.3)
+                    with pytest.raises(TimeoutError):
+                        third.recv(1)
+                    third.settimeout(patience)
                     second.close()
                     assert third.recv(13) == b"HTTP/1.1 200 "
 

@@ -41,8 +41,10 @@ def shift(engine: Any) -> None:
 
 def test_it_agrees_after_every_hand_over(tmp_path):
     with opened(tmp_path) as backbone:
-        for _ in range(2):
+        for version in (1, 2):
             assert backbone.update(BATCH).metrics["canary_gap"] < 1e-4
+            engine: Any = backbone.engine
+            assert engine.version == backbone.version == version, "tokens are stamped with the weights they are of"
 
 
 def test_it_leaves_no_trace(tmp_path):

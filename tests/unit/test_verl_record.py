@@ -208,6 +208,7 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
         last = rows(run)[-1]
         assert (last["step"], last["tasks"], last["train/episodes"]) == (2, [1, 2], 2 * REPEATS)
         assert (last["train/sampled_tokens"], last["discarded"]) == (3 * REPEATS, [])
+        assert last["train/staleness_max"] == 1, "sampled before step 1, trained in step 2"
         episodes = EpisodeFiles(run.path / "episodes").read(2)
         assert [episode.uuid for episode in episodes] == [e.uuid for each in (ahead, again) for e in each.episodes]
         assert Tally.of(rows(run)).skipped == 0
