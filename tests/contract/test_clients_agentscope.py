@@ -12,6 +12,8 @@ from ajet import ModelTuner
 from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.client_fixtures import add as add_numbers
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 
 

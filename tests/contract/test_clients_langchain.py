@@ -10,6 +10,8 @@ import pytest
 
 from tests.client_fixtures import QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 DIALECTS = ["chat", "responses", "anthropic"]
 

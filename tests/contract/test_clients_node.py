@@ -10,6 +10,8 @@ import pytest
 from tests.client_fixtures import CHAT_TOOL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.contract.npm_packages import NODE_CLIENT, npm_package
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 SCRIPT = Path(__file__).parent / "node_client.mjs"
 

@@ -22,6 +22,8 @@ from tests.client_fixtures import (
     play_and_prove,
 )
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": False}
 MODEL = "gpt-4o"

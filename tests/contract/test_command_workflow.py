@@ -25,6 +25,8 @@ from tests.docs.snippets import ROOT, blocks
 from tests.rollout_fixtures import stage
 from tests.workflow_fixtures import scene
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_command_plays_a_turn_and_its_call_is_captured(tmp_path):
     program(tmp_path / "agent.py", "print(ask(sys.argv[1]))")

@@ -17,6 +17,8 @@ from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
 from tests.gateway_fixtures import ADD, ASK, bench, client_of, spelled_out
 
+pytestmark = pytest.mark.slow
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
 SYSTEM, USER = ASK[0]["content"], [ASK[1]]

@@ -18,6 +18,8 @@ from ajet.tokens import Renderer
 from tests.chat_templates import variant
 from tests.gateway_fixtures import bench, client_of, spelled_out
 
+pytestmark = pytest.mark.slow
+
 WAYS = ["in-process", "socket", "sync"]
 PROMPT = "Question: 1 + 2?\n"
 

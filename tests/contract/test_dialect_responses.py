@@ -17,6 +17,8 @@ from ajet.gateway import Gateway
 from ajet.schema.call import full_ids, prompt_ids
 from tests.gateway_fixtures import ADD, bench, client_of, spelled_out
 
+pytestmark = pytest.mark.slow
+
 WAYS = ["in-process", "socket", "sync"]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 TOOL = {"type": "function", "strict": False, **ADD["function"]}

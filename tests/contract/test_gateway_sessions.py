@@ -19,6 +19,8 @@ from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
 from tests.gateway_fixtures import ASK, bench, client_of, post
 
+pytestmark = pytest.mark.slow
+
 WAYS = ["in-process", "socket"]
 TEXT = "one two three four"
 RETRY = {"x-stainless-retry-count": "1"}

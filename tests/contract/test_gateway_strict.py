@@ -13,6 +13,8 @@ from tests.dialect_fixtures import CHAT, MESSAGES, PARAMETERS, RESPONSES, named
 from tests.dialect_replies import ADD_UP, SUM
 from tests.gateway_fixtures import bench
 
+pytestmark = pytest.mark.slow
+
 HTTP = httpx.Client(verify=False, timeout=60)
 calling = pytest.mark.parametrize("language", (CHAT, RESPONSES, MESSAGES), ids=named)
 streamed = pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,8 @@ import pytest
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import stage
 
+pytestmark = pytest.mark.slow
+
 ISOLATIONS = ("thread", "loop", "process")
 HANGS = (flows.HangsAwaiting, flows.HangsBlocking, flows.HangsDeaf, flows.HangsPlain)
 

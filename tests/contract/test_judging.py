@@ -20,6 +20,8 @@ from ajet.task_judge import BaseJudge, Judge
 from ajet.task_judge.math_judge import MathAnswerJudge
 from ajet.task_reader import open_reader
 
+pytestmark = pytest.mark.slow
+
 
 class Plain(BaseJudge):
     """A user's, with a plain function and a tuple."""

@@ -3,8 +3,12 @@
 import json
 import time
 
+import pytest
+
 from tests.ajet_command import ajet
 from tests.viewer_fixtures import HOSTILE, write_run
+
+pytestmark = pytest.mark.slow
 
 
 def test_runs_are_listed_with_state_step_reward_and_age(tmp_path):

@@ -19,6 +19,8 @@ from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import stage
 
+pytestmark = pytest.mark.slow
+
 
 class Parses(Workflow):
     """Raises where the reply is no number."""

@@ -32,6 +32,8 @@ from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, own_reply
 from tests.published_templates import FAMILIES, family
 
+pytestmark = pytest.mark.slow
+
 ASK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a skiff?"}]
 SURE = {"role": "user", "content": "Sure?"}
 STOPS = ("page", "boat", "a small")

@@ -14,6 +14,8 @@ from ajet.schema.task import Task
 from ajet.task_reader import OpenedReader, TaskReader, open_reader
 from ajet.task_reader.registry import READERS
 
+pytestmark = pytest.mark.slow
+
 OWN = """
 from ajet import Task
 

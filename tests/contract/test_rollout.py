@@ -19,6 +19,8 @@ from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import AnswerJudge, stage, tasks
 
+pytestmark = pytest.mark.slow
+
 
 def accounted(episode: Episode) -> bool:
     kept = sum(timeline.sampled for timeline in episode.timelines)

@@ -20,6 +20,8 @@ from ajet.task_reader import TaskOrder
 from tests import record_fixtures
 from tests.served_fixtures import Counter, counter
 
+pytestmark = pytest.mark.slow
+
 
 def error(answer: httpx.Response) -> tuple[int, str]:
     told = answer.json()["error"]

@@ -9,11 +9,15 @@ import copy
 import re
 from pathlib import Path
 
+import pytest
+
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.engine.rope import freeze_rope
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.errors import UserError
 from tests.tiny_models import FAMILIES, tiny
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- the table, written by tests/docs/test_models_page.py -->\n", "<!-- its end -->\n"

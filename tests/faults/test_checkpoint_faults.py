@@ -20,6 +20,8 @@ from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 def fill(step: int, folder: Path) -> None:
     """The files of a checkpoint, a little at a time."""

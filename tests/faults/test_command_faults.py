@@ -21,6 +21,8 @@ from ajet.workflow.command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
 from tests.rollout_fixtures import stage
 
+pytestmark = pytest.mark.slow
+
 MARK = "LC_AJET_TEST_MARK"  # of the variables that commands inherit
 
 

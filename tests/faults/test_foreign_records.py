@@ -27,6 +27,8 @@ from ajet.record.viewer.library import Library
 from ajet.run.view import spell_for
 from tests.viewer_fixtures import write_run
 
+pytestmark = pytest.mark.slow
+
 STARTED = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system")
 REACHED = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 TINY = Path(ajet.engine.embedded.__file__).parent / "tiny_tools"

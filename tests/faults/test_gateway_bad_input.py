@@ -16,6 +16,8 @@ from ajet.tokens import Renderer
 from tests.chat_templates import variant
 from tests.gateway_fixtures import ASK, bench, client_of, post
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def on():

@@ -29,6 +29,8 @@ from tests.dialect_fixtures import (
 from tests.dialect_replies import ADD_UP
 from tests.gateway_fixtures import bench
 
+pytestmark = pytest.mark.slow
+
 HTTP = httpx.Client(verify=False, timeout=60)
 every = pytest.mark.parametrize("language", LANGUAGES, ids=named)
 replying = pytest.mark.parametrize("language", REPLYING, ids=named)

@@ -15,6 +15,8 @@ from tests.dialect_fixtures import LANGUAGES, REPLYING, RESPONSES, named
 from tests.dialect_replies import ADD_UP, SUM
 from tests.gateway_fixtures import bench
 
+pytestmark = pytest.mark.slow
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SAYS = ["It is 3.", CALL, '{"total": 3}', "", "<think>\nhm\n</think>\n\nIs it é深✓?\n" + CALL + CALL]
 

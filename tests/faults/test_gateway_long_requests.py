@@ -17,6 +17,8 @@ from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
 from tests.gateway_fixtures import ADD, ASK, Bench, bench, post
 
+pytestmark = pytest.mark.slow
+
 MANY = [
     {"role": ("user", "assistant")[at % 2], "content": f"Message {at}: please add {at} and {at + 1}, and say how."}
     for at in range(9_999)

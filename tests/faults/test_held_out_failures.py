@@ -6,6 +6,8 @@ import pytest
 
 from tests.ajet_command import ajet, metric_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.extra_slow
 @pytest.mark.parametrize("paid", [False, True])

@@ -12,6 +12,8 @@ import pytest
 
 from ajet.cli.launcher import main
 
+pytestmark = pytest.mark.slow
+
 WORKFLOW = """
 import os, subprocess, sys, threading, time
 from ajet import Workflow, WorkflowOutput

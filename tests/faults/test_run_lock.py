@@ -15,6 +15,8 @@ import pytest
 
 from ajet.cli.launcher import main
 
+pytestmark = pytest.mark.slow
+
 HOLDER = """
 import os, sys, time
 from pathlib import Path

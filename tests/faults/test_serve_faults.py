@@ -21,6 +21,8 @@ from ajet.schema.episode import Episode
 from tests.ajet_command import ajet, metric_rows, start
 from tests.served_fixtures import Counter, counter
 
+pytestmark = pytest.mark.slow
+
 KEY = "the-admin-key-of-these-tests"
 
 

@@ -22,6 +22,8 @@ from ajet.schema.episode import Episode, Group
 from ajet.task_reader import open_reader
 from tests.served_fixtures import Counter, counter
 
+pytestmark = pytest.mark.slow
+
 
 @contextlib.contextmanager
 def fault(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:

@@ -17,6 +17,8 @@ import pytest
 from ajet.gateway.limits import Limits
 from tests.served_fixtures import Counter, counter
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def raw(served: Counter, sent: bytes = b"") -> Iterator[socket.socket]:

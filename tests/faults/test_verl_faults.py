@@ -11,6 +11,8 @@ from ajet.record import EpisodeFiles
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, all_gone, ray_cluster, skip_without_verl, tool_project
 
+pytestmark = pytest.mark.slow
+
 FAULTY = '''
 
 class Faulty(PriceAgent):

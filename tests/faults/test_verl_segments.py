@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")]
 
 CHILD = """
 import pathlib, sys, time
@@ -27,7 +27,7 @@ RUN = f"""
 import subprocess, sys, time
 from ajet.run.verl.segments import Segments
 segments = Segments()
-for name in ("VLLM::EngineCore", "VLLM::Worker", "agent loop"):
+for name in ("VLLM::Engine", "VLLM::Worker", "agent loop"):
     child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, name], stdout=subprocess.PIPE, text=True)
     print(child.pid, child.stdout.readline().strip(), flush=True)
 segments.look()

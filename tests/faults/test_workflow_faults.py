@@ -18,6 +18,8 @@ from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import AnswerJudge, stage
 
+pytestmark = pytest.mark.slow
+
 FAULTS = ("fine", "raises", "hangs", "none", "silent", "exits", "engine", "world", "judge", "noscore")
 
 

@@ -18,6 +18,8 @@ from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
 from tests.local_fixtures import sample_of
 
+pytestmark = pytest.mark.slow
+
 BATCH = TrainingBatch(1, [sample_of(list(range(3, 40)), [(8, 37)])])
 
 

@@ -17,7 +17,7 @@ from ajet.cli import launcher
 from tests.unit.kuberay_schema import RAY_JOB
 from tests.verl_fixtures import without_verl
 
-pytestmark = without_verl
+pytestmark = [without_verl, pytest.mark.slow]
 TREE: dict[str, Any] = {
     "model": {"path": "some/model"},
     "task_reader": {"type": "random_dummy"},

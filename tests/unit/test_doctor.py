@@ -23,6 +23,8 @@ from tests.ajet_command import environment
 from tests.chat_templates import SMOLLM2, made, variant
 from tests.published_templates import FAMILIES, family
 
+pytestmark = pytest.mark.slow
+
 READY = """
 ajet:
   model: {path: embedded:tiny-tools}

@@ -13,6 +13,8 @@ from ajet.context_tracker.packing import pack
 from ajet.schema.errors import ConfigError
 from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "qwen3": tiny_qwen3,
     "llama": tiny_llama,

@@ -25,6 +25,8 @@ from tests.local_fixtures import (
     weights_of,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 
 def gradient_of(trainer, samples, temperature=1.0):
     """The gradient of one step, by parameter name."""

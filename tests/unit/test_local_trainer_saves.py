@@ -21,6 +21,8 @@ from tests.local_fixtures import (
     weights_of,
 )  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rank", [0, 4])

@@ -17,6 +17,8 @@ from ajet.engine.model_source import locate
 from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
 from ajet.schema.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -20,6 +20,8 @@ from ajet.record.lock import Holder, RunLock
 from ajet.schema.errors import UserError
 from tests.record_fixtures import episode
 
+pytestmark = pytest.mark.slow
+
 
 def experiment(folder: Path, **more: Any) -> Experiment:
     """A local run named demo; `more` goes below `ajet`, but for `own`, a section of the user's."""

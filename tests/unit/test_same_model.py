@@ -25,6 +25,8 @@ from ajet.schema.errors import UserError
 from tests.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
 from tests.tiny_models import tiny
 
+pytestmark = pytest.mark.slow
+
 SAMPLED = [
     "Llama, dynamic rope",
     "Gemma 2",

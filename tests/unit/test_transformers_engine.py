@@ -19,6 +19,8 @@ from ajet.engine.transformers.pool import Pool, Shape
 from ajet.engine.transformers.rows import Rows, capacity_class
 from ajet.schema.errors import EngineFailure
 
+pytestmark = pytest.mark.slow
+
 RNG = np.random.default_rng(0)
 
 

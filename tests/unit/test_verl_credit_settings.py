@@ -10,7 +10,7 @@ from ajet.config.verl import verl_config
 from ajet.config.verl.credit import credit_settings
 from tests.verl_fixtures import experiment, nested, without_verl
 
-pytestmark = without_verl
+pytestmark = [without_verl, pytest.mark.slow]
 TC = "trainer_common"
 ACTOR = "actor_rollout_ref.actor"
 READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")

@@ -19,7 +19,7 @@ from ajet.config.verl import layer, shown, verl_config
 from ajet.schema.errors import ConfigError, UserError
 from tests.verl_fixtures import experiment, nested, without_verl
 
-pytestmark = without_verl
+pytestmark = [without_verl, pytest.mark.slow]
 
 
 def at(tree, dotted):

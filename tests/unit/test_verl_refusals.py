@@ -12,6 +12,8 @@ from ajet.config.verl.resolvers import as_list, div, mul, pick, room, versions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 
+pytestmark = pytest.mark.slow
+
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 QWEN = ModelLimits(positions=32768, heads=16, kv_heads=8)
 MEGATRON, FSDP2 = {"trainer_common.strategy": "megatron"}, {"trainer_common.strategy": "fsdp2"}

@@ -16,6 +16,8 @@ from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
 from tests.local_fixtures import config_of, episode_of, group_of, timeline_of
 
+pytestmark = pytest.mark.slow
+
 
 def stored(group: Group, uid: str) -> list[tuple[str, dict]]:
     """What verl's queue holds of a group."""
