@@ -8,6 +8,8 @@ import pytest
 
 from tests.gateway_fixtures import bench
 
+pytestmark = pytest.mark.slow
+
 langchain_openai = pytest.importorskip("langchain_openai")
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.client_fixtures import PARAMETERS, QUESTION, SYSTEM, Cell, Plays, Stage, Told, add, cases, play_and_prove
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": PARAMETERS}
 ASKED: dict[str, Any] = {"model": "ajet", "max_tokens": 1000, "system": SYSTEM, "tools": [TOOL]}

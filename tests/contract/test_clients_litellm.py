@@ -20,6 +20,8 @@ from tests.client_fixtures import (
     play_and_prove,
 )
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 RESPONSES_TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": PARAMETERS}
 

@@ -7,6 +7,8 @@ import pytest
 from tests.client_fixtures import FINAL, QUESTION, SYSTEM, Cell, Plays, Stage, Told, cases, play_and_prove
 from tests.client_fixtures import add as add_numbers
 
+pytestmark = pytest.mark.slow
+
 PLAYS = Plays()
 
 

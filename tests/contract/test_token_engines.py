@@ -16,6 +16,8 @@ from ajet.schema.errors import EngineFailure
 from tests.contract.vllm_bench import AT_ONCE, PROMPT
 from tests.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
+pytestmark = pytest.mark.slow
+
 END = 2
 
 

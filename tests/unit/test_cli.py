@@ -88,6 +88,7 @@ def test_composing_imports_neither_torch_nor_transformers(tmp_path):
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow
 def test_version_and_module_entry(tmp_path):
     import ajet as package
 

@@ -17,7 +17,7 @@ import yaml
 from ajet.cli import launcher
 from tests.verl_fixtures import without_verl
 
-pytestmark = [without_verl, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
+pytestmark = [without_verl, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
 SRUN = """#!/usr/bin/env bash
 # Whom the step is for, then its command, once: with one node, and for all that several would do alike.
 echo "$@" >>"$TOLD/srun"

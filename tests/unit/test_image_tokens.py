@@ -13,6 +13,8 @@ from ajet.tokens.image_tokens import ImageTokens, image_urls, picture
 from tests.image_fixtures import TOKEN, processor, seeing_renderer
 from tests.vision.colours import data_url, question, square
 
+pytestmark = pytest.mark.slow
+
 RENDERER = seeing_renderer()
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 

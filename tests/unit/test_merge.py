@@ -1,12 +1,15 @@
 """The prefix tree: what is entered comes out, common beginnings are stored once, and known links cost no comparison."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
 from ajet.schema.call import full_ids, prompt_ids
 from tests.unit.context_tracker_fixtures import episodes, make_call
+
+pytestmark = pytest.mark.slow
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=10)
 

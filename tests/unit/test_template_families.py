@@ -330,6 +330,7 @@ def the_reply(render, messages, arguments, content, thought, then, respell, spli
     return (spelled_out(render, ids) if split else ids), follow
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(st.sampled_from(NAMES), STEPS, st.booleans())
 def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thinking):

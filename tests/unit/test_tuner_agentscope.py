@@ -22,6 +22,8 @@ from ajet.task_judge.extraction import boxed_answer  # noqa: E402
 from ajet.workflow.adapters import agentscope as adapter  # noqa: E402
 from tests.workflow_fixtures import CALL, scene  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 async def add(a: int, b: int) -> ToolResponse:
     """Add two numbers.

@@ -100,6 +100,7 @@ def test_pdb_stops_in_the_callers_frame():
     assert "42" in done.stdout and done.stdout.rstrip().endswith("41"), done.stderr
 
 
+@pytest.mark.slow
 def test_an_attached_debugger_stops_in_the_callers_frame(tmp_path):
     """debugpy as an editor drives it, over its own protocol."""
     pytest.importorskip("debugpy")
