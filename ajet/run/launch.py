@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from select import select
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -63,8 +64,10 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
         yield
         if viewer is not None and sys.stdin.isatty():
             run.close("finished")
-            with suppress(KeyboardInterrupt, EOFError):
-                input(f"The run is over; {viewer.address} stays until you press Enter. ")
+            print(f"The run is over; {viewer.address} stays until you press Enter. ", end="", flush=True)
+            with suppress(KeyboardInterrupt):
+                while not select([sys.stdin], [], [], 0.5)[0]:
+                    pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line
     finally:
         if viewer is not None:
             viewer.end()

@@ -100,7 +100,7 @@ def contents(draw: st.DrawFn) -> tuple[str, str]:
     return name, "".join(draw(st.lists(piece, max_size=6)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(contents(), st.sampled_from(["tool", "user", "system"]))
 def test_only_content_that_holds_a_control_token_is_encoded_otherwise(drawn: tuple[str, str], role: str) -> None:
     name, content = drawn

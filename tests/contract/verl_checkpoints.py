@@ -1,6 +1,6 @@
 """Checkpoints of tiny models by verl's own FSDPCheckpointManager: a program of two processes over gloo.
 
-    python -m tests.contract.verl_checkpoints RANK FOLDER
+    python -m tests.contract.verl_checkpoints FOLDER
 
 Each kind gets FOLDER/KIND/actor as verl writes it, and FOLDER/KIND/source.safetensors with what the processes held,
 gathered by torch's collectives.
@@ -8,6 +8,7 @@ gathered by torch's collectives.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
@@ -92,5 +93,21 @@ def save(model: Any, folder: Path) -> None:
     dist.barrier()
 
 
+def both(folder: Path) -> int:
+    """Both ranks, forked from here, where what they share is imported."""
+    from ajet.backbone.verl.settings import CPU_ENVIRONMENT
+
+    os.environ.update(CPU_ENVIRONMENT)
+    import verl.utils.checkpoint.fsdp_checkpoint_manager  # noqa: F401
+
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=main, args=(rank, folder)) for rank in range(WORLD)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    return int(any(rank.exitcode for rank in ranks))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(both(Path(sys.argv[1])))

@@ -60,7 +60,9 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """What `python -m debugpy --listen` does, on a port of the kernel's choice."""
 
 
+@pytest.mark.extra_slow
 def test_a_breakpoint_in_the_workflow_stops(tmp_path):
+    """In `make test`, tests/unit/test_workflow.py has a debugger that is attached."""
     configuration = launch_configuration()
     assert configuration["type"] == "debugpy" and configuration["module"] == "ajet.cli.launcher"
     yaml = tmp_path / configuration["args"][configuration["args"].index("--conf") + 1]

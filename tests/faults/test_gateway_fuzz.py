@@ -119,7 +119,7 @@ def check(language, answer):
         language.check_reply(answer.json())
 
 
-FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=named)
@@ -179,7 +179,7 @@ NAMES = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=6) 
 
 
 @pytest.mark.parametrize("language", REPLYING, ids=named)
-@settings(FUZZ, max_examples=40)
+@settings(FUZZ, max_examples=20)
 @given(st.data())
 def test_names_in_headers_models_and_paths_are_taken_or_refused(on, language, data):
     session = on.open()
@@ -237,7 +237,7 @@ STEPS = st.lists(
 )
 
 
-@settings(FUZZ, max_examples=60)
+@settings(FUZZ, max_examples=30)
 @given(STEPS)
 def test_kept_responses_survive_any_order_of_requests(on, steps):
     session = on.open()

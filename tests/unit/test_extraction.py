@@ -98,7 +98,7 @@ def test_other_forms():
     assert extract_answer("3") is None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(TEXTS)
 def test_no_text_raises_and_boxes_are_balanced_parts_of_it(text):
     for form in (boxed_answer, tagged_answer, hash_answer, extract_answer, text_of):
@@ -116,7 +116,7 @@ CONTENT = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(CONTENT, TEXTS.filter(lambda text: "think" not in text), st.sampled_from([r"\boxed", r"\fbox"]))
 def test_whatever_stands_before_it_the_last_box_is_found(content, before, box):
     answer = content.strip()
@@ -127,7 +127,7 @@ def test_whatever_stands_before_it_the_last_box_is_found(content, before, box):
     assert boxed_answer(f"{closed} {box}{{{content}}} done") == answer
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=20)}), min_size=1, max_size=3))
 def test_a_printed_block_list_reads_as_the_list(blocks):
     assert text_of(str(blocks)) == text_of(blocks)

@@ -65,7 +65,7 @@ def test_not_equal(one, other):
     assert not equal(one, other)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(-(10**30), 10**30), st.integers(1, 6))
 def test_whole_numbers_are_compared_exactly(number, places):
     assert equal(str(number), f"{number:,}")

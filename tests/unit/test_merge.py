@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SEQUENCES)
 def test_what_is_entered_comes_out_and_equal_beginnings_are_one_place(sequences):
     tree = PrefixTree()
@@ -33,7 +33,7 @@ def test_what_is_entered_comes_out_and_equal_beginnings_are_one_place(sequences)
             assert (one == other) == (left == right)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(episodes())
 def test_calls_end_where_their_tokens_do_and_continue_the_longest_reply(calls):
     tree, spots = insert_calls(calls)

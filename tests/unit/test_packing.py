@@ -37,7 +37,7 @@ def path(row, index):
     return tree.start + np.flatnonzero(tree_mask(tree)[index - tree.start])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batches(), st.integers(1, 20), st.booleans())
 def test_rows_hold_the_samples_exactly(samples, budget, share):
     rows = pack(samples, budget, share_prefixes=share)
@@ -72,7 +72,7 @@ def test_rows_hold_the_samples_exactly(samples, budget, share):
     assert seen == Counter(dict.fromkeys(expected, 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(batches())
 def test_with_room_a_group_stores_each_distinct_prefix_once(samples):
     rows = pack(samples, 10_000)
@@ -88,7 +88,7 @@ def test_with_room_a_group_stores_each_distinct_prefix_once(samples):
             assert len(set(paths)) == len(paths)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batches(), st.integers(1, 20))
 def test_unshared_rows_are_the_samples_side_by_side(samples, budget):
     rows = pack(samples, budget, share_prefixes=False)

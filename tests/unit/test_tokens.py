@@ -323,7 +323,7 @@ FRAGMENTS = st.lists(
 ).map("".join)  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(FRAGMENTS, st.sampled_from(["hermes", "llama", "none"]), st.sampled_from([None, False, True]), st.data())
 def test_however_a_text_is_cut_it_reads_the_same(text, style, thinking, data):
     def machine() -> ReplyParser:
@@ -340,7 +340,7 @@ def test_however_a_text_is_cut_it_reads_the_same(text, style, thinking, data):
         assert expected["content"] == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(3, 395), max_size=70), st.data())
 def test_however_ids_are_cut_their_text_is_the_same(ids, data):
     render = renderer("smollm2")
@@ -354,7 +354,7 @@ def test_however_ids_are_cut_their_text_is_the_same(ids, data):
     assert stream.kept == len(ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3), st.integers(1, 5))
 def test_a_stop_string_cuts_at_the_token_that_completes_it(text, stops, chunk):
     render = renderer("smollm2")
@@ -375,7 +375,7 @@ def test_a_stop_string_cuts_at_the_token_that_completes_it(text, stops, chunk):
     assert kept.startswith(message["content"] + stream.stopped)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(
     st.sampled_from(STYLE_NAMES),
     st.lists(st.integers(8, 390), min_size=1, max_size=20),
