@@ -1,7 +1,8 @@
 """Ctrl-C that never tears a step apart.
 
 Invariant: inside `held()` the first interrupt is kept until the block has ended; outside it is raised at once. A
-second interrupt is raised wherever it arrives.
+second interrupt is raised wherever it arrives. None is lost: where Python cannot pass it on (in a finalizer, or what a
+weak reference calls) it prints and forgets it, and the next block raises it instead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Interrupts:
     def __init__(self) -> None:
         self._holding = False
         self._pending = False
+        self._raised = False
 
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
@@ -35,7 +37,11 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within the block a first interrupt waits; it is raised when the block ends."""
+        """Within the block a first interrupt waits; it is raised when the block ends. Raises KeyboardInterrupt before
+        the block for one that was raised and that nobody has heard."""
+        if self._raised:
+            self._raised = False
+            raise KeyboardInterrupt
         self._holding = True
         try:
             yield
@@ -45,8 +51,13 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
+    def heard(self) -> None:
+        """For who caught an interrupt and goes on to further blocks."""
+        self._raised = False
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._holding and not self._pending:
             self._pending = True
             return
+        self._raised = not self._holding
         raise KeyboardInterrupt

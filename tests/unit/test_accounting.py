@@ -104,6 +104,28 @@ def test_an_interrupt_waits_for_the_end_of_the_step():
     assert reached == ["end of step"]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_finalizer_swallows_ends_the_run_at_the_next_step():
+    class Swallows:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    interrupts, reached = Interrupts(), []
+    with interrupts.installed():
+        Swallows()
+        with pytest.raises(KeyboardInterrupt), interrupts.held():
+            reached.append("a step")
+        assert not reached
+        with interrupts.held():
+            reached.append("what is saved then")
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        interrupts.heard()
+        with interrupts.held():
+            reached.append("what goes on")
+    assert reached == ["what is saved then", "what goes on"]
+
+
 def test_a_second_interrupt_does_not_wait():
     interrupts, reached = Interrupts(), []
     with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():

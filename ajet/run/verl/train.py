@@ -84,6 +84,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
             try:
                 listen()
             except KeyboardInterrupt:
+                interrupts.heard()
                 logger.warning("interrupted: the run ends after its present step, with a checkpoint")
                 ray.get(mailbox.ask_to_stop.remote())
                 listen()
