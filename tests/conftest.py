@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import functools
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ BOOTS = "boots"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's, for what it starts in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # commands under test hear their Ctrl-C
     costs.register(config)
     left_behind.register(config)
     # hundreds of configurations are composed, of the same few interpolations: parsing them is most of the time
