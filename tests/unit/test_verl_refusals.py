@@ -202,6 +202,31 @@ def test_what_the_config_file_of_a_model_says(tmp_path):
         read_limits(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("config", "border"),
+    [
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096}, 4096),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096}, 4096),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 2048}}, 2048),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}, "max_position_embeddings": 512}, 512),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}, None),
+        ({"rope_scaling": None}, None),
+    ],
+)
+def test_where_rotary_frequencies_follow_the_length_a_border_is_known(tmp_path, config, border):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_limits(tmp_path).rotary_border == border
+
+
+def test_sequences_beyond_the_border_of_rotary_frequencies_are_refused():
+    long = ModelLimits(positions=131072, heads=16, kv_heads=8, rotary_border=4096)
+    found = refusal({"rollout.max_model_len": 8192}, model=long)
+    assert "by each batch's longest" in str(found) and "at most 4096" in str(found)
+    passes(
+        {"rollout.max_model_len": 4096, "data.max_prompt_length": 2048, "data.max_response_length": 2048}, model=long
+    )
+
+
 def test_the_resolvers_are_plain_functions():
     assert (div(8, 2), mul(2, 0.5), as_list("a"), as_list(("a", "b"))) == (4, 1.0, ["a"], ["a", "b"])
     with pytest.raises(ValueError, match="7 is not divisible by 2"):

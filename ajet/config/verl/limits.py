@@ -28,6 +28,8 @@ class ModelLimits:
     """Whether it sees them."""
     cached_numbers: int | None = None
     """Numbers that an engine keeps for each token of a sequence; None also where layers keep less than all tokens."""
+    rotary_border: int | None = None
+    """The length beyond which its rotary frequencies are others (longrope, dynamic); None also where none are."""
 
 
 def read_limits(folder: Path) -> ModelLimits:
@@ -53,6 +55,7 @@ def read_limits(folder: Path) -> ModelLimits:
         parameters=_parameters(folder, str(whole.get("dtype") or whole.get("torch_dtype") or text.get("dtype"))),
         images=isinstance(whole.get("vision_config"), dict),
         cached_numbers=_cached_numbers({**whole, **text}),
+        rotary_border=_rotary_border({**whole, **text}),
     )
 
 
@@ -75,3 +78,16 @@ def _cached_numbers(config: dict[str, Any]) -> int | None:
         return None
     size = config.get("head_dim") or config.get("hidden_size", 0) // heads
     return 2 * layers * kv_heads * size or None
+
+
+def _rotary_border(config: dict[str, Any]) -> int | None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(rope, dict):
+        return None
+    for part in (rope, *(each for each in rope.values() if isinstance(each, dict))):  # of all layers, or a kind of them
+        kind = str(part.get("rope_type") or part.get("type"))
+        if kind in ("longrope", "su") or "dynamic" in kind:
+            first = "original_max_position_embeddings"
+            border = part.get(first) or config.get(first) or config.get("max_position_embeddings")
+            return border if isinstance(border, int) else None
+    return None

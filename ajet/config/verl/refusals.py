@@ -219,6 +219,16 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             ours,
             expected=f"at most {s.model.positions}",
         )
+    border = s.model.rotary_border
+    if border is not None and longest > border:
+        yield s.problem(
+            f"{s.name(key, ours)} is {longest}, and the model turns tokens by other frequencies in sequences of more "
+            f"than {border}: verl's trainer chooses them by each batch's longest, its servers by max_model_len.",
+            key,
+            ours,
+            expected=f"at most {border}, where both have the same",
+            do="--backbone local fixes them once, and trains longer sequences of it",
+        )
     if prompt >= longest:
         yield s.problem(
             f"A prompt of {prompt} tokens ({s.name('data.max_prompt_length', 'data.max_prompt_length')}) leaves no "
