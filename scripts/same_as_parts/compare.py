@@ -23,7 +23,7 @@ LEFT_OUT = re.compile(
     r"(^|/)(time|started|ended|saved|updated|digest|uuid|run|run_id|blob|transformers_version)$"
     r"|(^|/)(seconds|perf|memory)/|per_second|_gib$"
     r"|(^|/)base_model_name_or_path$"  # where the embedded model of that checkout lies
-    r"|^files/"  # sizes, in a checkpoint's state, of files whose contents are compared
+    r"|^(files|digests)/"  # in a checkpoint's state, of files whose contents are compared
 )
 """Places within a row or a file, keys joined by slashes."""
 FILES_LEFT_OUT = {"run.json", "status.json", "environment.json", "lock.json"}
