@@ -89,25 +89,27 @@ def look_at(path: Path) -> Checkpoint | str:
     return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests)
 
 
+def examined(path: Path, *, tensors: bool = True) -> Checkpoint | str:
+    """The checkpoint in `path`, its files what was written, or why it is not sound. Reads all of them, or all but the
+    `tensors`."""
+    found = look_at(path)
+    return found if isinstance(found, str) else found.damage(tensors=tensors) or found
+
+
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
     """Before anything is loaded from `folder`. Raises UserError where it is a checkpoint and not what was written; any
     other folder passes. `tensors`: whether weights will be loaded; without, they are not read here either."""
     if not (folder / STATE).exists():
         return
-    found = look_at(folder)
-    why = found.damage(tensors=tensors) if isinstance(found, Checkpoint) else found
-    if why and (isinstance(found, Checkpoint) or _is_ours(folder)):
-        raise refusal(folder, why)
+    found = examined(folder, tensors=tensors)
+    if isinstance(found, str) and _is_ours(folder):
+        raise refusal(folder, found)
 
 
 def refusal(folder: Path, why: str) -> UserError:
     """The screen for a checkpoint that cannot be loaded; reads those beside it, to say which of them can."""
     beside = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
-    sound = [
-        path.name
-        for path in beside
-        if NAME.fullmatch(path.name) and isinstance(found := look_at(path), Checkpoint) and not found.damage()
-    ]
+    sound = [path.name for path in beside if NAME.fullmatch(path.name) and isinstance(examined(path), Checkpoint)]
     return UserError(
         f"The checkpoint {folder.name} is damaged: {why}.",
         where=str(folder),

@@ -3,8 +3,7 @@
 Invariant: a folder named `step-N` is complete. It is written aside, every file is put on the disk, `state.json` with
 the size and the digest of each file goes last, and only then does the folder get its name; an interruption at any byte
 leaves a hidden folder that the next run removes. Older ones go only after the new one is complete. A run goes on from
-what is sound (`sound`, `at`); who only looks (`require_whole`) passes over no
-damaged one without a word.
+what is sound (`sound`, `at`); who only looks (`require_whole`) passes over no damaged one without a word.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from ajet.record.checkpoint import (
     STATE,
     Checkpoint,
     digests_begun,
+    examined,
     look_at,
     own_digest,
     read_checkpoint,
@@ -75,11 +75,10 @@ class Checkpoints:
         """The latest whose files are all what was written; None when there is none at all. Raises UserError when there
         are some and every one is damaged."""
         for path in sorted(self._named(), key=step_of, reverse=True):
-            found = look_at(path)
-            why = found.damage() if isinstance(found, Checkpoint) else found
-            if isinstance(found, Checkpoint) and not why:
+            found = examined(path)
+            if isinstance(found, Checkpoint):
                 return found
-            self.damaged[path] = why
+            self.damaged[path] = found
         if self.damaged:
             raise _unsound(self.damaged)
         return None
@@ -105,11 +104,9 @@ class Checkpoints:
     def at(self, path: Path) -> Checkpoint:
         """The checkpoint in `path`, or the latest sound one of the run folder `path`. Raises UserError when there is
         none, or when it is damaged."""
-        named = look_at(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else ""
-        why = named.damage() if isinstance(named, Checkpoint) else named
-        if why:
-            raise _unsound({path: why})
-        found = named if isinstance(named, Checkpoint) else None
+        found = examined(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
+        if isinstance(found, str):
+            raise _unsound({path: found})
         for folder in (path / "checkpoints", path):
             if found is None:
                 those = Checkpoints(folder)

@@ -27,7 +27,7 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ajet.algorithm import credit
-from ajet.algorithm.importance import stale_metrics
+from ajet.algorithm.importance import stale_metrics, truncated_weights
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.verl.fresh_tokens import canary_gap
@@ -230,15 +230,16 @@ class CreditHooks(PPOTrainer):
     def _stale(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
         """What importance weights the tokens of earlier weights than the present ones get."""
         cap = self.settings.trainer_common.importance_cap
-        gaps = [
-            (own - sample.timeline.logprobs)[sample.timeline.mask & (sample.timeline.versions < self.global_steps - 1)]
-            for sample, own in zip(samples, trainer, strict=True)
-        ]
-        found = np.concatenate([np.empty(0, np.float32), *gaps])
-        weights = np.ones_like(found) if cap is None else np.exp(np.minimum(found, math.log(cap)))
-        capped = 0 if cap is None else int((found >= math.log(cap)).sum())
-        tokens = sum(sample.timeline.sampled for sample in samples)
-        return stale_metrics(tokens, found.size, float(weights.sum()), capped)
+        tokens = stale = capped = 0
+        weight = 0.0
+        for sample, own in zip(samples, trainer, strict=True):
+            line = sample.timeline
+            at = line.mask & (line.versions < self.global_steps - 1)
+            tokens, stale = tokens + line.sampled, stale + int(at.sum())
+            if cap is not None:
+                weights = truncated_weights(torch.from_numpy(own[at]), torch.from_numpy(line.logprobs[at]), cap)
+                weight, capped = weight + float(weights.sum()), capped + int((weights >= cap).sum())
+        return stale_metrics(tokens, stale, float(stale) if cap is None else weight, capped)
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
         rollout = self.settings.rollout
