@@ -39,6 +39,7 @@ class LeftBehind:
             del os.environ[name]
         tempfile.tempdir = None
         self.before = self.seen()
+        self.found: list[str] = []
 
     def seen(self) -> set[str]:
         """What lies in the checkout that is not of it, and in shared memory."""
@@ -56,15 +57,16 @@ class LeftBehind:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        left = self.left()
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if left and reporter is not None:
-            reporter.section("left behind by the tests")
-            reporter.write_line("\n".join(left))
-        if left and exitstatus == pytest.ExitCode.OK:
+        self.found = self.left()
+        if self.found and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif exitstatus == pytest.ExitCode.OK:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def pytest_unconfigure(self) -> None:
+        """After the summary: where all tests passed, this is why the run failed."""
+        for path in self.found:
+            print(f"left behind by the tests: {path}", flush=True)
 
 
 def mapped(path: str) -> bool:
