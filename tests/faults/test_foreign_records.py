@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import socket
+import subprocess
 import sys
 import tracemalloc
 import zlib
@@ -25,6 +27,8 @@ from ajet.record import Checkpoints
 from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.library import Library
 from ajet.run.view import spell_for
+from tests.ajet_command import command
+from tests.ajet_command import environment as environment_of
 from tests.viewer_fixtures import write_run
 
 pytestmark = pytest.mark.slow
@@ -143,6 +147,50 @@ def test_looking_at_a_record_starts_and_reaches_nothing(tmp_path, environment, h
         hub.accept()
     if command in ("prove", "ids"):
         assert model in said and "--fetch" in said
+
+
+@pytest.mark.parametrize("answer", ["", "y"])
+def test_at_a_terminal_the_person_is_asked_and_nothing_is_fetched_before_the_answer(tmp_path, hub, answer):
+    run = foreign(tmp_path, "evil/model")
+    keyboard, terminal = pty.openpty()
+    where = f"http://127.0.0.1:{hub.getsockname()[1]}"
+    process = subprocess.Popen(
+        command("prove", str(run), "--ids-only"), stdin=terminal, stdout=terminal, stderr=terminal, cwd=tmp_path,
+        start_new_session=True, env=environment_of(
+            HF_ENDPOINT=where, HF_HUB_OFFLINE="0", HF_TOKEN="hf_secret", HF_HUB_CACHE=str(tmp_path / "hub")
+        ),
+    )  # fmt: skip
+    os.close(terminal)
+    said = read_to(keyboard, "Fetch it? [y/N]")
+    with pytest.raises(BlockingIOError):
+        hub.accept()
+    assert f"'evil/model' would be downloaded from {where}" in said
+    assert "your token for the hub would be sent there" in said and "hf_secret" not in said
+    os.write(keyboard, f"{answer}\n".encode())
+    if answer:
+        hub.settimeout(60)
+        asked, _ = hub.accept()
+        with asked:
+            assert b"evil/model" in asked.recv(4096)
+        process.kill()  # what the hub would answer is no matter of this test
+    else:
+        assert "--fetch gets it" in read_to(keyboard, None) and process.wait(60) == 2
+        with pytest.raises(BlockingIOError):
+            hub.accept()
+    process.wait(60)
+    os.close(keyboard)
+
+
+def read_to(keyboard: int, words: str | None) -> str:
+    """What the terminal shows until these words, or until its program has ended."""
+    shown = b""
+    while words is None or words.encode() not in shown:
+        try:
+            shown += os.read(keyboard, 4096)
+        except OSError:  # its last program has left it
+            assert words is None, shown.decode()
+            break
+    return " ".join(shown.decode().split())
 
 
 def test_the_viewer_shows_ids_where_no_tokenizer_is_here(tmp_path, environment, hub, events):

@@ -148,6 +148,26 @@ def test_an_end_that_is_never_recorded_is_given_up_after_the_idle_time(tmp_path)
         assert served.finish(made, reward=1).status_code == 409
 
 
+def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_recorded(tmp_path):
+    folder = tmp_path / "pending"
+    limits = {"num_repeat": 3, "group_deadline": 0.5, "min_group": 2}
+    with counter(backlog=9, pending=folder, gateway={"idle_timeout": 600}, **limits) as served:
+        for reward in (0.0, 1.0):
+            served.play(reward, task="q")
+        late = opened(served, task="q")
+        with in_the_way(folder):
+            group = served.desk.results.get(timeout=10)
+            assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.0, 1.0]
+            told = served.client.get(f"/episodes/{late['episode']}").json()
+            assert told["status"] == "aborted" and "group_deadline" in told["reason"]
+            assert "could not be recorded" in told["reason"]
+        assert served.finish(late, reward=1).status_code == 409
+        assert served.client.get("/episodes").json()["open_groups"] == 0
+        assert served.play(1.0, task="q")["repeat"] == 0, "another group"
+    kept = [one.episode.uuid for one in PendingEpisodes(folder).read()]
+    assert len(kept) == 3 and late["episode"] not in kept
+
+
 def test_an_episode_given_up_on_a_full_disk_is_gone_at_once(tmp_path):
     folder = tmp_path / "pending"
     with counter(backlog=9, pending=folder) as served:
