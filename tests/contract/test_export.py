@@ -82,7 +82,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     command = [sys.executable, "-W", "ignore", "-m", "tests.contract.verl_checkpoints"]
     root = Path(__file__).parents[2]
     log = (folder / "log").open("w")
-    done = subprocess.run([*command, str(folder)], cwd=root, stdout=log, stderr=log, timeout=300)
+    own = {**os.environ, "TMPDIR": str(folder)}  # verl's lock files: two processes race to remove them
+    done = subprocess.run([*command, str(folder)], cwd=root, stdout=log, stderr=log, timeout=300, env=own)
     assert done.returncode == 0, (folder / "log").read_text()
     yield folder
 
