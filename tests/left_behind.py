@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OWN = (".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", ".import_linter_cache", "__pycache__", ".venv")
 """What tools keep in a checkout, and git ignores."""
 SHARED_MEMORY = Path("/dev/shm")
+LAST_S = 10.0
+"""How long what is left behind may take to go."""
 
 
 class LeftBehind:
@@ -57,7 +60,10 @@ class LeftBehind:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        self.found = self.left()
+        end = time.monotonic() + LAST_S
+        while (found := self.left()) and time.monotonic() < end:  # processes that were killed are cleaned up after
+            time.sleep(0.5)
+        self.found = found
         if self.found and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif exitstatus == pytest.ExitCode.OK:

@@ -6,7 +6,9 @@ Nothing of verl is imported here: that takes a quarter of a minute, and its proc
 
 from __future__ import annotations
 
+import getpass
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +32,8 @@ QUIET = {
 """What verl sets for its processes, and what keeps them quiet."""
 EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
 """What of the YAML's folder is not copied to the nodes."""
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch keeps what it compiled for the next run."""
 PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
 
@@ -41,12 +45,14 @@ def joined(
     address: str | None,
     folder: Path,
     environment: Mapping[str, str],
+    temporary: Path,
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
     """Within the block this process is connected to Ray.
 
     config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
-    this machine. environment: variables for the run's processes. on_wait: called with GPUs found and wanted whenever
+    this machine. environment: variables for the run's processes. temporary: their folder
+    for temporary files, where the cluster is ours. on_wait: called with GPUs found and wanted whenever
     the first number changes while nodes are missing. Raises UserError without such a cluster or without its GPUs.
     """
     try:
@@ -60,8 +66,10 @@ def joined(
     if address is None:
         given = dict(config["ray_kwargs"].get("ray_init") or {})
         given.pop("runtime_env", None)
+        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _compiled())}
+        common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
-            ray.init(address="local", runtime_env=runtime, **{**common, "include_dashboard": False, **given})
+            ray.init(address="local", runtime_env=runtime, **{**common, **given})
         except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
@@ -83,6 +91,11 @@ def joined(
         yield
     finally:
         ray.shutdown()
+
+
+def _compiled() -> str:
+    """Where torch keeps it by itself: in the folder for temporary files that is not only the run's."""
+    return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
 def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[int, int], None]) -> None:

@@ -28,8 +28,8 @@ from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.config.verl import SYNC
 from ajet.config.verl.credit import credit_settings
 from ajet.run.staleness import announce
+from ajet.run.verl.leftovers import Leftovers
 from ajet.run.verl.record import Record
-from ajet.run.verl.segments import Segments
 from ajet.run.verl.waiting import dropped_after
 from ajet.schema.errors import ConfigError, RunFailed
 from ajet.task_reader import TaskOrder
@@ -69,18 +69,24 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state())
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
-    environment = environment_of(config)
     try:
         with (
-            closing(Segments()) as segments,
-            joined(config, address=address, folder=experiment.base, environment=environment, on_wait=_waiting),
+            closing(Leftovers()) as leftovers,
+            joined(
+                config,
+                address=address,
+                folder=experiment.base,
+                environment=environment_of(config),
+                temporary=leftovers.folder,
+                on_wait=_waiting,
+            ),
             kept(run.path / "logs", run.redact),
         ):
             logger.info("Ray is there after {:.0f} s; verl's processes start", time.monotonic() - began)
             mailbox = open_mailbox()
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
             done = runner.run.remote(OmegaConf.create(config))
-            listen = partial(_listen, mailbox, done, record, run.path / "logs", interrupts, segments)
+            listen = partial(_listen, mailbox, done, record, run.path / "logs", interrupts, leftovers)
             try:
                 listen()
             except KeyboardInterrupt:
@@ -107,7 +113,7 @@ def address_of(options: LaunchOptions) -> str | None:
     return None if options.with_ray else address
 
 
-def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts, segments: Segments) -> None:
+def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts, leftovers: Leftovers) -> None:
     """Take letters until the trainer has ended and none is left; a first interrupt waits until those that were taken
     are recorded. Raises RunFailed for what the trainer raised."""
     import ray
@@ -119,7 +125,7 @@ def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Int
             for letter in letters:
                 record.take(letter)
             if any(isinstance(letter, Phase) for letter in letters):
-                segments.look()
+                leftovers.look()
         if ended and not letters:
             try:
                 ray.get(done)

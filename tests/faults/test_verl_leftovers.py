@@ -1,4 +1,4 @@
-"""Shared memory of servers that are killed goes with the run, and nobody else's does."""
+"""Shared memory and temporary files of processes that are killed go with the run, and nobody else's do."""
 
 from __future__ import annotations
 
@@ -24,35 +24,41 @@ print(made.name, flush=True)
 time.sleep(600)
 """
 RUN = f"""
-import subprocess, sys, time
-from ajet.run.verl.segments import Segments
-segments = Segments()
+import os, subprocess, sys, time
+from ajet.run.verl import leftovers
+leftovers.ENDED_S = 0.0  # its processes are ended here after it
+made = leftovers.Leftovers()
+(made.folder / "socket").touch()
+print(made.folder, flush=True)
+environment = {{**os.environ, "TMPDIR": str(made.folder)}}
 for name in ("VLLM::Engine", "VLLM::Worker", "agent loop"):
-    child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, name], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", {CHILD!r}, name]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     print(child.pid, child.stdout.readline().strip(), flush=True)
-segments.look()
+made.look()
 print("looked", flush=True)
 if sys.argv[1] == "ends":
     sys.stdin.readline()
-    segments.close()
+    made.close()
 else:
     time.sleep(600)
 """
 
 
-def gone(name: str, within: float = 20.0) -> bool:
+def gone(path: Path, within: float = 20.0) -> bool:
     end = time.monotonic() + within
-    while Path("/dev/shm", name).exists() and time.monotonic() < end:
+    while path.exists() and time.monotonic() < end:
         time.sleep(0.05)
-    return not Path("/dev/shm", name).exists()
+    return not path.exists()
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_what_servers_leave_is_removed_once_nobody_has_it(how):
+def test_what_processes_leave_is_removed_once_nobody_has_it(how):
     run = subprocess.Popen(
         [sys.executable, "-c", RUN, how], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
     )
     assert run.stdin is not None and run.stdout is not None
+    folder = Path(run.stdout.readline().strip())
     pairs = [run.stdout.readline().split() for _ in range(3)]
     (engine, worker, agent), pids = [name for _, name in pairs], [int(pid) for pid, _ in pairs]
     try:
@@ -65,13 +71,16 @@ def test_what_servers_leave_is_removed_once_nobody_has_it(how):
         else:
             run.kill()
         run.wait(timeout=20)
-        assert Path("/dev/shm", engine).exists(), "its process lives"
-        for pid in pids:
+        assert Path("/dev/shm", engine).exists() and (folder / "socket").exists(), "their processes live"
+        for pid in pids[:-1]:
             os.kill(pid, signal.SIGKILL)
-        assert gone(engine)
+        assert gone(Path("/dev/shm", engine))
+        assert (folder / "socket").exists(), "one lives yet"
+        os.kill(pids[-1], signal.SIGKILL)
+        assert gone(folder)
         assert Path("/dev/shm", worker).exists(), "it is open here"
         held.close()
-        assert gone(worker)
+        assert gone(Path("/dev/shm", worker))
         assert Path("/dev/shm", agent).exists(), "no server had it"
     finally:
         run.kill()

@@ -1,60 +1,74 @@
-"""Shared memory that inference servers leave behind when Ray ends them, and the process that removes it.
+"""What a run's processes leave behind when Ray ends them, and the process that removes it: temporary files (sockets of
+vLLM, lock files of verl, Ray's session) and shared memory (vLLM's engine and its workers talk through segments with
+names drawn at random). Ended hard, they unlink none.
 
-vLLM's engine and its workers talk through segments with names drawn at random; ended hard, they unlink none. Invariant:
-a segment is removed only if a server's process below this one was seen with it, it is still the same file, and nobody
-has it mapped any more. The remover hears of segments through a pipe and acts once that closes, so that it makes no
-difference whether this process ends or is killed. Servers of a cluster that was joined are not below this process.
+Invariant: the processes get a temporary folder of their own, which is removed as a whole once none of them lives; a
+segment is removed only if a process below this one was seen with it, it is still the same file, and nobody has it
+mapped any more. The remover hears of both through a pipe and acts once that closes, so that it makes no difference
+whether this process ends or is killed. Processes of a cluster that was joined are not below this one.
 
 This file is also the remover's program: it must import nothing of ours at its top.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = "/dev/shm/"
-SERVERS = ("VLLM::", "sglang::")
+OURS = ("VLLM::", "sglang::", "ray::")
 """How processes begin their names."""
 RANDOM = ("psm_", "sem.mp-")
 """How Python begins the names that it draws, for memory and for locks."""
 PATIENCE_S = 120.0
-"""How long servers may outlive the run's own process."""
+"""How long processes may outlive the run's own."""
+ENDED_S = 20.0
+"""How long they may take where the run ends as it should."""
+LONGEST = 26
+"""Characters of the folder for temporary files: the paths of Ray's sockets below ours have 107 at most."""
 
 
-class Segments:
-    """Made in the run's own process."""
+class Leftovers:
+    """Made in the run's own process. `folder`: where the run's processes are to put temporary files."""
 
     def __init__(self) -> None:
+        usual = tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="v", dir=usual if len(usual) <= LONGEST else "/tmp"))
         command = [sys.executable, "-I", __file__]
         self._remover = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._seen: set[tuple[str, int]] = set()
+        self._tell(f"{self.folder}\n")
 
     def look(self) -> None:
-        """Note what servers have now."""
+        """Note what the processes have now."""
         import psutil
 
         for child in psutil.Process().children(recursive=True):
             try:
-                server = child.name().startswith(SERVERS)
+                own = child.name().startswith(OURS)
             except psutil.NoSuchProcess:
                 continue
-            for name, inode in mapped(child.pid) if server else ():
+            for name, inode in mapped(child.pid) if own else ():
                 if (name, inode) not in self._seen:
                     self._seen.add((name, inode))
                     self._tell(f"{name} {inode}\n")
 
     def close(self) -> None:
-        """The servers are ended: what they left goes. Idempotent."""
+        """The processes are ended: what they left goes. Idempotent."""
         stream = self._remover.stdin
         assert stream is not None
         if not stream.closed:
             stream.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on alone
+                self._remover.wait(ENDED_S)
 
     def _tell(self, line: str) -> None:
         stream = self._remover.stdin
@@ -80,9 +94,9 @@ def mapped(pid: int) -> Iterator[tuple[str, int]]:
                 yield name, int(inode)
 
 
-def _remove(segments: set[tuple[str, int]]) -> None:
+def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
     end = time.monotonic() + PATIENCE_S
-    while segments and time.monotonic() < end:
+    while (segments or folder.exists()) and time.monotonic() < end:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
         free = segments - {found for pid in pids for found in mapped(pid)}
         for name, inode in free:
@@ -90,16 +104,30 @@ def _remove(segments: set[tuple[str, int]]) -> None:
             if path.exists() and path.stat().st_ino == inode:
                 path.unlink(missing_ok=True)
         segments -= free
-        time.sleep(0.5 if segments else 0)
+        if not any(_names(pid, folder) for pid in pids):
+            shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.5 if segments or folder.exists() else 0)
+
+
+def _names(pid: int, folder: Path) -> bool:
+    """Whether a process has the folder in its environment or its arguments."""
+    for kind in ("environ", "cmdline"):
+        try:
+            if str(folder).encode() in Path(f"/proc/{pid}/{kind}").read_bytes():
+                return True
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return False
 
 
 def _main() -> None:
+    folder = Path(sys.stdin.readline().removesuffix("\n"))
     told: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
         if inode.endswith("\n"):  # else its writer was killed within the line
             told.add((name, int(inode)))
-    _remove(told)
+    _remove(folder, told)
 
 
 if __name__ == "__main__":
