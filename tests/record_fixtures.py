@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from ajet.record.episode_codec import rebuild
-from ajet.schema.call import Call, VersionRun
+from ajet.schema.call import Call, RawPrompt, Terms, VersionRun
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
@@ -39,12 +39,22 @@ def call(index: int, parent: int | None, prefix: int, suffix: int, replied: int,
     return Call(**(values | more))
 
 
+TOLD: dict[str, Any] = {
+    "terms": Terms(True, 0.9, 5, "named", "f", False, RawPrompt("and", 9)),
+    "stop": "END",
+    "rejected": "no JSON",
+    "resumed": 2,
+    "checks": ("nonsense",),
+}
+"""All that is said of a call that is not as most are."""
+
+
 def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
     """Two calls that extend each other, a fork of the first, and a call that was cut off."""
     calls = [
         call(0, None, 0, 12, 5, seed),
         call(1, 0, 17, 4, 6, seed, messages=(0, 1, 2, 3), tools=0),
-        call(2, 0, 9, 3, 4, seed, fork="template", finish="length", extra={"served": "ajet"}),
+        call(2, 0, 9, 3, 4, seed, fork="template", finish="length", extra={"served": "ajet"}, **TOLD),
         call(3, None, 0, 2, 0, seed, finish="aborted", versions=(), reply=None, error="cancelled"),
     ]
     timelines = [
@@ -57,9 +67,10 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "repeat": 1,
         "step": 7,
         "split": "train",
+        "group": "g0",
+        "order": 3,
         "run": "abc",
         "verdict": Verdict(1.0, True, "equal"),
-        "advantage": 0.5,
         "calls": calls,
         "messages": [{"role": "user", "content": "α"}, {"role": "system", "content": "s"}, {"role": "assistant"}, {}],
         "tools": [[{"type": "function", "function": {"name": "f"}}]],
@@ -67,6 +78,7 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "untrained": Counter({"aborted_call": 0, "over_length": 3}),
         "metadata": {"final_answer": "2", "nested": {"list": [1, None, True]}},
         "metrics": {"tool_calls": 2.0},
+        "printed": "a line",
         "checks": ["nonsense"],
         "started": 1.5,
         "ended": 2.25,
@@ -77,7 +89,7 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
 def failed(uuid: str = "e1") -> Episode:
     """An episode whose workflow raised before any call."""
     failure = Failure("agent", "ValueError", "no", retryable=True, traceback="Traceback…")
-    return episode(uuid, status="failed", failure=failure, verdict=None, advantage=None, calls=[], timelines=[])
+    return episode(uuid, status="failed", failure=failure, verdict=None, calls=[], timelines=[])
 
 
 def assert_equal(one: Any, other: Any, where: str = "episode") -> None:

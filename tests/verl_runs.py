@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, environment, metric_rows, start
 
 TOOL = ["--backbone", "verl", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
@@ -39,15 +40,14 @@ def tool_project(folder: Path) -> Path:
 class Life:
     """One launch of a run."""
 
-    def __init__(self, yaml: Path, name: str, *settings: str, cluster: str = "", temporary: str = "") -> None:
-        """`cluster`: the address of one to join; without it the run has one of its own. `temporary`: for its files."""
+    def __init__(self, yaml: Path, name: str, *settings: str, cluster: str = "") -> None:
+        """`cluster`: the address of one to join; without it the run has one of its own."""
         self.folder = yaml.parent.parent
         self.run = self.folder / "launcher_record" / name
         self.log = self.folder / f"{name}.txt"
         ray = "--with-ray-cluster" if cluster else "--with-ray"
         arguments = ["--conf", str(yaml), *TOOL, ray, f"experiment_name={name}", *settings]
         where = {"RAY_ADDRESS": cluster, **RAY_KEY} if cluster else {}
-        where |= {"TMPDIR": temporary} if temporary else {}
         where["RAY_worker_niceness"] = "0"  # else the tests beside it have the machine to themselves
         self.process = start(*arguments, cwd=self.folder, log=self.log, fresh=True, **where)
 
@@ -111,6 +111,23 @@ def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+def accounted(recorded: Iterable[tuple[Episode, Outcome]]) -> int:
+    """Tokens that a step trained, and those that it says it did not."""
+    trained = untrained = 0
+    for episode, outcome in recorded:
+        untrained += episode.untrained_with(outcome).total()
+        trained += sum(line.sampled for line in episode.timelines) if outcome.step is not None else 0
+    return trained + untrained
+
+
+def remains(folder: Path, timeout: float = 30) -> list[str]:
+    """What lies in a folder after so many seconds that is to be gone before; [] once it is."""
+    end = time.monotonic() + timeout
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.2)
+    return [str(path) for path in folder.rglob("*")]
 
 
 def all_gone(processes: list[psutil.Process], timeout: float = 90) -> list[str]:

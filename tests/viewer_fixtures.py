@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.schema.call import Call, VersionRun
-from ajet.schema.episode import Episode, Verdict
+from ajet.schema.episode import Episode, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from tests.record_fixtures import episode, failed
@@ -41,9 +42,9 @@ def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
     """One more step: metrics and episodes."""
     row = {"step": step, "time": time.time(), "train/reward": step / 10, "kl": 0.01 * step, "seconds/rollout": 1.5}
     append_lines(folder / "metrics.jsonl", [json.dumps(row)])
-    EpisodeFiles(folder / "episodes").write(
-        step, "train", [*(played(step, task, repeat, said) for task in range(2) for repeat in range(2)), lost(step)]
-    )
+    episodes = [played(step, task, repeat, said) for task in range(2) for repeat in range(2)]
+    outcomes = {each.uuid: Outcome(step, (each.reward or 0.0) - 0.5) for each in episodes}
+    EpisodeFiles(folder / "episodes").write(step, "train", [*episodes, lost(step)], outcomes)
 
 
 def played(step: int, task: int, repeat: int, said: str) -> Episode:
@@ -67,7 +68,6 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
         repeat=repeat,
         task=Task(main_query=f"What is {task} + 2?", task_id=f"t{task}"),
         verdict=Verdict(reward, reward >= 0.5, "counted"),
-        advantage=reward - 0.5,
         messages=messages,
         started=1000.0 + step,
         ended=1002.0 + step,
@@ -88,8 +88,8 @@ MARK = 7
 
 def with_image() -> Episode:
     """An episode whose question shows an image (and names one of the web), in twelve tokens of its prompt."""
-    seen = long_episode(40)
-    seen.uuid, seen.step, seen.task = "seen", 9, Task(task_id="seen", metadata={"image": IMAGE})
+    task = Task(task_id="seen", metadata={"image": IMAGE})
+    seen = replace(long_episode(40), uuid="seen", step=9, task=task)
     seen.messages[0]["content"] = [
         {"type": "image_url", "image_url": {"url": IMAGE}},
         {"type": "text", "text": "What colour is this?"},
@@ -102,9 +102,7 @@ def with_image() -> Episode:
 
 def lost(step: int) -> Episode:
     """An episode that failed."""
-    gone = failed(f"f{step:03}")
-    gone.step, gone.task = step, Task(main_query="raises", task_id="t9")
-    return gone
+    return replace(failed(f"f{step:03}"), step=step, task=Task(main_query="raises", task_id="t9"))
 
 
 def long_episode(length: int) -> Episode:

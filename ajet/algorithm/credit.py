@@ -1,7 +1,8 @@
 """Groups of episodes to a training batch: who gets how much credit.
 
 Invariants: baselines are over the scored episodes of a group, however many there are; a sampled token becomes part
-of a sample or is counted in `Episode.untrained`. A group is left out as `zero_variance` only where its loss is
+of a sample, is in no timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode, which itself does
+not change. A group is left out as `zero_variance` only where its loss is
 exactly 0 (equal rewards, which may differ by `equal_rewards`; no KL term): it still counts in the weights of the
 others. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2) such groups do not belong to the batch at all,
 KL or not, and do not count.
@@ -20,7 +21,7 @@ from ajet.algorithm import grpo, reinforce_plus_plus, rloo
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Episode, Group
+from ajet.schema.episode import Episode, Group, Outcome
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -54,12 +55,10 @@ def has_signal(group: Group, equal: float = 0.0) -> bool:
 def credit(
     groups: Sequence[Group], config: AjetConfig, *, step: int = 0, reference: Logprobs | None = None
 ) -> TrainingBatch:
-    """Write `Episode.advantage` and what is untrained; answer the batch. `reference` is asked only with
-    `use_kl_in_reward`. Raises ValueError when it is then missing."""
+    """The batch, with the outcome of every episode. `reference` is asked only with `use_kl_in_reward`. Raises
+    ValueError when it is then missing."""
     algorithm = config.trainer_common.algorithm
     scored = [_collect(episode, index) for index, group in enumerate(groups) for episode in group.scored]
-    for group in groups:
-        _count_unscored(group)
     if algorithm.use_kl_in_reward:
         if reference is None:
             raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
@@ -77,13 +76,14 @@ def credit(
     weights = iter(token_weights(algorithm.loss_aggregation, counting, config.data.max_response_length))
 
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
+    batch.outcomes = {e.uuid: _of_unscored(e) for group in groups for e in group.episodes if not e.scored}
     for item, row in zip(scored, advantages, strict=True):
         weight = next(weights) if item.group not in silent or not algorithm.dynamic_sampling else 0.0
         if item.group in silent:
-            if item.length:
-                item.episode.untrained["zero_variance"] += item.length
+            left = {"zero_variance": item.length} if item.length else {}
+            batch.outcomes[item.episode.uuid] = Outcome(untrained=left)
             continue
-        item.episode.advantage = float(row.mean()) if row.size else 0.0
+        batch.outcomes[item.episode.uuid] = Outcome(step, float(row.mean()) if row.size else 0.0)
         _write(item, row, weight)
         batch.samples.extend(item.samples)
     batch.metrics = _metrics(groups, scored, batch, silent, algorithm.equal_rewards)
@@ -99,13 +99,10 @@ def _collect(episode: Episode, group: int) -> _Scored:
     return _Scored(episode, group, samples, np.zeros(sum(sample.timeline.sampled for sample in samples)))
 
 
-def _count_unscored(group: Group) -> None:
-    for episode in group.episodes:
-        if episode.scored:
-            continue
-        left = episode.sampled_tokens - sum(episode.untrained.values())
-        if left > 0:
-            episode.untrained["no_score" if episode.status == "completed" else "failed"] += left
+def _of_unscored(episode: Episode) -> Outcome:
+    left = episode.sampled_tokens - sum(episode.untrained.values())
+    reason = "no_score" if episode.status == "completed" else "failed"
+    return Outcome(untrained={reason: left} if left > 0 else {})
 
 
 def _sampled_order(item: _Scored) -> list[tuple[Sample, slice]]:
@@ -173,7 +170,7 @@ def _write(item: _Scored, row: Row, weight: float) -> None:
 def _metrics(
     groups: Sequence[Group], scored: Sequence[_Scored], batch: TrainingBatch, silent: set[int], equal: float
 ) -> dict[str, float]:
-    trained = [abs(item.episode.advantage) for item in scored if item.episode.advantage is not None]
+    trained = [abs(each.advantage) for each in batch.outcomes.values() if each.advantage is not None]
     penalties = np.concatenate([item.penalties for item in scored]) if scored else np.zeros(0)
     metrics: dict[str, float] = {
         "credit/groups": len(groups),

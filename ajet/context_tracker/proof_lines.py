@@ -20,8 +20,6 @@ from ajet.schema.timeline import Timeline
 
 SAME = 1e-3
 """Nats within which two ways of reading one log-probability agree."""
-WITH_TIMELINE = ("zero_variance", "oversampled", "stale")
-"""Reasons that are counted when credit is given: the tokens stay in the episode's timelines."""
 
 
 def prove_structure(
@@ -113,7 +111,7 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
 
 def untruncated(call: Call) -> bool:
     """Whether a call notes nothing that left tokens out of its distribution."""
-    return not any(call.extra.get(name) for name in ("constrained", "top_p", "top_k"))
+    return not call.terms.constrained and call.terms.top_p >= 1 and call.terms.top_k <= 0
 
 
 def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
@@ -219,7 +217,7 @@ def prove_accounting(
     """Whether sampled tokens = tokens with mask 1 + the recorded counts of what is in no timeline."""
     sampled = sum(int(call.response_ids.size) for call in calls)
     masked = sum(line.sampled for line in lines)
-    counted = sum(count for reason, count in untrained.items() if reason not in WITH_TIMELINE)
+    counted = sum(untrained.values())
     if sampled == masked + counted:
         return []
     held = {span.call for line in lines for span in line.spans}

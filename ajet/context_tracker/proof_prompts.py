@@ -21,7 +21,7 @@ from ajet.context_tracker.proof_findings import (
     first_difference,
     prompt_size,
 )
-from ajet.schema.call import Call, Ids, full_ids, prompt_ids
+from ajet.schema.call import Call, Ids, RawPrompt, full_ids, prompt_ids
 from ajet.schema.errors import AjetError
 
 _BLOTTED = "[redacted "
@@ -98,7 +98,7 @@ def prove_prompts(
             continue
         if call.messages:
             _check_prompt(proof, call, replay.prompt_problem(call), kind, episode)
-        elif (encoded := call.extra.get("raw_prompt")) is not None:
+        elif (encoded := call.terms.raw_prompt) is not None:
             _check_prompt(proof, call, replay.raw_prompt(call, encoded), kind, episode)
         else:
             proof.unchecked["raw ids"] += int(call.suffix_ids.size)
@@ -155,7 +155,7 @@ class _Replay:
 
     def hidden(self, call: Call) -> bool:
         """Whether the record keeps something from us that the tokenizer saw, in this call or one it builds on."""
-        if _BLOTTED in str(call.extra.get("raw_prompt", "")):
+        if call.terms.raw_prompt is not None and _BLOTTED in call.terms.raw_prompt.text:
             return True
         said = {*call.messages, call.reply} if call.reply is not None else set(call.messages)
         return not self._dark.isdisjoint(said) or call.tools in self._dark_tools
@@ -165,17 +165,17 @@ class _Replay:
         if call.messages:
             self._match(call)
 
-    def raw_prompt(self, call: Call, encoded: dict[str, Any] | None) -> Problem | None:
+    def raw_prompt(self, call: Call, encoded: RawPrompt | None) -> Problem | None:
         """What is wrong with the prompt of a call whose client sent a text (`encoded`: what of it had to be encoded,
         after how many ids of its parent's), if anything. With None it sent ids: only the reply can be read."""
         recorded = prompt_ids(self._calls, call.index)
         self._prompts[call.index] = self._words.raw(recorded.tolist())
         if encoded is None:
             return None
-        after = encoded["after"]
+        after, text = encoded.after, encoded.text
         if after > call.prefix:
             return call.prefix, "ids said to be the parent's are not", None, None
-        wanted = self._words.encode(encoded["text"]) if after else self._words.raw(encoded["text"]).ids
+        wanted = self._words.encode(text) if after else self._words.raw(text).ids
         wrong = first_difference(recorded[after:], wanted)
         if wrong is None:
             return None
@@ -204,15 +204,14 @@ class _Replay:
                     earlier.finish,
                     told,
                     tools,
-                    verbatim="stop" not in earlier.extra,
+                    verbatim=earlier.stop is None,
                 )
             extended = prompt is not None
             if prompt is None:
                 prompt = self._words.render(told, tools)
                 extended = kept is not None and prompt.text.startswith(self._said(kept))
-            choice = call.extra.get("tool_choice")
-            if choice is not None and choice != "none":
-                prompt = self._words.force_call(prompt, choice.get("name") if isinstance(choice, Mapping) else None)
+            if call.terms.tool_choice in ("required", "named"):
+                prompt = self._words.force_call(prompt, call.terms.named_tool)
         except AjetError as refusal:
             return 0, f"this prompt cannot be rendered again: {refusal}", None, None
         self._prompts[call.index] = replace(prompt, ids=recorded)
@@ -243,12 +242,11 @@ class _Replay:
         return int(call.response_ids.size)
 
     def _stream(self, call: Call, prompt: Any, ids: Sequence[int]) -> Any:
-        stop = call.extra.get("stop")
         stream = self._words.reply_stream(
-            None if call.extra.get("tool_choice") == "none" else self._tools_of(call),
+            None if call.terms.tool_choice == "none" else self._tools_of(call),
             before=prompt,
-            stop=(stop,) if stop is not None else (),
-            single_call=call.extra.get("parallel_tool_calls") is False,
+            stop=(call.stop,) if call.stop is not None else (),
+            single_call=not call.terms.parallel_tool_calls,
         )
         stream.feed(ids)
         return stream
@@ -259,8 +257,8 @@ class _Replay:
             built_on = call.parent == earlier.index and call.prefix > prompt_size(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
                 assert earlier.reply is not None
-                reply, stop = self._messages[earlier.reply], earlier.extra.get("stop")
-                self._conversations.told(earlier.index, earlier.agent, reply, stop)
+                reply = self._messages[earlier.reply]
+                self._conversations.told(earlier.index, earlier.agent, reply, earlier.stop)
                 self._untold.remove(earlier)
         match = self._conversations.match(call.agent, [self._messages[index] for index in call.messages])
         self._conversations.asked(call.index, match)
@@ -274,7 +272,7 @@ class _Replay:
         if call.fork != "client_edit" or earlier.reply is None:
             return False
         reply, quoted = self._messages[earlier.reply], self._messages[call.messages[len(earlier.messages)]]
-        whole = with_stop(reply, earlier.extra.get("stop"))
+        whole = with_stop(reply, earlier.stop)
         return message_key(quoted) not in (message_key(reply), message_key(whole) if whole is not None else None)
 
     def _spoken(self, call: Call, extends: int | None) -> list[Message]:
@@ -284,7 +282,7 @@ class _Replay:
             earlier = self._calls[extends]
             if earlier.reply is not None:
                 at, reply = len(earlier.messages), self._messages[earlier.reply]
-                told[at] = as_given(told[at], reply, earlier.extra.get("stop"))
+                told[at] = as_given(told[at], reply, earlier.stop)
             extends = self._extends[extends]
         return told
 
@@ -305,7 +303,7 @@ class _Replay:
             for earlier in self._calls[: call.index]
             if earlier.reply is not None
             and beyond < len(earlier.messages) < len(call.messages)
-            and "stop" not in earlier.extra
+            and earlier.stop is None
             and earlier.response_ids.size
             and earlier.ended <= call.started
             and fits_thought(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])

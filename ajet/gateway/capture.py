@@ -189,7 +189,7 @@ class Recorder:
 
     def check(self, names: Sequence[str], call: Call) -> None:
         """Checks fired on a call."""
-        call.extra["checks"] = list(names)
+        call.checks = tuple(names)
         self.capture.checks += [name for name in names if name not in self.capture.checks]
 
     def tool_index(self, tools: Sequence[dict[str, Any]] | None) -> int | None:

@@ -18,7 +18,7 @@ from ajet.gateway.aside import Aside, size_of
 from ajet.gateway.capture import Entry, Recorder
 from ajet.gateway.raw_prompt import place
 from ajet.gateway.turn import Refused, TurnRequest
-from ajet.schema.call import ForkReason
+from ajet.schema.call import ForkReason, RawPrompt, Terms
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 
 
@@ -32,7 +32,7 @@ class Prompt:
     before: Rendered | None
     """The parent's prompt, where this one extends it verbatim."""
     fork: ForkReason | None
-    encoded: dict[str, Any] | None = None
+    encoded: RawPrompt | None = None
     """Of a raw prompt; see `raw_prompt.Placed`."""
     images: tuple[str, ...] = ()
     """Those that its image tokens stand for, in order, as data: URLs."""
@@ -95,8 +95,8 @@ async def _raw(
 def sampling_of(
     request: TurnRequest, run: Sampling, *, trained: bool, prompt_tokens: int, room: int, end_ids: tuple[int, ...]
 ) -> tuple[Sampling, dict[str, Any]]:
-    """The run's sampling for what trains, else the client's; and notes: what of the client's was set aside, and what a
-    proof of the call must know. `room` bounds prompt + reply. Raises Refused when the prompt leaves none."""
+    """The run's sampling for what trains, else the client's; and what of the client's was set aside. `room` bounds
+    prompt + reply. Raises Refused when the prompt leaves none."""
     if prompt_tokens >= room:
         raise Refused(
             f"This model's maximum context length is {room} tokens, and the messages are {prompt_tokens} tokens.",
@@ -109,13 +109,6 @@ def sampling_of(
     asked = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
     asked["seed"] = request.passed.get("seed")
     asked = {name: value for name, value in asked.items() if value is not None and value != getattr(run, name)}
-    notes: dict[str, Any] = dict(request.notes)
-    if asked and trained:
-        notes["ignored"] = asked
-    if request.tool_choice != "auto":
-        notes["tool_choice"] = {"name": request.named_tool} if request.named_tool else request.tool_choice
-    if not request.parallel_tool_calls:
-        notes["parallel_tool_calls"] = False
     sampling = replace(
         run,
         max_tokens=bound,
@@ -123,11 +116,21 @@ def sampling_of(
         top_logprobs=request.top_logprobs,
         **({} if trained else cast(dict[str, Any], asked)),
     )
-    if sampling.temperature > 0 and sampling.top_p < 1:
-        notes["top_p"] = sampling.top_p
-    if sampling.temperature > 0 and sampling.top_k > 0:
-        notes["top_k"] = sampling.top_k
-    return sampling, notes
+    return sampling, asked if trained else {}
+
+
+def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None) -> Terms:
+    """What a call is drawn under."""
+    truncates = sampling.temperature > 0
+    return Terms(
+        constrained=sampling.json_schema is not None,
+        top_p=sampling.top_p if truncates else 1.0,
+        top_k=sampling.top_k if truncates and sampling.top_k > 0 else -1,
+        tool_choice=request.tool_choice,
+        named_tool=request.named_tool,
+        parallel_tool_calls=request.parallel_tool_calls,
+        raw_prompt=encoded,
+    )
 
 
 def _why_forked(recorder: Recorder, earlier: Entry, request: TurnRequest) -> ForkReason:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ajet.gateway.aside import Aside
 from ajet.gateway.capture import Recorder
-from ajet.schema.call import ForkReason, Ids
+from ajet.schema.call import ForkReason, Ids, RawPrompt
 from ajet.tokens import Rendered, Renderer
 
 
@@ -26,9 +26,8 @@ class Placed(NamedTuple):
     parent: int | None
     before: Rendered | None
     fork: ForkReason | None
-    encoded: dict[str, Any] | None = None
-    """{after, text}: how many ids are an earlier call's, and the text that was encoded after them, so that a proof can
-    do it again. None: the client chose the ids."""
+    encoded: RawPrompt | None = None
+    """None: the client chose the ids."""
 
 
 async def place(
@@ -50,7 +49,7 @@ async def place(
 
 def _alone(asked: str | Rendered, renderer: Renderer) -> Placed:
     if isinstance(asked, str):
-        return Placed(renderer.raw(asked), None, None, None, {"after": 0, "text": asked})
+        return Placed(renderer.raw(asked), None, None, None, RawPrompt(asked, 0))
     return Placed(asked, None, None, None)
 
 
@@ -66,10 +65,10 @@ def _after(asked: str | Rendered, parent: int, before: Rendered, reply: Ids, ren
             new = asked[len(said) :]
             ids = np.concatenate([before.ids, kept, renderer.without_images(new)]).astype(np.int32, copy=False)
             whole = len(kept) == len(reply)
-            encoded = {"after": len(before.ids) + len(kept), "text": new}
+            encoded = RawPrompt(new, len(before.ids) + len(kept))
             fork: ForkReason | None = None if whole else "client_edit"
             return Placed(Rendered(asked, ids), parent, before if whole else None, fork, encoded)
-    return Placed(renderer.raw(asked), parent, None, "client_edit", {"after": 0, "text": asked})
+    return Placed(renderer.raw(asked), parent, None, "client_edit", RawPrompt(asked, 0))
 
 
 def _without_end(ids: Ids, end_ids: Sequence[int]) -> Ids:

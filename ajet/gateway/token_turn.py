@@ -18,7 +18,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.aside import Aside
 from ajet.gateway.demands import Broken, broken_by, demands
 from ajet.gateway.ledger import Ledger
-from ajet.gateway.prompting import Prompt, prompt_of, sampling_of
+from ajet.gateway.prompting import Prompt, prompt_of, sampling_of, terms_of
 from ajet.gateway.reply import Draft, Reply
 from ajet.gateway.tool_call_ids import with_ids
 from ajet.gateway.turn import Refused, Turn, TurnRequest, refuse_images
@@ -114,7 +114,7 @@ class TokenTurns:
         recorder, renderer = self._ledger.recorder, self._renderer
         prompt = await self._prompt(request)
         self._ledger.refuse_ended()  # a long prompt takes its time
-        sampling, notes = self._sampling(request, prompt, trained)
+        sampling, ignored = self._sampling(request, prompt, trained)
         if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
             sampling = replace(sampling, seed=sampling.seed ^ rejected << 48)
         may_call = bool(request.tools) and request.tool_choice != "none"
@@ -134,11 +134,8 @@ class TokenTurns:
             fork=prompt.fork,
             temperature=sampling.temperature,
         )
-        entry.call.extra.update(notes)
-        if sampling.json_schema is not None:
-            entry.call.extra["constrained"] = True
-        if prompt.encoded is not None:
-            entry.call.extra["raw_prompt"] = prompt.encoded
+        entry.call.terms = terms_of(request, sampling, prompt.encoded)
+        entry.call.extra |= {**request.notes, **({"ignored": ignored} if ignored else {})}
         stream = renderer.reply_stream(
             request.tools if may_call else None,
             before=prompt.rendered,
@@ -188,10 +185,7 @@ class TokenTurns:
         sampled.write(call, stream.kept)
         text = self._renderer.decode(call.response_ids, after=draft.prompt.ids)
         self._ledger.recorder.settle(entry, finish, message=message, reply_text=text, stopped=stream.stopped)
-        if stream.stopped is not None:
-            call.extra["stop"] = stream.stopped
-        if draft.begun > 1:
-            call.extra["resumed"] = draft.begun - 1
+        call.stop, call.resumed = stream.stopped, max(0, draft.begun - 1)
         self._ledger.look(call, message)
         return Turn(
             call.index,
@@ -208,7 +202,7 @@ class TokenTurns:
     def _reject(self, reply: Reply, draft: Draft, broken: Broken) -> None:
         call = draft.entry.call
         draft.sampled.write(call, draft.stream.kept)
-        call.extra["rejected"] = broken.why
+        call.rejected = broken.why
         self._ledger.recorder.settle(draft.entry, "aborted", error=f"not what its client asked for: {broken.why}")
         reply.draft = None
         reply.rejected += 1

@@ -7,7 +7,7 @@ is enough to continue. Secrets never enter.
 
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
-from ajet.record.episodes import EpisodeFiles, read_episodes
+from ajet.record.episodes import EpisodeFiles, read_recorded
 from ajet.record.pending import Pending, PendingEpisodes
 from ajet.record.run_directory import RunDirectory
 from ajet.record.status import read_status
@@ -19,6 +19,6 @@ __all__ = [
     "Pending",
     "PendingEpisodes",
     "RunDirectory",
-    "read_episodes",
+    "read_recorded",
     "read_status",
 ]

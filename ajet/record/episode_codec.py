@@ -1,8 +1,9 @@
-"""Episode <-> one JSON line and one blob of arrays.
+"""Episode and Outcome <-> one JSON line and one blob of arrays.
 
 Invariant: `decode(*encode(episode))` is the episode, bit for bit, but that what a workflow put into metadata comes
-back as plain JSON. Token arrays are stored once, in the calls; a timeline is stored as its leaf and spans and built
-again from the calls, and only where that would not give the same bits are its own arrays stored.
+back as plain JSON; a key that a line does not have reads as the default. Token arrays are stored once, in the calls;
+a timeline is stored as its leaf and spans and built again from the calls, and only where that would not give the same
+bits are its own arrays stored.
 
 The blob is all int32 values, then all float32 values, in order of the calls; a field is a [start, stop] in its part.
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
-from ajet.schema.call import Call, Ids, VersionRun, full_ids
-from ajet.schema.episode import SCHEMA, Episode, Failure, Verdict
+from ajet.record.earlier_schemas import todays
+from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
+from ajet.schema.episode import SCHEMA, Episode, Failure, Outcome, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
@@ -30,10 +32,13 @@ CALL_PLAIN = (
     *("index", "agent", "target", "trained", "parent", "prefix", "finish", "tools", "reply", "fork"),
     *("temperature", "started", "ended", "error", "extra"),
 )
+CALL_SELDOM = ("stop", "rejected", "resumed")
+"""Of most calls the default: only in the lines of the others."""
 EPISODE_PLAIN = (
-    *("uuid", "repeat", "step", "split", "run", "status", "advantage", "messages", "tools"),
-    *("metadata", "metrics", "checks", "attempts", "started", "ended"),
+    *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),
+    *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended"),
 )
+DEFAULTS = Terms()
 
 
 class _Arrays:
@@ -59,15 +64,17 @@ class _Arrays:
         return b"".join(array.tobytes() for kind in ("ints", "floats") for array in self._parts[kind])
 
 
-def encode(episode: Episode) -> tuple[dict[str, Any], bytes]:
-    """The line's content (without where the blob lies) and the blob."""
+def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, Any], bytes]:
+    """The line's content (without where the blob lies) and the blob. `outcome` None: no step has taken it."""
     arrays = _Arrays()
-    row: dict[str, Any] = {"schema": episode.schema}
+    row: dict[str, Any] = {"schema": SCHEMA}
     row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
     row["task"] = episode.task.model_dump()
     row["failure"] = asdict(episode.failure) if episode.failure else None
     row["verdict"] = asdict(episode.verdict) if episode.verdict else None
     row["untrained"] = dict(episode.untrained)
+    if outcome is not None:
+        row["outcome"] = {**asdict(outcome), "untrained": dict(outcome.untrained)}
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
     row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
     row["arrays"] = dict(arrays.sizes)
@@ -75,13 +82,14 @@ def encode(episode: Episode) -> tuple[dict[str, Any], bytes]:
 
 
 def decode(row: dict[str, Any], blob: bytes) -> Episode:
-    """The episode of a line and its blob. Raises UserError for a schema newer than this ajet knows."""
+    """The episode of a line, of any schema, and its blob. Raises UserError for a schema newer than this ajet knows."""
     if row["schema"] > SCHEMA:
         raise UserError(
             f"This episode was recorded with schema {row['schema']}; this ajet reads up to {SCHEMA}.",
             where=f"episode {row.get('uuid', '?')}",
             do="update ajet",
         )
+    row = todays(row)
     counts = row["arrays"]
     ints = _Stored(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
     floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
@@ -89,8 +97,7 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
     return Episode(
-        **{name: row[name] for name in EPISODE_PLAIN},
-        schema=row["schema"],
+        **{name: row[name] for name in EPISODE_PLAIN if name in row},
         task=Task(**row["task"]),
         failure=Failure(**row["failure"]) if row["failure"] else None,
         verdict=Verdict(**row["verdict"]) if row["verdict"] else None,
@@ -98,6 +105,18 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
         calls=calls,
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
+
+
+def decode_outcome(row: dict[str, Any]) -> Outcome:
+    """What the line says became of its episode. Raises ValueError and kin where it says it wrongly."""
+    found = todays(row).get("outcome") or {}
+    outcome = Outcome(**{name: found[name] for name in _OUTCOME if name in found})
+    if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
+        raise ValueError("its outcome is none")
+    return outcome
+
+
+_OUTCOME = tuple(each.name for each in fields(Outcome))
 
 
 class _Stored:
@@ -115,10 +134,10 @@ class _Stored:
 
 
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("uuid", "split", "status", "run"), str),
+    **dict.fromkeys(("uuid", "split", "status", "run", "group", "ending", "printed"), str),
     **dict.fromkeys(("messages", "tools", "checks", "calls", "timelines"), list),
     **dict.fromkeys(("metadata", "metrics", "task"), dict),
-    **dict.fromkeys(("repeat", "step", "attempts"), int),
+    **dict.fromkeys(("repeat", "step", "attempts", "order"), int),
     **dict.fromkeys(("started", "ended"), (int, float)),
 }
 
@@ -127,7 +146,7 @@ def _check(row: dict[str, Any]) -> None:
     """Raises ValueError for fields of other kinds than an episode has, and calls that go on from later ones or name
     messages that are not there."""
     for name, kind in _KINDS.items():
-        if not isinstance(row[name], kind):
+        if name in row and not isinstance(row[name], kind):
             raise ValueError(f"{name} is a {type(row[name]).__name__}")
     if not all(isinstance(message, dict) for message in row["messages"]):
         raise ValueError("a message is no JSON object")
@@ -168,18 +187,30 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     row = {name: getattr(call, name) for name in CALL_PLAIN}
     row["messages"] = list(call.messages)
     row["versions"] = [list(run) for run in call.versions]
+    row |= {name: value for name in CALL_SELDOM if (value := getattr(call, name)) not in (None, 0)}
+    row |= {"checks": list(call.checks)} if call.checks else {}
+    terms = asdict(call.terms)
+    row |= {"terms": told} if (told := {k: v for k, v in terms.items() if v != getattr(DEFAULTS, k)}) else {}
     row |= {name: arrays.ints(getattr(call, name)) for name in CALL_IDS}
     row |= {name: arrays.floats(getattr(call, name)) for name in CALL_FLOATS}
     return row
 
 
 def _decode_call(row: dict[str, Any], ints: _Stored, floats: _Stored) -> Call:
-    fields: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
-    fields["messages"] = tuple(row["messages"])
-    fields["versions"] = tuple(VersionRun(*run) for run in row["versions"])
-    fields |= {name: ints.part(row[name]).astype(np.int32) for name in CALL_IDS}
-    fields |= {name: floats.part(row[name]).astype(np.float32) for name in CALL_FLOATS}
-    return Call(**fields)
+    known: dict[str, Any] = {name: row[name] for name in (*CALL_PLAIN, *CALL_SELDOM) if name in row}
+    known["messages"] = tuple(row["messages"])
+    known["versions"] = tuple(VersionRun(*run) for run in row["versions"])
+    known["checks"] = tuple(row.get("checks", ()))
+    known["terms"] = _terms(row.get("terms", {}))
+    known |= {name: ints.part(row[name]).astype(np.int32) for name in CALL_IDS}
+    known |= {name: floats.part(row[name]).astype(np.float32) for name in CALL_FLOATS}
+    return Call(**known)
+
+
+def _terms(told: dict[str, Any]) -> Terms:
+    if raw := told.get("raw_prompt"):
+        told = told | {"raw_prompt": RawPrompt(raw["text"], raw["after"])}
+    return Terms(**told)
 
 
 def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _Arrays) -> dict[str, Any]:

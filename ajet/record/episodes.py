@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet.record import writing
-from ajet.record.episode_codec import MOST_NUMBERS, decode, encode
+from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.secrets import Redactor
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
 
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
@@ -38,10 +38,16 @@ class EpisodeFiles:
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
     def write(
-        self, step: int, split: str, episodes: Iterable[Episode], *, notes: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        split: str,
+        episodes: Iterable[Episode],
+        outcomes: Mapping[str, Outcome] | None = None,
+        *,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Append episodes to a step, with `notes` as further keys of their lines. On return they are on the disk.
-        Raises UserError when it is full."""
+        """Append episodes to a step, with their `outcomes` by uuid, and `notes` as further keys of their lines. On
+        return they are on the disk. Raises UserError when it is full."""
         with writing.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -51,7 +57,7 @@ class EpisodeFiles:
             if left != size:
                 end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)
             try:
-                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, notes or {})
+                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {})
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
@@ -61,7 +67,12 @@ class EpisodeFiles:
             self._ends[path] = (path.stat().st_size, end)
 
     def _append_blobs(
-        self, path: Path, end: int, episodes: Iterable[Episode], notes: Mapping[str, Any]
+        self,
+        path: Path,
+        end: int,
+        episodes: Iterable[Episode],
+        outcomes: Mapping[str, Outcome],
+        notes: Mapping[str, Any],
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end."""
@@ -69,7 +80,7 @@ class EpisodeFiles:
         with path.open("ab") as file:
             file.truncate(end)
             for episode in episodes:
-                row, raw = encode(episode)
+                row, raw = encode(episode, outcomes.get(episode.uuid))
                 row |= notes
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
@@ -81,7 +92,11 @@ class EpisodeFiles:
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
         """The episodes of a step in the order written; [] when none are recorded. Raises UserError for damage."""
-        return list(read_episodes(self.path(step, split)))
+        return [episode for episode, _ in self.recorded(step, split)]
+
+    def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:
+        """The same, each with what became of it."""
+        return list(read_recorded(self.path(step, split)))
 
     def steps(self, split: str = "train") -> list[int]:
         """The steps that have episodes, ascending."""
@@ -97,21 +112,21 @@ class EpisodeFiles:
                 path.with_suffix(".bin").unlink(missing_ok=True)
 
 
-def read_episodes(path: Path) -> Iterator[Episode]:
-    """The episodes of one line file, whose blob lies beside it."""
+def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
+    """The episodes of one line file, whose blob lies beside it, and what became of each."""
     rows = list(read_rows(path))
     if not rows:
         return
     with path.with_suffix(".bin").open("rb") as blobs:
         for number, row in enumerate(rows, 1):
-            yield episode_of(row, blobs, f"{path}:{number}")
+            yield recorded_of(row, blobs, f"{path}:{number}")
 
 
-def episode_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> Episode:
-    """The episode of a line whose arrays lie in `blobs`. Raises UserError for whatever is damaged in it, before
-    it costs more memory than an episode takes."""
+def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
+    """The episode of a line whose arrays lie in `blobs`, and what became of it. Raises UserError for whatever is
+    damaged in it, before it costs more memory than an episode takes."""
     try:
-        return decode(row, _unpacked(row, blobs, where))
+        return decode(row, _unpacked(row, blobs, where)), decode_outcome(row)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(

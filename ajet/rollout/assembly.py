@@ -42,8 +42,15 @@ class Identity:
     @property
     def uuid(self) -> str:
         """The same for the same attempt of the same run, so that playing a step again writes no second episode."""
-        name = f"{self.run}/{self.split}/{self.step}/{self.order}/{self.repeat}"
-        return uuid.uuid5(NAMESPACE, name).hex
+        return uuid.uuid5(NAMESPACE, f"{self._of_group()}/{self.repeat}").hex
+
+    @property
+    def group(self) -> str:
+        """The same for all attempts of a group, and for those that are played again."""
+        return uuid.uuid5(NAMESPACE, self._of_group()).hex
+
+    def _of_group(self) -> str:
+        return f"{self.run}/{self.split}/{self.step}/{self.order}"
 
 
 @dataclass(slots=True)
@@ -88,24 +95,26 @@ def build_episode(identity: Identity, played: Played, verdict: Verdict | None, s
         repeat=identity.repeat,
         step=identity.step,
         split=identity.split,
+        group=identity.group,
+        order=identity.order,
         run=identity.run,
         status="aborted" if played.aborted else "failed" if played.failure else "completed",
+        ending=played.aborted or "",
         failure=bounds.failure(played.failure) if played.failure else None,
         verdict=None if verdict is None else _bounded(verdict),
+        calls=list(capture.calls) if capture else [],
+        messages=capture.messages if capture else [],
+        tools=capture.tools if capture else [],
+        checks=list(capture.checks) if capture else [],
         metadata=bounds.metadata(output.metadata) if output else {},
         metrics=dict(output.log_metrics) if output else {},
+        printed=played.printed,
         attempts=played.attempts,
         started=played.started,
         ended=played.ended,
     )
-    if played.aborted:
-        episode.metadata["aborted"] = played.aborted
-    if played.printed:
-        episode.metadata["printed"] = played.printed
-    if capture is not None:
-        episode.calls, episode.messages, episode.tools = list(capture.calls), capture.messages, capture.tools
-        episode.checks = list(capture.checks)
-        episode.timelines, episode.untrained = account(episode, settings)
+    timelines, untrained = account(episode, settings)
+    episode = replace(episode, timelines=timelines, untrained=untrained)
     sampled = sum(timeline.sampled for timeline in episode.timelines) + sum(episode.untrained.values())
     assert sampled == episode.sampled_tokens, (
         f"episode {episode.uuid}: {episode.sampled_tokens} tokens sampled, {sampled} accounted for: {episode.untrained}"

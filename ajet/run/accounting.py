@@ -8,42 +8,49 @@ it would be wrong does not get better by it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
 from ajet.schema.batch import TrainingBatch
-from ajet.schema.episode import Episode, Group, UntrainedReason
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, UntrainedReason
 
 
-def check_tokens(groups: Sequence[Group], batch: TrainingBatch) -> None:
-    """Raises AssertionError, naming the episode, when a sampled token is neither trained nor counted."""
+def trained_tokens(batch: TrainingBatch) -> Counter[str]:
+    """Of each episode, by its uuid."""
     trained = Counter[str]()
     for sample in batch.samples:
         trained[sample.episode] += sample.timeline.sampled
-    for group in groups:
-        for episode in group.episodes:
-            counted = sum(episode.untrained.values())
-            assert episode.sampled_tokens == trained[episode.uuid] + counted, (
-                f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {trained[episode.uuid]}, "
-                f"counted {dict(episode.untrained)}"
-            )
+    return trained
 
 
-def count_discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> None:
-    """Groups that are not trained on, because the batch had no room for them or they are `stale`: their sampled tokens
-    are counted as such."""
+def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:
+    """Raises AssertionError, naming the episode, when a sampled token is neither trained nor counted."""
+    for episode in episodes:
+        counted = episode.untrained_with(outcomes.get(episode.uuid, NO_OUTCOME))
+        own = trained.get(episode.uuid, 0)
+        assert episode.sampled_tokens == own + sum(counted.values()), (
+            f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {own}, counted {dict(counted)}"
+        )
+
+
+def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> dict[str, Outcome]:
+    """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
+    `stale`: the tokens of their timelines are counted as such."""
+    found = {}
     for group in groups:
         for episode in group.episodes:
             left = episode.sampled_tokens - sum(episode.untrained.values())
-            if left:
-                episode.untrained[reason] += left
+            found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
+    return found
 
 
-def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
+def episode_metrics(
+    episodes: Iterable[Episode], prefix: str, outcomes: Mapping[str, Outcome] | None = None
+) -> dict[str, float]:
     """Reward, success, failures by boundary, forks by reason, lengths of the episodes of one play. Success is over all
-    that count; the other averages are over the scored ones."""
+    that count; the other averages are over the scored ones. `outcomes`, by uuid: what a step did with them."""
     episodes = list(episodes)
     scored = [episode for episode in episodes if episode.scored]
     calls = [call for episode in episodes for call in episode.calls]
@@ -72,7 +79,8 @@ def episode_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float
         metrics[f"{prefix}/fork_rate/{fork}"] = count / len(calls)
     for check, count in Counter(check for e in episodes for check in e.checks).items():
         metrics[f"{prefix}/checks/{check}"] = count
-    for reason, count in sum((episode.untrained for episode in episodes), Counter[str]()).items():
+    left = (e.untrained_with((outcomes or {}).get(e.uuid, NO_OUTCOME)) for e in episodes)
+    for reason, count in sum(left, Counter[str]()).items():
         metrics[f"{prefix}/untrained/{reason}"] = count
     own: dict[str, list[float]] = {}
     for episode in scored:

@@ -72,7 +72,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
     for _, place in chosen[:count]:
         try:
-            show_episode(read_episode(place))
+            show_episode(read_episode(place)[0])
         except (UserError, OSError, ValueError) as error:
             what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
             console.print(f"{place.path.name}: {_plain(what)}", soft_wrap=True)

@@ -21,7 +21,7 @@ from ajet.context_tracker.proof import Proof, WrongToken, prove
 from ajet.context_tracker.proof_gaps import Spread
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
-from ajet.record.episodes import episode_of
+from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
@@ -31,7 +31,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
-    from ajet.schema.episode import Episode, Split
+    from ajet.schema.episode import Episode, Outcome, Split
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
@@ -201,8 +201,8 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
         for file in report.target.files:
             step, split = step_of(file)
             play = Play(file, step, cast("Split", split))
-            for episode in _episodes(report.target, file, report.proof.wrong):
-                report.proof.add(prove_episode(episode, settings, words, newest=_newest(play, episode)))
+            for episode, outcome in _episodes(report.target, file, report.proof.wrong):
+                report.proof.add(prove_episode(episode, settings, words, newest=_newest(play, outcome)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(versions_of(call).tolist())
@@ -230,7 +230,7 @@ def _prove_logprobs(
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
             again = Recomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
             for play in (play for other, play in plays if other == version):
-                episodes = list(_episodes(report.target, play.file, []))[:at_most]
+                episodes = [episode for episode, _ in _episodes(report.target, play.file, [])][:at_most]
                 play.recomputed += again.hold(report.proof, episodes, play.step, play.split)
                 bar.advance()
             report.spreads += [
@@ -240,8 +240,9 @@ def _prove_logprobs(
             del scorer
 
 
-def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[Episode]:
-    """The episodes of a file that are meant. One whose record lacks a call cannot be read: it goes into `wrong`."""
+def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
+    """The episodes of a file that are meant, with their outcomes. One whose record lacks a call cannot be read: it goes
+    into `wrong`."""
     arrays = file.with_suffix(".bin")
     opened: BinaryIO = arrays.open("rb") if arrays.exists() else BytesIO()
     with opened as blobs:
@@ -253,16 +254,16 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[E
             if not meant:
                 continue
             if lacking is None:
-                yield episode_of(row, blobs, f"{file}:{number}")
+                yield recorded_of(row, blobs, f"{file}:{number}")
             else:
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
-def _newest(play: Play, episode: Episode) -> int:
+def _newest(play: Play, outcome: Outcome) -> int:
     """The latest policy version that there was when an episode was played: every backbone calls the weights after the
     update of step N version N. One that was trained on was there before its step's update; what else a file holds may
     have ended after it, as episodes do that clients play while a server trains, or verl's asynchronous modes ahead."""
-    return max(0, play.step - 1) if play.split == "train" and episode.advantage is not None else play.step
+    return max(0, play.step - 1) if play.split == "train" and outcome.step is not None else play.step
 
 
 def _lacking(row: dict[str, Any]) -> int | None:

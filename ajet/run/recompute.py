@@ -128,14 +128,14 @@ class Recomputation:
 
     def _drawn(self, call: Call, split: Split) -> Drawn | None:
         """The distribution that a call was sampled from; None where the record does not tell, or it was greedy."""
-        if not call.trained or call.temperature <= 0 or call.extra.get("constrained"):
+        if not call.trained or call.temperature <= 0 or call.terms.constrained:
             return None
         meant = split_sampling(self._settings, split)
         if untruncated(call) and split == "validation" and (meant.top_p < 1 or meant.top_k > 0):
             return None  # validation may have been drawn otherwise when the call was made
         if untruncated(call):
             return call.temperature, meant.top_p, meant.top_k
-        return call.temperature, float(call.extra.get("top_p", 1.0)), int(call.extra.get("top_k", -1))
+        return call.temperature, call.terms.top_p, call.terms.top_k
 
     def _rows(self, samples: Sequence[Sample]) -> list[PackedRow]:
         budget = min(self._settings.trainer_common.micro_batch_tokens, ROW_TOKENS)

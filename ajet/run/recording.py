@@ -68,7 +68,6 @@ class Recording:
                     return
 
     def _write(self, episode: Episode) -> None:
-        episode.step = self._number
         self._run.episodes.write(self._number, "debug", [episode])
         self._block.append(episode)
         if len(self._block) >= BLOCK:

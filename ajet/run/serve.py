@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import console, counted, printable
-from ajet.run.accounting import count_discarded
+from ajet.run.accounting import discarded
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
@@ -30,8 +30,8 @@ from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.staleness import announce, staleness_metrics
 from ajet.run.summary import finish
-from ajet.run.train import Training, learn
-from ajet.schema.episode import Episode, Group
+from ajet.run.train import Training, Unused, learn
+from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
 
@@ -181,7 +181,7 @@ def _forget_used(served: Served) -> None:
 def _use(served: Served, results: list[Group | Episode]) -> None:
     """The next checkpoint contains what came of these."""
     assert served.pending is not None
-    episodes = [e for result in results for e in (result.episodes if isinstance(result, Group) else [result])]
+    episodes = _alone(results) + episodes_of(result for result in results if isinstance(result, Group))
     served.order.used |= served.pending.numbers(episodes)
 
 
@@ -199,7 +199,7 @@ def train_served(training: Training, served: Served, interrupts: Interrupts) -> 
             while len(batch.groups) < size:
                 batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
             run.episodes.write(batch.step, "debug", batch.others)
-            learn(training, batch.groups, interrupts, began=began, discarded=batch.discarded)
+            learn(training, batch.groups, interrupts, began=began, unused=batch.unused)
             _use(served, batch.results)
             batch = Batch(training.step + 1)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
@@ -220,34 +220,37 @@ class Batch:
     step: int
     groups: list[Group] = field(default_factory=list)
     """With something to train on."""
-    discarded: list[Group] = field(default_factory=list)
-    """Without any scored episode, or too old."""
+    useless: list[Group] = field(default_factory=list)
+    """Without any scored episode."""
+    stale: list[Group] = field(default_factory=list)
+    """Too old."""
     others: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
 
     @property
     def results(self) -> list[Group | Episode]:
         """All of it."""
-        return [*self.groups, *self.discarded, *self.others]
+        return [*self.groups, *self.useless, *self.stale, *self.others]
+
+    @property
+    def unused(self) -> Unused:
+        """Those that no batch takes, by the reason."""
+        return {"no_score": self.useless, "stale": self.stale}
 
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
         """Take in one result of the desk's, for an update of the policy's `version`."""
         if isinstance(result, Episode):
-            result.step = self.step
             self.others.append(result)
             return
-        for episode in result.episodes:
-            episode.step = self.step
         staleness = staleness_metrics(result.episodes, version).get("train/staleness_max", 0)
         stale = max_staleness is not None and staleness > max_staleness
         if stale:
-            count_discarded([result], "stale")
             logger.warning(
                 "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
                 result.task.task_id,
                 staleness,
             )
-        (self.groups if result.scored and not stale else self.discarded).append(result)
+        (self.stale if stale else self.groups if result.scored else self.useless).append(result)
 
 
 def _leave(training: Training, served: Served, batch: Batch) -> None:
@@ -262,11 +265,10 @@ def _leave(training: Training, served: Served, batch: Batch) -> None:
         results += batch.results
     for result in results:
         left.add(result)
-    groups = [*left.groups, *left.discarded]
-    count_discarded(groups)
-    run = training.run
+    run, groups = training.run, [*left.groups, *left.useless, *left.stale]
     if groups:
-        run.episodes.write(left.step, "train", [episode for group in groups for episode in group.episodes])
+        outcomes = discarded(left.groups) | discarded(left.useless, "no_score") | discarded(left.stale, "stale")
+        run.episodes.write(left.step, "train", episodes_of(groups), outcomes)
     if left.others:
         run.episodes.write(left.step, "debug", left.others)
     if training.step:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,13 +17,14 @@ from loguru import logger
 
 from ajet.algorithm import credit
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
-from ajet.run.accounting import check_tokens, count_discarded, episode_metrics
+from ajet.run.accounting import check_tokens, discarded, episode_metrics, trained_tokens
 from ajet.run.assembly import Parts
 from ajet.run.evaluate import evaluate
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
 from ajet.run.staleness import staleness_metrics
 from ajet.run.step_proof import StepProof
+from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader import TaskOrder
 
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
-    from ajet.schema.episode import Episode, Group
+    from ajet.schema.episode import Episode, Group, UntrainedReason
 
 OnStep = Callable[[int, int, dict[str, float]], None]
 """Called with (step, total steps, metrics)."""
+Unused = Mapping["UntrainedReason", Sequence["Group"]]
+"""Groups that no batch takes, by the reason."""
 
 
 class Learning(Protocol):
@@ -159,8 +162,9 @@ def train_step(training: Training, parts: Parts, order: TaskOrder, interrupts: I
     taken = order.take(_tasks_to_start(settings))
     groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
     tally = parts.rollout.tally
-    refuse_if_all_failed([episode for group in groups for episode in group.episodes], step)
-    learn(training, groups, interrupts, began=began, discarded=tally.discarded, unfinished=tally.unfinished)
+    refuse_if_all_failed(episodes_of(groups), step)
+    unused: Unused = {"oversampled": tally.discarded}
+    learn(training, groups, interrupts, began=began, unused=unused, unfinished=tally.unfinished)
 
 
 def learn(
@@ -169,25 +173,28 @@ def learn(
     interrupts: Interrupts,
     *,
     began: float,
-    discarded: Sequence[Group] = (),
+    unused: Unused | None = None,
     unfinished: Sequence[int] = (),
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
-    `discarded` groups are recorded only; `unfinished` are orders to take again."""
+    `unused` groups are recorded only; `unfinished` are orders to take again."""
     parts, run, order = training.parts, training.run, training.order
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
-    episodes = [episode for group in groups for episode in group.episodes]
+    left = [group for each in (unused or {}).values() for group in each]
+    episodes, others = episodes_of(groups), episodes_of(left)
     log_formats(episodes, settings.context_tracker)
     run.status.set(phase="update", step=step)
     with interrupts.held():
         batch = credit(
             groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
         )
-        count_discarded(discarded)
-        check_tokens([*groups, *discarded], batch)
-        metrics = episode_metrics(episodes, "train")
+        outcomes = dict(batch.outcomes)
+        for reason, each in (unused or {}).items():
+            outcomes |= discarded(each, reason)
+        check_tokens([*episodes, *others], outcomes, trained_tokens(batch))
+        metrics = episode_metrics(episodes, "train", outcomes)
         metrics |= staleness_metrics(episodes, parts.backbone.version)
         metrics["train/trained_tokens"] = batch.trained_tokens
         metrics |= batch.metrics
@@ -195,14 +202,14 @@ def learn(
         if batch.samples:
             metrics |= parts.backbone.update(batch).metrics
         metrics["version"] = parts.backbone.version
-        order.done([group.order for group in (*groups, *discarded)])
+        order.done([group.order for group in (*groups, *left)])
         order.give_back(unfinished)
         metrics |= _seconds(began, played)
-        run.episodes.write(step, "train", episodes + [e for group in discarded for e in group.episodes])
-        tasks, unused = [group.order for group in groups], [group.order for group in discarded]
+        run.episodes.write(step, "train", [*episodes, *others], outcomes)
         training.on_step(step, training.total_steps, metrics)
         ahead = {"waiting": sorted(unfinished)} if unfinished else {}
-        run.metrics.log(step, metrics, tasks=tasks, discarded=unused, **ahead)
+        tasks = [group.order for group in groups]
+        run.metrics.log(step, metrics, tasks=tasks, discarded=[group.order for group in left], **ahead)
         training.step = step
 
 

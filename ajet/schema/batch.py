@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ajet.schema.call import Floats
+from ajet.schema.episode import Outcome
 from ajet.schema.timeline import Timeline
 
 
@@ -40,6 +41,8 @@ class TrainingBatch:
     temperature: float = 1.0
     """The rollout's sampling temperature; the trainer's logits are divided by it."""
     metrics: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """What becomes of each episode of the batch's groups, by its uuid."""
 
     @property
     def trained_tokens(self) -> int:

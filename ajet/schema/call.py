@@ -18,6 +18,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
+ToolChoice = Literal["auto", "none", "required", "named"]
 FinishReason = Literal["stop", "length", "tool_calls", "aborted", "error"]
 ForkReason = Literal["template", "stop", "client_edit", "tools", "compaction", "unknown"]
 """Why a request could not extend an earlier call verbatim although one of the same agent preceded it:
@@ -34,6 +35,32 @@ class VersionRun(NamedTuple):
     first: int
     low: int
     high: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """Of a prompt that a client sent as text: what had to be encoded."""
+
+    text: str
+    after: int
+    """The ids of an earlier call that stand before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a call was asked for and drawn besides its messages, tools and temperature: what whoever derives it again
+    must know."""
+
+    constrained: bool = False
+    """Drawn under a JSON schema, which left the policy no free choice."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all."""
+    tool_choice: ToolChoice = "auto"
+    named_tool: str | None = None
+    """The one tool that it had to call, where the choice is `named`."""
+    parallel_tool_calls: bool = True
+    raw_prompt: RawPrompt | None = None
 
 
 @dataclass(slots=True)
@@ -70,8 +97,17 @@ class Call:
     """Seconds since the epoch."""
     ended: float = 0.0
     error: str | None = None
+    terms: Terms = Terms()
+    stop: str | None = None
+    """The stop string that cut the reply."""
+    rejected: str | None = None
+    """What its client had asked for and it did not keep to: it was drawn again."""
+    resumed: int = 0
+    """How often its client left and came back for it."""
+    checks: tuple[str, ...] = ()
+    """Abnormal-output checks that fired on it."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """For people: served model name, checks that fired."""
+    """For people: the model's name as asked for, what of the request was set aside. Nothing reads it back."""
 
 
 def prompt_ids(calls: Sequence[Call], index: int) -> Ids:

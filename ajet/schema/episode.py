@@ -1,7 +1,8 @@
-"""Episode: one attempt at one task, as a value. Group: the episodes of one task.
+"""Episode: one attempt at one task, as a value. Outcome: what became of it. Group: the episodes of one task.
 
 Invariant: ONE schema, in memory, in the run directory, in a store, in the viewer, in the trainer; `SCHEMA` grows by
-one when it changes, and readers accept older numbers. A failure is data: `status` says what happened, `failure`
+one when it changes, and readers accept older numbers. An episode does not change once its group has closed; what a
+step did with it is its `Outcome`, written with the step. A failure is data: `status` says what happened, `failure`
 names the boundary, and only an episode with a reward may be trained on: one that completed and was judged, or failed by
 the policy's own doing where the configuration says what that is worth.
 """
@@ -9,6 +10,7 @@ the policy's own doing where the configuration says what that is worth.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from ajet.schema.errors import Boundary
 from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
 
-SCHEMA = 1
+SCHEMA = 2
 
 Status = Literal["completed", "failed", "aborted"]
 """completed: the workflow returned; failed: `failure` says at which boundary it ended; aborted: ajet stopped it
@@ -64,7 +66,25 @@ class Verdict:
     reason: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step did with an episode."""
+
+    step: int | None = None
+    """The training step whose update it was part of; None: of none."""
+    advantage: float | None = None
+    """Mean over its trained tokens; None where nothing of it was trained."""
+    untrained: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of its timelines that were not trained, by `UntrainedReason`."""
+    discarded: UntrainedReason | None = None
+    """Why its whole group is in no batch."""
+
+
+NO_OUTCOME = Outcome()
+"""Of an episode that no step has taken."""
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """One attempt at one task."""
 
@@ -75,22 +95,28 @@ class Episode:
     step: int
     """Training step it was played for (validation: the step after which)."""
     split: Split
+    group: str = ""
+    """Name of its group; the same where it is played again."""
+    order: int = -1
+    """The task's position in the training order, or in its validation; -1: in none."""
     run: str = ""
     """Identity of the run whose policy versions the calls carry."""
     status: Status = "completed"
+    ending: str = ""
+    """Why ajet ended it: the reason of an abort ("group_deadline", "interrupted"); "" where it ended by itself."""
     failure: Failure | None = None
     verdict: Verdict | None = None
-    advantage: float | None = None
-    """Written by the algorithm; None when the episode was not trained on."""
     calls: list[Call] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Distinct messages of all calls, in order of first use; calls refer to them by index."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
     untrained: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens not trained, by `UntrainedReason`."""
+    """Sampled tokens that are in none of its timelines, by `UntrainedReason`."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The workflow's own output metadata."""
+    """The workflow's own output metadata, and nothing else."""
+    printed: str = ""
+    """What the workflow wrote to its standard output, where the isolation keeps it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The workflow's `log_metrics`."""
     checks: list[str] = field(default_factory=list)
@@ -98,7 +124,6 @@ class Episode:
     attempts: int = 1
     started: float = 0.0
     ended: float = 0.0
-    schema: int = SCHEMA
 
     @property
     def reward(self) -> float | None:
@@ -117,7 +142,7 @@ class Episode:
         """True when it says nothing about the policy, since ajet failed at it or stopped it. An attempt that took
         longer than its group waited does count."""
         if self.status == "aborted":
-            return self.metadata.get("aborted") != "group_deadline"
+            return self.ending != "group_deadline"
         return self.failure is not None and self.failure.own
 
     @property
@@ -129,6 +154,16 @@ class Episode:
     def sampled_tokens(self) -> int:
         """Tokens the policy (or a debug model's token engine) sampled in all calls."""
         return sum(len(call.response_ids) for call in self.calls)
+
+    @property
+    def policy_span(self) -> tuple[int, int] | None:
+        """The oldest and the newest policy version that sampled of it; None where none did."""
+        runs = [run for call in self.calls for run in call.versions]
+        return (min(run.low for run in runs), max(run.high for run in runs)) if runs else None
+
+    def untrained_with(self, outcome: Outcome) -> Counter[str]:
+        """All its sampled tokens that were not trained, by reason."""
+        return +(self.untrained + Counter(outcome.untrained))
 
 
 @dataclass(slots=True)
@@ -143,3 +178,8 @@ class Group:
     def scored(self) -> list[Episode]:
         """The episodes that may enter a baseline."""
         return [episode for episode in self.episodes if episode.scored]
+
+
+def episodes_of(groups: Iterable[Group]) -> list[Episode]:
+    """All of them, group by group."""
+    return [episode for group in groups for episode in group.episodes]

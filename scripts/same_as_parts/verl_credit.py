@@ -16,10 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-SETTINGS = (
-    *("sequence", "token", "sequence-sum", "kl", "kl in the reward"),
-    "two mini batches of tokens, with everything",
-)
+TC = "trainer_common"
+AGGREGATION = f"{TC}.algorithm.loss_aggregation"
+KL = {f"{TC}.use_kl_loss": True, f"{TC}.kl_loss_coef": 0.5}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sequence": {},
+    "token": {AGGREGATION: "token"},
+    "sequence-sum": {AGGREGATION: "sequence-sum"},
+    "kl": KL,
+    "kl in the reward": {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.1},
+    "two mini batches of tokens, with everything": {
+        f"{TC}.mini_batch_num": 2, **KL, f"{TC}.algorithm.is_cap": 1.5, AGGREGATION: "token"
+    },
+}  # fmt: skip
 STAND_INS = ("tests.contract.verl_update", "tests.verl_update")
 """The second is where the first version that is compared has them."""
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -35,7 +44,6 @@ def main(out: Path) -> None:
     import torch
     from safetensors.numpy import save_file
 
-    from tests.contract.test_verl_credit import SETTINGS as KNOWN
     from tests.contract.test_verl_credit import scenarios
 
     verl_update: Any = import_module(next(name for name in STAND_INS if find_spec(name)))
@@ -55,7 +63,7 @@ def main(out: Path) -> None:
             return super().kv_batch_put(keys, partition_id, fields, tags)
 
     verl_update.Queue = Watched
-    for name, scenario in scenarios({name: KNOWN[name] for name in SETTINGS}, 1).items():
+    for name, scenario in scenarios(SETTINGS, 1).items():
         torch.manual_seed(0)
         written.clear()
         result = verl_update.run(scenario, 0, 1)

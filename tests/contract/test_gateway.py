@@ -187,7 +187,7 @@ def test_a_stop_string_cuts_the_ids_at_the_token_that_completes_it(stream):
         first, second = session.close().calls
         assert on.renderer.decode(first.response_ids) == "Thought 1.\nObservation:"
         assert len(first.logprobs) == len(first.response_ids)
-        assert first.finish == "stop" and first.extra["stop"] == "\nObservation:"
+        assert first.finish == "stop" and first.stop == "\nObservation:"
         assert second.fork == "stop" and second.parent == 0
         assert on.engine.closed_early == 1 and on.engine.running == 0
 
@@ -333,7 +333,7 @@ def test_a_malformed_call_stays_in_the_content_for_a_check_to_see():
         assert refused.status_code == 410 and refused.json()["error"]["code"] == "episode_terminated"
         capture = session.close()
         assert capture.checks == ["wrong_toolcall"] and capture.terminated == "wrong_toolcall"
-        assert capture.calls[0].extra["checks"] == ["wrong_toolcall"]
+        assert capture.calls[0].checks == ("wrong_toolcall",)
 
 
 def test_force_disable_toolcalls_drops_tools_and_says_so():

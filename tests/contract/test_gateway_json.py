@@ -54,9 +54,9 @@ def test_a_reply_that_breaks_the_schema_is_recorded_counted_and_drawn_again(stre
         capture = session.close()
         one, two, three, four = capture.calls
         for call, reason in ((one, "not JSON"), (two, "$.answer")):
-            assert (call.finish, call.reply) == ("aborted", None) and reason in call.extra["rejected"]
-            assert len(call.response_ids) == len(call.logprobs) > 0 and call.extra["rejected"] in call.error
-        assert three.finish == "stop" and "rejected" not in three.extra
+            assert (call.finish, call.reply) == ("aborted", None) and reason in call.rejected
+            assert len(call.response_ids) == len(call.logprobs) > 0 and call.rejected in call.error
+        assert three.finish == "stop" and three.rejected is None
         assert usage.completion_tokens == len(three.response_ids)
         assert usage.prompt_tokens == len(prompt_ids(capture.calls, 2)) == len(prompt_ids(capture.calls, 0))
         assert len(two.suffix_ids) == len(three.suffix_ids) == 0, "the same prompt is stored once"
@@ -212,8 +212,8 @@ def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
 
         assert asyncio.run(play()).choices[0].message.content == GOOD
         first, second = session.close().calls
-        assert first.finish == "aborted" and "rejected" in first.extra
-        assert second.finish == "stop" and second.extra["resumed"] == 1 and second.response_ids.tolist() == good
+        assert first.finish == "aborted" and first.rejected
+        assert second.finish == "stop" and second.resumed == 1 and second.response_ids.tolist() == good
 
 
 @pytest.mark.parametrize(

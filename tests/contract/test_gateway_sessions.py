@@ -134,7 +134,7 @@ def test_a_retry_goes_on_with_the_call_that_its_leaving_aborted(way, stream):
         (call,) = capture.calls
         assert call.response_ids.tolist() == engine.whole and call.finish == "stop" and call.error is None
         assert len(call.logprobs) == len(call.logprobs_unit) == len(engine.whole)
-        assert call.extra["resumed"] == 1
+        assert call.resumed == 1
         first, second = engine.asked
         assert second.prompt_ids.tolist() == [*first.prompt_ids.tolist(), *engine.whole[:3]]
         assert second.sampling.max_tokens == first.sampling.max_tokens - 3
@@ -157,7 +157,7 @@ def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
         answer = asyncio.run(play())
         assert answer.choices[0].message.content == TEXT
         (call,) = session.close().calls
-        assert call.response_ids.tolist() == engine.whole and call.extra["resumed"] == 2
+        assert call.response_ids.tolist() == engine.whole and call.resumed == 2
         assert answer.usage.completion_tokens == len(call.response_ids)
         assert answer.usage.prompt_tokens == len(call.suffix_ids)
 
@@ -200,7 +200,7 @@ def test_a_retry_of_what_was_sampled_but_never_read_replays_it(way, stream):
         status, said, _ = asyncio.run(ask(endpoint, way, RETRY, stream=stream))
         assert (status, said) == (200, "first " * 300)
         (call,) = session.close().calls
-        assert on.engine.requests == 1 and "resumed" not in call.extra
+        assert on.engine.requests == 1 and not call.resumed
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -64,8 +64,8 @@ def test_a_call_that_breaks_its_strict_schema_is_recorded_counted_and_drawn_agai
         one, two, three = session.close().calls
         for rejected, reason in ((one, "$.a"), (two, "'a' is a required property")):
             assert (rejected.finish, rejected.reply) == ("aborted", None)
-            assert reason in rejected.extra["rejected"] and "'add'" in rejected.extra["rejected"]
-        assert three.finish == "tool_calls" and "rejected" not in three.extra
+            assert reason in rejected.rejected and "'add'" in rejected.rejected
+        assert three.finish == "tool_calls" and three.rejected is None
         lines, untrained = timelines([one, two, three])
         assert untrained == {"aborted_call": len(one.response_ids) + len(two.response_ids)}
         assert [int(line.mask.sum()) for line in lines] == [len(three.response_ids)]
@@ -139,7 +139,7 @@ def test_a_forced_call_and_tool_choice_none(language):
         session = on.open()
         answer = ask(session("a", "a", None), language, tool_choice=forced)
         assert said(language, answer, False) == ("", [("add", {"a": 1})])
-        assert ["rejected" in one.extra for one in session.close().calls] == [True, False]
+        assert [one.rejected is not None for one in session.close().calls] == [True, False]
     none = {"type": "none"} if language is MESSAGES else "none"
     with bench([BAD, "never drawn"]) as on:
         text, calls = said(language, ask(on.open()("a", "a", None), language, tool_choice=none), False)
@@ -198,7 +198,7 @@ def test_a_json_reply_and_a_strict_tool_are_both_held_to():
         endpoint = session("a", "a", None)
         assert said(CHAT, ask(endpoint, CHAT, response_format=asked), False) == ("", [("add", {"a": 1})])
         assert said(CHAT, ask(endpoint, CHAT, response_format=asked), False) == ('{"total": 3}', [])
-        assert ["rejected" in one.extra for one in session.close().calls] == [True, True, False, False]
+        assert [one.rejected is not None for one in session.close().calls] == [True, True, False, False]
 
 
 def test_a_client_s_seed_names_another_reply_at_each_draw():

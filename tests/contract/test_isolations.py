@@ -110,7 +110,7 @@ def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(isolation: str, w
         assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
         assert len(episode.calls) == 1
         if isolation == "process":
-            assert "about to hang" in episode.metadata["printed"]
+            assert "about to hang" in episode.printed
             assert until(lambda: made.rollout.abandoned == 0)
         elif workflow is not flows.HangsAwaiting:
             assert made.rollout.abandoned == 1
@@ -134,7 +134,7 @@ def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:
 def test_printed_output_and_metrics_reach_the_episode() -> None:
     with stage(flows.Asks, isolation="process") as made:
         first, second = made.play(1)[0].episodes
-    assert (first.metadata["printed"], second.metadata["printed"]) == ("playing Tt0#R0\n", "playing Tt0#R1\n")
+    assert (first.printed, second.printed) == ("playing Tt0#R0\n", "playing Tt0#R1\n")
     assert first.metrics == {"asked": 1.0}
 
 

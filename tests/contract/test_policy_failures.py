@@ -124,7 +124,7 @@ def test_a_failed_episode_with_a_reward_moves_the_baseline_of_its_group() -> Non
     with stage(Parses, lambda _: next(replies), num_repeat=4, policy_failure_reward=0.0, max_env_worker=1) as made:
         (group,) = made.play(1)
     batch = credit([group], AjetConfig(), step=1)
-    advantages = {episode.status: episode.advantage for episode in group.episodes}
+    advantages = {episode.status: batch.outcomes[episode.uuid].advantage for episode in group.episodes}
     assert len(batch.samples) == 4 and advantages["failed"] < 0 < advantages["completed"]
 
 

@@ -159,7 +159,7 @@ def prompt_size(episode: Episode, call: int) -> int:
 def test_a_swapped_id(copy):
     def change(episode: Episode) -> None:
         episode.calls[1].response_ids[2] += 1
-        episode.timelines, _ = timelines(episode.calls)
+        episode.timelines[:], _ = timelines(episode.calls)
 
     episode = spoil(copy, change)
     report = proven(copy, steps=[1])
@@ -184,7 +184,7 @@ def test_a_shifted_mask(copy):
 def test_a_wrong_log_probability(copy):
     def change(episode: Episode) -> None:
         episode.calls[1].logprobs_unit[3] -= 0.3
-        episode.timelines, _ = timelines(episode.calls)
+        episode.timelines[:], _ = timelines(episode.calls)
 
     episode = spoil(copy, change)
     assert proven(copy, ids_only=True).proof.ok, "ids alone say nothing of it"
@@ -197,7 +197,7 @@ def test_a_wrong_log_probability(copy):
 def test_a_wrong_log_probability_of_the_distribution_sampled_from(copy):
     def change(episode: Episode) -> None:
         episode.calls[0].logprobs[1] -= 0.3
-        episode.timelines, _ = timelines(episode.calls)
+        episode.timelines[:], _ = timelines(episode.calls)
 
     episode = spoil(copy, change)
     report = proven(copy, steps=[1])

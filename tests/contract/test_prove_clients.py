@@ -84,9 +84,14 @@ def record(cell: Cell, play: Any) -> Episode:
         capture = on.session.close()
     lines, untrained = timelines(capture.calls)
     task = Task(main_query=str(cell), task_id=str(cell))
-    made = Episode(uuid=uuid4().hex, task=task, repeat=0, step=1, split="train", timelines=lines, untrained=untrained)
-    made.calls, made.messages, made.tools = capture.calls, capture.messages, capture.tools
-    return made
+    return Episode(
+        *(uuid4().hex, task, 0, 1, "train"),
+        timelines=list(lines),
+        untrained=untrained,
+        calls=capture.calls,
+        messages=capture.messages,
+        tools=capture.tools,
+    )
 
 
 def prove(run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:

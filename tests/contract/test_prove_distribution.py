@@ -73,13 +73,14 @@ def spoiled(run: Path, folder: Path, change: Callable[[list[Episode]], None], st
     """A copy of a run in which the episodes of one step were changed."""
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns("logs"))
     files = EpisodeFiles(folder / "episodes")
-    episodes = files.read(step)
+    recorded = files.recorded(step)
+    episodes = [episode for episode, _ in recorded]
     change(episodes)
     for episode in episodes:
-        episode.timelines, _ = timelines(episode.calls)
+        episode.timelines[:], _ = timelines(episode.calls)
     for path in (files.path(step), files.path(step).with_suffix(".bin")):
         path.unlink()
-    files.write(step, "train", episodes)
+    files.write(step, "train", episodes, {episode.uuid: outcome for episode, outcome in recorded})
     return folder
 
 

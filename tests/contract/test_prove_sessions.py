@@ -137,10 +137,15 @@ def session_of(name: str, seed: int) -> Episode:
         gateway.close()
     task = Task(main_query=name, task_id=f"{name}/{seed}")
     lines, untrained = timelines(capture.calls)
-    made = Episode(uuid=uuid4().hex, task=task, repeat=0, step=1, split="train", timelines=lines, untrained=untrained)
-    made.calls, made.messages, made.tools = capture.calls, capture.messages, capture.tools
-    made.started = capture.calls[0].started
-    return made
+    return Episode(
+        *(uuid4().hex, task, 0, 1, "train"),
+        timelines=list(lines),
+        untrained=untrained,
+        calls=capture.calls,
+        messages=capture.messages,
+        tools=capture.tools,
+        started=capture.calls[0].started,
+    )
 
 
 def proven(

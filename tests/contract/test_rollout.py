@@ -245,7 +245,7 @@ def test_a_group_closes_at_its_deadline_with_k_of_n() -> None:
     assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted", "aborted"]
     assert len(group.scored) == 2
     for episode in group.episodes[2:]:
-        assert episode.metadata["aborted"] == "group_deadline" and accounted(episode) and not episode.timelines
+        assert episode.ending == "group_deadline" and accounted(episode) and not episode.timelines
 
 
 def test_a_group_waits_for_min_group_after_its_deadline() -> None:

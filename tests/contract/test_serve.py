@@ -10,10 +10,9 @@ import pytest
 
 from ajet.record import PendingEpisodes
 from ajet.rollout.served import ServedOrder
-from ajet.run.accounting import check_tokens, count_discarded
+from ajet.run.accounting import check_tokens, discarded
 from ajet.run.serve import Batch
-from ajet.schema.batch import TrainingBatch
-from ajet.schema.episode import Episode, Group, Verdict
+from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
@@ -240,7 +239,7 @@ def test_a_group_closes_at_its_deadline_with_what_it_has():
             served.play(reward, task="q")
         group = take_group(served)
         assert [episode.status for episode in group.episodes] == ["aborted", "completed", "completed"]
-        assert group.episodes[0].metadata["aborted"] == "group_deadline"
+        assert group.episodes[0].ending == "group_deadline"
         assert error(served.finish(slow, reward=1)) == (409, "episode_ended")
 
 
@@ -357,9 +356,10 @@ def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
     group = Group(episodes[0].task, 0, episodes)
     batch = Batch(9)
     batch.add(group, 8, most)
-    assert (batch.groups, batch.discarded) == (([group], []) if taken else ([], [group]))
-    assert [episode.step for episode in episodes] == [9, 9]
-    if not taken:
-        count_discarded(batch.discarded)
-        assert [dict(one.untrained) for one in episodes] == [{"stale": one.sampled_tokens} for one in episodes]
-        check_tokens(batch.discarded, TrainingBatch(step=9, samples=[], temperature=1.0))
+    assert (batch.groups, batch.stale, batch.useless) == (([group], [], []) if taken else ([], [group], []))
+    outcomes = discarded(batch.stale, "stale")
+    if taken:
+        assert outcomes == {}
+        return
+    assert outcomes == {e.uuid: Outcome(None, None, {"stale": e.sampled_tokens}, "stale") for e in episodes}
+    check_tokens(episodes, outcomes, {})

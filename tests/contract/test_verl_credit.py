@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,7 @@ def groups_of_steps() -> list[list[Group]]:
         for order, (members, scores) in enumerate(zip(shapes, rewards, strict=True)):
             episodes = []
             for repeat, (turns, reward) in enumerate(zip(members, scores, strict=True)):
-                episode = episode_of(reward, (1,), uuid=f"{order}/{repeat}")
-                episode.repeat, episode.timelines = repeat, []
+                episode = replace(episode_of(reward, (1,), uuid=f"{order}/{repeat}"), repeat=repeat, timelines=[])
                 for count in turns:
                     calls = sum(len(other.spans) for other in episode.timelines)
                     episode.timelines.append(timeline(calls, count))
@@ -118,7 +118,7 @@ def split_rows(steps: list[list[Group]]) -> list[list[Group]]:
                     part.logprobs = np.where(part.mask, part.logprobs, 0).astype(np.float32)
                     part.spans = (SampledSpan(*span),)
                     parts.append(part)
-            episode.timelines = parts
+            episode.timelines[:] = parts
     return steps
 
 

@@ -9,6 +9,7 @@ import ast
 import inspect
 import textwrap
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from types import SimpleNamespace
@@ -265,8 +266,7 @@ def test_groups_are_too_old_when_verl_drops_them(threshold):
         waiting = Waiting(threshold)
         for order, step in asked.items():
             if step <= now:
-                episode = episode_of(1.0)
-                episode.step = step
+                episode = replace(episode_of(1.0), step=step)
                 waiting.add(Group(Task(task_id=str(order)), order, [episode]))
         _, stale = waiting.take(now, ())
         assert {str(group.order) for group in stale} == buffer._stale_terminal_keys(now, "train")

@@ -121,7 +121,7 @@ def test_a_row_brings_the_pictures_of_its_timeline():
     episode = played(renderer, [question(URL, "one"), question(data_url(square("red")), "two")])
     (line,) = episode.timelines
     for length, sizes in ((line.ids.size, [(28, 42), (56, 56)]), (line.spans[0].stop + 9, [(28, 42)])):
-        episode.timelines, _ = cut_over_length([line], length)
+        episode.timelines[:], _ = cut_over_length([line], length)
         (row,) = rows(episode, group_order=0)
         pictures = row["multi_modal_data"]["images"]
         assert [each.size for each in pictures] == sizes

@@ -165,7 +165,7 @@ def test_a_client_that_leaves_while_its_prompt_is_rendered_and_asks_again_has_ma
 
         assert asyncio.run(play()).status_code == 200
         (call,) = session.close().calls
-        assert call.error is None and "resumed" not in call.extra and on.engine.requests == 1
+        assert call.error is None and not call.resumed and on.engine.requests == 1
 
 
 def play(on):
@@ -188,7 +188,15 @@ def play(on):
     complete(on.renderer.encode("1 + 2 =").tolist())
     calls = session.close().calls
     return [
-        (call.agent, call.parent, call.fork, call.prefix, prompt_ids(calls, call.index).tolist(), call.extra)
+        (
+            call.agent,
+            call.parent,
+            call.fork,
+            call.prefix,
+            prompt_ids(calls, call.index).tolist(),
+            call.terms,
+            call.extra,
+        )
         for call in calls
     ]
 

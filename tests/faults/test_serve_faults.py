@@ -17,7 +17,7 @@ import pytest
 from ajet.engine.scripted import ScriptedReply
 from ajet.record import EpisodeFiles, read_status
 from ajet.run.summary import Tally
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, metric_rows, start
 from tests.served_fixtures import Counter, counter
 
@@ -283,8 +283,9 @@ def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_le
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130, log.read_text()
     assert (run / "checkpoints" / "step-3").exists()
-    kept = {episode.uuid: episode for episode in EpisodeFiles(run / "episodes").read(3)}
-    assert kept[half["episode"]].untrained["oversampled"] == kept[half["episode"]].sampled_tokens > 0
+    kept = {recorded[0].uuid: recorded for recorded in EpisodeFiles(run / "episodes").recorded(3)}
+    episode, outcome = kept[half["episode"]]
+    assert outcome.discarded == "oversampled" and outcome.untrained == {"oversampled": episode.sampled_tokens}
     assert (read_status(run) or {})["outcome"] == "interrupted"
 
     (run / "status.json").unlink()
@@ -308,9 +309,9 @@ def _until(condition: Any) -> Any:
     return found
 
 
-def episodes_of(run: Path) -> list[tuple[int, Episode]]:
+def episodes_of(run: Path) -> list[tuple[int, Episode, Outcome]]:
     files = EpisodeFiles(run / "episodes")
-    return [(step, episode) for step in files.steps() for episode in files.read(step)]
+    return [(step, *recorded) for step in files.steps() for recorded in files.recorded(step)]
 
 
 @pytest.mark.slow
@@ -361,13 +362,13 @@ def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(
     assert process.wait(timeout=60) == 0, log.read_text()
 
     found = episodes_of(run)
-    assert sorted(episode.uuid for _, episode in found) == sorted(ended), "each once, and none is missing"
+    assert sorted(episode.uuid for _, episode, _ in found) == sorted(ended), "each once, and none is missing"
     assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]
     tasks: dict[int, set[str]] = {}
-    for step, episode in found:
+    for step, episode, outcome in found:
         told = ended[episode.uuid]
         assert (episode.reward, episode.sampled_tokens) == (told["reward"], told["sampled_tokens"])
-        assert not episode.untrained and episode.advantage
+        assert not episode.untrained_with(outcome) and outcome.advantage and outcome.step == step
         tasks.setdefault(step, set()).add(episode.task.main_query)
     assert tasks == {1: {"a", "b"}, 2: {"c", "d"}, 3: {"e", "f"}, 4: {"g", "h"}}
     assert not list((run / "pending").iterdir()), "what a checkpoint has is kept nowhere else"

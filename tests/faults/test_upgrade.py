@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet.record.earlier_schemas import todays
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_fixtures import without_verl
@@ -55,9 +56,10 @@ class Old:
         return str(self.run.relative_to(self.project / "launcher_record"))
 
     def episodes(self, folder: str = "episodes") -> list[dict[str, Any]]:
-        """The lines of its files."""
+        """The lines of its files, in today's schema, with the step of the file that each is in."""
         files = sorted((self.run / folder).glob("*.jsonl"))
-        return [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        lines = ((path, todays(json.loads(line))) for path in files for line in path.read_text().splitlines())
+        return [row | {"file": int(path.name.split(".")[0].removeprefix("step-"))} for path, row in lines]
 
     def checkpoint(self) -> dict[str, Any]:
         """What its last one says of itself."""
@@ -268,13 +270,13 @@ def test_episodes_that_a_killed_server_acknowledged_are_trained_once(
     assert [row["step"] for row in rows if "version" in row] == [1, 2, 3]
     trained = [episode for episode in old.episodes() if episode["split"] == "train"]
     played = {told["episode"] for told in client.ended}
-    now = Counter(episode["uuid"] for episode in trained if episode["step"] > 1)
+    now = Counter(episode["uuid"] for episode in trained if episode["file"] > 1)
     assert now == Counter({**dict.fromkeys(pending, 1), **dict.fromkeys(played, 1)}), "each once, and none is missing"
-    tasks = {step: {e["task"]["main_query"] for e in trained if e["step"] == step} for step in (2, 3)}
+    tasks = {step: {e["task"]["main_query"] for e in trained if e["file"] == step} for step in (2, 3)}
     assert tasks == {2: {"What does c cost?", "What does d cost?"}, 3: {task for task, _ in asked(LAST)}}
     for episode in trained:
         if then := pending.get(episode["uuid"]):
-            assert episode["verdict"]["reward"] == then["verdict"]["reward"] and episode["advantage"]
+            assert episode["verdict"]["reward"] == then["verdict"]["reward"] and episode["outcome"]["advantage"]
     assert not list((old.run / "pending").iterdir()), "what a checkpoint has is kept nowhere else"
 
 

@@ -47,10 +47,11 @@ def test_groups_that_were_played_ahead_are_trained_by_the_next_launch(tmp_path):
     assert ahead <= set(later)
     for row in rows:
         assert len(row["tasks"]) == 4
-        episodes = EpisodeFiles(second.run / "episodes").read(row["step"])
+        recorded = EpisodeFiles(second.run / "episodes").recorded(row["step"])
+        episodes = [episode for episode, _ in recorded]
         assert len({episode.uuid for episode in episodes}) == len(episodes) == row["train/episodes"]
         assert sum(row.get(name, 0) for name in row if name.startswith("train/untrained/")) == sum(
-            sum(episode.untrained.values()) for episode in episodes
+            episode.untrained_with(outcome).total() for episode, outcome in recorded
         )
     seen = [order for row in rows for order in [*row["tasks"], *row["discarded"]]]
     assert len(seen) == len(set(seen)) and not set(seen) & waiting(second, LAST), "nothing is trained twice"

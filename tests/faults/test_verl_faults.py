@@ -71,7 +71,8 @@ def test_failed_episodes_are_recorded_and_the_others_are_trained(faulty):
         failed = {repeat: (failure.boundary, failure.kind) for repeat, failure in failures.items()}
         assert failed == {3: ("agent", "ValueError"), 5: ("agent", "timeout")}
         assert len(episodes) == 4 * 8 and sum(episode.scored for episode in episodes) == 4 * 6
-        assert all(episode.advantage is None for episode in episodes if episode.failure)
+        recorded = EpisodeFiles(run.run / "episodes").recorded(step)
+        assert all(outcome.step is None for episode, outcome in recorded if episode.failure)
     row = run.rows()[0]
     assert row["train/failed"] == 8 and row["tasks"] == [0, 1, 2, 3]
 

@@ -9,9 +9,9 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.run.summary import Tally
-from ajet.run.verl.segments import mapped
+from ajet.run.verl.leftovers import mapped
 from tests.ajet_command import ajet, metric_rows
-from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+from tests.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 
@@ -100,13 +100,9 @@ def test_it_learns_and_engine_and_trainer_are_one_policy(life):
     assert max(row["logprob_gap_max"] for row in rows) < 1e-3
     assert all(row["train/staleness_max"] == 0 for row in rows)
     for row in rows:
-        episodes = EpisodeFiles(life[0].run / "episodes").read(row["step"])
-        sampled = sum(episode.sampled_tokens for episode in episodes)
-        untrained = sum(sum(episode.untrained.values()) for episode in episodes)
-        trained = sum(
-            line.sampled for episode in episodes if episode.advantage is not None for line in episode.timelines
-        )
-        assert sampled == trained + untrained == row["train/sampled_tokens"]
+        recorded = EpisodeFiles(life[0].run / "episodes").recorded(row["step"])
+        sampled = sum(episode.sampled_tokens for episode, _ in recorded)
+        assert sampled == accounted(recorded) == row["train/sampled_tokens"]
 
 
 def test_the_curve_is_the_local_backbones(life):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.run.summary import Tally
-from ajet.run.verl.segments import mapped
+from ajet.run.verl.leftovers import mapped
 from tests.ajet_command import ajet
-from tests.verl_runs import Life, all_gone, skip_without_verl, tool_project
+from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.boots]
 REPEATS, BATCH = 8, 4
@@ -45,24 +44,25 @@ def life(tmp_path_factory):
     code = yaml.parent / "workflow.py"
     code.write_text(code.read_text() + FAULTY)
     seen: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="v") as theirs:  # vLLM's sockets and verl's locks, when they are killed
-        run = Life(yaml, "life", *SETTINGS, temporary=theirs)
-        try:
-            run.wait_for_step(1)
-            seen["roles"] = {entry["role"] for entry in run.status()["processes"]}
-            (worker,) = run.processes("agent loop")
-            os.kill(worker.pid, signal.SIGKILL)
-            run.wait_for_step(2)
-            seen["after the worker died"] = run.log.read_text()
-            run.wait(lambda: (run.run / "checkpoints" / "step-2" / "state.json").exists(), "the checkpoint of step 2")
-            left = run.processes()
-            segments = {name for server in run.processes("VLLM::") for name, _ in mapped(server.pid)}
-            os.kill(run.process.pid, signal.SIGKILL)
-            run.process.wait()
-            seen["alive after kill -9"] = all_gone(left)
-            seen["segments"] = {name: Path("/dev/shm", name).exists() for name in segments}
-        finally:
-            run.end()
+    run = Life(yaml, "life", *SETTINGS)
+    try:
+        run.wait_for_step(1)
+        seen["roles"] = {entry["role"] for entry in run.status()["processes"]}
+        (worker,) = run.processes("agent loop")
+        temporary = Path(worker.environ()["TMPDIR"])
+        os.kill(worker.pid, signal.SIGKILL)
+        run.wait_for_step(2)
+        seen["after the worker died"] = run.log.read_text()
+        run.wait(lambda: (run.run / "checkpoints" / "step-2" / "state.json").exists(), "the checkpoint of step 2")
+        left = run.processes()
+        segments = {name for server in run.processes("VLLM::") for name, _ in mapped(server.pid)}
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        seen["alive after kill -9"] = all_gone(left)
+        seen["temporary"] = remains(temporary)
+        seen["segments"] = {name: Path("/dev/shm", name).exists() for name in segments}
+    finally:
+        run.end()
     return run, seen
 
 
@@ -82,7 +82,8 @@ def test_failed_episodes_are_recorded_and_the_others_are_trained(life):
             3: ("agent", "ValueError")
         }
         assert sum(episode.scored for episode in episodes) == BATCH * (REPEATS - 1)
-        assert all(episode.advantage is None for episode in episodes if episode.failure)
+        recorded = EpisodeFiles(run.run / "episodes").recorded(step)
+        assert all(outcome.step is None for episode, outcome in recorded if episode.failure)
 
 
 def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_one_policy(life):
@@ -96,11 +97,10 @@ def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_on
     assert all(row["train/staleness_max"] == 0 and row["train/failed"] == BATCH for row in rows)
     assert any(row["grad_norm"] > 0 for row in rows)
     for row in rows:
-        episodes = EpisodeFiles(run.run / "episodes").read(row["step"])
-        trained = [line.sampled for each in episodes if each.advantage is not None for line in each.timelines]
-        untrained = sum(sum(episode.untrained.values()) for episode in episodes)
-        assert sum(trained) + untrained == row["train/sampled_tokens"]
-        assert sum(episode.sampled_tokens for episode in episodes) == row["train/sampled_tokens"]
+        recorded = EpisodeFiles(run.run / "episodes").recorded(row["step"])
+        assert {outcome.step for _, outcome in recorded} <= {row["step"], None}
+        assert accounted(recorded) == row["train/sampled_tokens"]
+        assert sum(episode.sampled_tokens for episode, _ in recorded) == row["train/sampled_tokens"]
 
 
 def test_no_process_and_no_shared_memory_outlives_the_run(life):
@@ -108,6 +108,7 @@ def test_no_process_and_no_shared_memory_outlives_the_run(life):
     assert {"run", "trainer", "agent loop", "raylet", "gcs_server"} <= seen["roles"]
     assert seen["alive after kill -9"] == []
     assert len(seen["segments"]) >= 2 and not any(seen["segments"].values()), seen["segments"]
+    assert seen["temporary"] == [], "sockets and locks"
 
 
 def test_what_it_left_is_whole(life):

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
+from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics, trained_tokens
 from ajet.run.interrupt import Interrupts
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
-from ajet.schema.episode import Episode, Failure, Group, Verdict
+from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 
@@ -54,14 +54,17 @@ def test_prompts_are_rebuilt_through_partial_prefixes():
 def test_every_sampled_token_is_trained_or_counted():
     episode = an_episode(calls=[a_call()])
     sample = Sample(a_timeline(), "e", 0, np.ones(5, np.float32), 1.0)
-    group = Group(episode.task, 0, [episode])
-    check_tokens([group], TrainingBatch(1, [sample]))
+    trained = trained_tokens(TrainingBatch(1, [sample]))
+    check_tokens([episode], {}, trained)
     with pytest.raises(AssertionError, match="episode e: sampled 3 tokens, trained 0"):
-        check_tokens([group], TrainingBatch(1, []))
-    episode.untrained = Counter(zero_variance=3)
-    check_tokens([group], TrainingBatch(1, []))
-    with pytest.raises(AssertionError):
-        check_tokens([group], TrainingBatch(1, [sample]))
+        check_tokens([episode], {}, {})
+    for one, outcomes in (
+        (episode, {"e": Outcome(untrained={"zero_variance": 3})}),
+        (an_episode(calls=[a_call()], untrained=Counter(over_length=2)), {"e": Outcome(untrained={"stale": 1})}),
+    ):
+        check_tokens([one], outcomes, {})
+        with pytest.raises(AssertionError):
+            check_tokens([one], outcomes, trained)
 
 
 def test_rewards_are_of_scored_episodes_and_success_is_over_all():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ajet.algorithm import credit, grpo, has_signal, reinforce_plus_plus, rloo
+from ajet.schema.episode import Outcome
 from tests.local_fixtures import config_of, episode_of, group_of
 
 
@@ -51,16 +52,16 @@ def test_reinforce_plus_plus_normalises_over_all_groups():
     groups = [group_of(episode_of(1.0, uuid="a"), episode_of(1.0, uuid="b")), group_of(episode_of(0.0, uuid="c"))]
     batch = credit(groups, config_of(algorithm__adv_estimator="reinforce_plus_plus"))
     assert [sample.episode for sample in batch.samples] == ["a", "b", "c"]
-    assert groups[0].episodes[0].advantage == pytest.approx(1 / math.sqrt(3), rel=1e-4)
-    assert groups[1].episodes[0].advantage == pytest.approx(-2 / math.sqrt(3), rel=1e-4)
+    assert batch.outcomes["a"].advantage == pytest.approx(1 / math.sqrt(3), rel=1e-4)
+    assert batch.outcomes["c"].advantage == pytest.approx(-2 / math.sqrt(3), rel=1e-4)
 
 
 def test_baseline_is_over_the_scored_episodes():
     failed, unscored = episode_of(None, uuid="f", status="failed"), episode_of(None, (2,), uuid="n")
     group = group_of(episode_of(1.0, (5, 2), uuid="a"), failed, episode_of(0.0, (1,), uuid="b"), unscored)
     batch = credit([group], config_of(algorithm__norm_adv_by_std=False))
-    assert [episode.advantage for episode in group.episodes] == [0.5, None, -0.5, None]
-    assert failed.untrained == {"failed": 3} and unscored.untrained == {"no_score": 2}
+    assert [batch.outcomes[episode.uuid].advantage for episode in group.episodes] == [0.5, None, -0.5, None]
+    assert batch.outcomes["f"].untrained == {"failed": 3} and batch.outcomes["n"].untrained == {"no_score": 2}
     for sample in batch.samples:
         wanted = np.where(sample.timeline.mask, 0.5 if sample.episode == "a" else -0.5, 0)
         np.testing.assert_array_equal(sample.advantages, wanted)
@@ -87,7 +88,7 @@ def test_zero_variance_is_counted():
     silent = group_of(episode_of(0.5, (4, 2), uuid="a"), episode_of(0.5, (3,), uuid="b"))
     batch = credit([silent], config_of())
     assert batch.samples == []
-    assert [episode.untrained["zero_variance"] for episode in silent.episodes] == [6, 3]
+    assert [batch.outcomes[uuid].untrained["zero_variance"] for uuid in "ab"] == [6, 3]
     assert batch.metrics["credit/zero_variance_groups"] == 1
     assert not has_signal(silent)
 
@@ -98,7 +99,7 @@ def test_a_judges_rounding_is_no_preference(estimator):
     rounded = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"), episode_of(0.49999, uuid="c"))
     batch = credit([rounded], config_of(algorithm__adv_estimator=estimator))
     assert batch.samples == [] and batch.metrics["credit/zero_variance_groups"] == 1
-    assert all(episode.untrained["zero_variance"] == 3 for episode in rounded.episodes)
+    assert all(each.untrained["zero_variance"] == 3 for each in batch.outcomes.values())
     small = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"))
     assert len(credit([small], config_of(algorithm__equal_rewards=0.0)).samples) == 2
     clear = group_of(episode_of(0.5, uuid="a"), episode_of(0.501, uuid="b"))
@@ -109,7 +110,7 @@ def test_a_kl_term_trains_silent_groups_too():
     """Their policy loss is 0, their KL loss is not: leaving them out would change the gradient."""
     silent = group_of(episode_of(0.5, uuid="a"), episode_of(0.5, uuid="b"))
     batch = credit([silent], config_of(use_kl_loss=True))
-    assert len(batch.samples) == 2 and not silent.episodes[0].untrained
+    assert len(batch.samples) == 2 and not batch.outcomes["a"].untrained
     assert all(not sample.advantages.any() for sample in batch.samples)
 
 
@@ -119,7 +120,7 @@ def test_dynamic_sampling_leaves_silent_groups_out_of_the_weights():
     config = config_of(algorithm__dynamic_sampling=True, use_kl_loss=True)
     batch = credit([silent, group], config)
     assert [(s.episode, s.weight) for s in batch.samples] == [("a", 1 / 8), ("b", 1 / 4)]
-    assert silent.episodes[0].untrained == {"zero_variance": 7}
+    assert batch.outcomes["c"] == Outcome(None, None, {"zero_variance": 7})
 
 
 def test_kl_in_reward_by_hand():
@@ -138,8 +139,8 @@ def test_kl_in_reward_by_hand():
     batch = credit([group], config, reference=logprobs)
     returns = [1 - 0.1 * 2 * 0.5, 1 - 0.1 * 2 * 0.25]
     mean = sum(returns) / 2
-    assert group.episodes[0].advantage == pytest.approx(returns[0] - mean)
-    assert group.episodes[1].advantage == pytest.approx(returns[1] - mean)
+    assert batch.outcomes["a"].advantage == pytest.approx(returns[0] - mean)
+    assert batch.outcomes["b"].advantage == pytest.approx(returns[1] - mean)
     assert all(sample.reference is not None for sample in batch.samples)
 
 

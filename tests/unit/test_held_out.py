@@ -1,6 +1,7 @@
 """Intervals of what is held out, and which measurement is the better one: over all tasks, and not by chance."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -122,8 +123,7 @@ def test_only_what_ajet_failed_at_is_left_out_and_much_of_it_is_no_measurement()
 
 
 def test_no_score_is_no_success():
-    undecided = an_episode(1.0)
-    undecided.verdict = Verdict(None)
+    undecided = replace(an_episode(1.0), verdict=Verdict(None))
     assert episode_metrics([undecided, an_episode(1.0, True)], "validation")["validation/success_rate"] == 0.5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,12 +61,10 @@ def test_gradient_is_that_of_the_formula():
 def test_splitting_a_timeline_leaves_loss_and_gradient_unchanged(aggregation):
     """An episode as one timeline of two replies, or as two timelines of one reply each; rows large or small."""
     ids = np.random.default_rng(5).integers(0, 97, 24).tolist()
-    whole = episode_of(1.0, (1,), uuid="a")
-    whole.timelines = [sample_of(ids, [(8, 13), (18, 24)]).timeline]
-    split = copy.deepcopy(whole)
+    whole = replace(episode_of(1.0, (1,), uuid="a"), timelines=[sample_of(ids, [(8, 13), (18, 24)]).timeline])
     first, second = sample_of(ids[:13], [(8, 13)]).timeline, sample_of(ids, [(18, 24)]).timeline
     second.spans = (SampledSpan(1, 18, 24),)
-    split.timelines = [first, second]
+    split = replace(whole, timelines=[first, second])
     results = []
     for episode, budget in ((whole, 4096), (split, 4096), (split, 8)):
         config = config_of(

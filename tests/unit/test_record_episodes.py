@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.record import EpisodeFiles
-from ajet.record.episode_codec import decode, encode
+from ajet.record.episode_codec import decode, decode_outcome, encode
 from ajet.record.plain import dumps
 from ajet.record.secrets import Redactor
-from ajet.schema.episode import SCHEMA, Episode
+from ajet.schema.call import Terms
+from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Outcome
 from ajet.schema.errors import UserError
 from tests.record_fixtures import assert_equal, call, episode, failed
 
@@ -114,6 +117,55 @@ def test_damage_in_the_middle_is_named_by_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         files.read(1)
     assert f"{path}:1" in str(error.value)
+
+
+def test_what_became_of_an_episode_is_read_with_it(tmp_path: Path) -> None:
+    files = EpisodeFiles(tmp_path)
+    outcomes = {"a": Outcome(9, -0.25, {"stale": 4}), "b": Outcome(None, None, {"oversampled": 11}, "oversampled")}
+    files.write(8, "train", [episode(uuid) for uuid in "abc"], outcomes)
+    found = files.recorded(8)
+    assert [outcome for _, outcome in found] == [outcomes["a"], outcomes["b"], NO_OUTCOME]
+    assert_equal([one for one, _ in found], files.read(8))
+    assert found[0][0].untrained_with(found[0][1]) == {"over_length": 3, "stale": 4}
+
+
+def schema_1(row: dict[str, Any]) -> dict[str, Any]:
+    """The line as it was written by the first schema, for an episode that was aborted and found stale."""
+    row = {key: row[key] for key in row if key not in ("outcome", "ending", "group", "order", "printed")}
+    calls = []
+    for each in row["calls"]:
+        gone = ("terms", "stop", "rejected", "resumed", "checks")
+        told = each.get("terms", {})
+        choice = {"tool_choice": {"name": told["named_tool"]}} if "named_tool" in told else {}
+        extra = each["extra"] | {name: each[name] for name in gone[1:] if name in each} | choice
+        extra |= {name: told[name] for name in told if name not in ("tool_choice", "named_tool")}
+        calls.append({key: value for key, value in each.items() if key not in gone} | {"extra": extra})
+    metadata = row["metadata"] | {"aborted": "group_deadline"}
+    untrained = row["untrained"] | {"stale": 15}
+    return row | {"schema": 1, "advantage": None, "calls": calls, "metadata": metadata, "untrained": untrained}
+
+
+def test_a_line_of_the_first_schema_is_read_as_todays() -> None:
+    whole = episode(status="aborted", ending="group_deadline", group="", order=-1, printed="")
+    row, blob = encode(whole)
+    old = json.loads(dumps(schema_1(row)))
+    assert_equal(decode(old, blob), whole)
+    assert decode_outcome(old) == Outcome(None, None, {"stale": 15}, "stale")
+    trained = old | {"advantage": 0.5, "untrained": {"over_length": 3}}
+    assert decode_outcome(trained) == Outcome(whole.step, 0.5)
+
+
+def test_a_key_that_a_line_lacks_reads_as_its_default() -> None:
+    plain = replace(episode(), group="", order=-1, printed="", checks=[], run="", metrics={}, metadata={}, started=0.0)
+    usual: dict[str, Any] = {"terms": Terms(), "stop": None, "rejected": None, "resumed": 0, "checks": (), "extra": {}}
+    calls = [replace(each, **usual) for each in plain.calls]
+    row, blob = encode(replace(plain, calls=calls))
+    lacking = {key: row[key] for key in row if key not in (
+        "group", "order", "ending", "printed", "checks", "run", "metrics", "metadata", "started"
+    )}  # fmt: skip
+    lacking["calls"] = [{key: each[key] for key in each if key not in ("extra", "error")} for each in row["calls"]]
+    back = decode(lacking, blob)
+    assert_equal(back, replace(plain, calls=[replace(each, error=None) for each in calls]))
 
 
 def test_a_newer_schema_is_refused_in_one_sentence() -> None:

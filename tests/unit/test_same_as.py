@@ -84,14 +84,14 @@ def changed(path: Path, change: Callable[[list[dict]], object]) -> None:
 
 def test_metrics_and_fields_of_episodes_are_found_and_can_be_set_aside(folders: tuple[Path, Path]):
     changed(folders[1] / "metrics.jsonl", lambda rows: rows[1].update(grad_norm=rows[1]["grad_norm"] + 1e-12))
-    changed(folders[1] / "episodes" / "step-3.jsonl", lambda rows: rows[0].update(advantage=0.3, newly="here"))
+    changed(folders[1] / "episodes" / "step-3.jsonl", lambda rows: rows[0].update(repeat=9, newly="here"))
     places = {(each.file, each.place) for each in found(folders)}
     assert places == {
         ("metrics.jsonl", "1/grad_norm"),
-        ("episodes/step-3.jsonl", "0/advantage"),
+        ("episodes/step-3.jsonl", "0/repeat"),
         ("episodes/step-3.jsonl", "0/newly"),
     }
-    assert {each.place for each in found(folders, "/newly$", "grad_norm")} == {"0/advantage"}
+    assert {each.place for each in found(folders, "/newly$", "grad_norm")} == {"0/repeat"}
 
 
 def test_what_is_missing_is_found(folders: tuple[Path, Path]):

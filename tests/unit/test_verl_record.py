@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from ajet.run.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.run.verl.record import DEATHS, HOPELESS, Record
 from ajet.schema.call import VersionRun
-from ajet.schema.episode import Episode, Failure, Group, Verdict
+from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
@@ -87,7 +86,7 @@ def group(
 
 
 def stepped(step: int, *groups: Group) -> Stepped:
-    credited = [Credited(e.uuid, g.order, 0.5, 0, {}) for g in groups for e in g.episodes if e.scored]
+    credited = [Credited(e.uuid, Outcome(step, 0.5), 0) for e in episodes_of(groups) if e.scored]
     return Stepped(step, {"seconds/step": 1.0}, credited)
 
 
@@ -103,8 +102,8 @@ def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
     record.take(stepped(1, first, second))
     (row,) = rows(run)
     assert (row["tasks"], row["discarded"], row["train/failed"]) == ([0, 1], [2], REPEATS)
-    episodes = EpisodeFiles(run.path / "episodes").read(1)
-    assert [episode.advantage for episode in episodes] == [0.5] * 4 + [None] * 2
+    recorded = EpisodeFiles(run.path / "episodes").recorded(1)
+    assert [(outcome.step, outcome.advantage) for _, outcome in recorded] == [(1, 0.5)] * 4 + [(None, None)] * 2
     assert len(shown.episodes) == 8 and shown.steps == [1]
     record.take(stepped(2, later))
     assert [row["tasks"] for row in rows(run)] == [[0, 1], [3]], "a group of another step waits for it"
@@ -138,10 +137,9 @@ def test_a_checkpoint_counts_once_its_step_is_recorded(made):
 
 def tokens(group: Group) -> Group:
     """The same with a reply of three tokens in each episode."""
-    for episode in group.episodes:
-        played = episode_of(1.0)
-        episode.calls, episode.timelines = played.calls, played.timelines
-    return group
+    played = [episode_of(1.0) for _ in group.episodes]
+    pairs = zip(group.episodes, played, strict=True)
+    return Group(group.task, group.order, [replace(e, calls=p.calls, timelines=p.timelines) for e, p in pairs])
 
 
 def written(run: RunDirectory, step: int) -> str:
@@ -156,16 +154,18 @@ def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
     names = ["before", "at", "across", "beyond"]
     ranges = dict(zip(names, [(1, 1), (2, 2), (0, 1), (1, 2)], strict=True))
     trained = tokens(group(0, step=2)), tokens(group(1, step=2))
-    episodes = [episode for each in trained for episode in each.episodes]
     untrained = tokens(group(2, step=1, reward=None))  # it may have ended after the update
-    for episode, (name, versions) in zip(episodes, ranges.items(), strict=True):
-        episode.uuid, episode.calls[0].versions = name, (VersionRun(0, *versions),)
+    for number, each in enumerate(trained):
+        own = names[REPEATS * number : REPEATS * (number + 1)]
+        each.episodes = [replace(episode, uuid=name) for episode, name in zip(each.episodes, own, strict=True)]
+        for episode in each.episodes:
+            episode.calls[0].versions = (VersionRun(0, *ranges[episode.uuid]),)
     for episode in untrained.episodes:
         episode.calls[0].versions = (VersionRun(0, 2, 2),)
-        episode.untrained = Counter(no_score=3)
+        episode.untrained.update(no_score=3)
     for each in (*trained, untrained):
         record.take(Played(each))
-    record.take(Stepped(2, {}, [Credited(e.uuid, g.order, 0.5, 3, {}) for g in trained for e in g.episodes]))
+    record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in episodes_of(trained)]))
     report = prove_recorded(str(run.path), run.path.parent)
     wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
     assert wrong == {("at", 2), ("beyond", 2)}, report.proof
@@ -184,8 +184,9 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
         last = rows(run)[-1]
         assert (last["tasks"], last["discarded"]) == ([2], [1])
         assert last["train/untrained/stale"] == last["train/sampled_tokens"] == 3 * REPEATS
-        episodes = EpisodeFiles(run.path / "episodes").read(3)
-        assert [dict(episode.untrained) for episode in episodes] == [{}] * REPEATS + [{"stale": 3}] * REPEATS
+        outcomes = [outcome for _, outcome in EpisodeFiles(run.path / "episodes").recorded(3)]
+        stale = Outcome(None, None, {"stale": 3}, "stale")
+        assert outcomes == [Outcome(3, 0.5)] * REPEATS + [stale] * REPEATS
 
 
 def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_path):
@@ -202,8 +203,9 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
     with opened(tmp_path) as (record, run, _):
         again = group(2, step=2)
         record.take(Played(again))
+        waited = {episode.uuid for episode in ahead.episodes}
         credited = stepped(2, group(1), again).credited
-        credited = [replace(each, trained=3) if each.order == 1 else each for each in credited]
+        credited = [replace(each, trained=3 * (each.uuid in waited)) for each in credited]
         record.take(Stepped(2, {"seconds/step": 1.0}, credited))
         last = rows(run)[-1]
         assert (last["step"], last["tasks"], last["train/episodes"]) == (2, [1, 2], 2 * REPEATS)
@@ -217,7 +219,7 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
 def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
     record, _, _ = made
     record.take(Played(group(0)))
-    wrong = Stepped(1, {"seconds/step": 1.0}, [Credited("train/1/0/0", 0, 0.5, 7, {})])
+    wrong = Stepped(1, {"seconds/step": 1.0}, [Credited("train/1/0/0", Outcome(1, 0.5), 7)])
     with pytest.raises(AssertionError, match="episode train/1/0/0: sampled 0 tokens, trained 7"):
         record.take(wrong)
 

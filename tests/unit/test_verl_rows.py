@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,9 +63,9 @@ def groups_of_episodes(draw: st.DrawFn):
         members = []
         for repeat in range(draw(st.integers(1, 4))):
             reward = draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
-            episode = episode_of(reward, (1,), uuid=f"{order}/{repeat}")
-            episode.repeat, episode.status = repeat, draw(st.sampled_from(["completed"] * 4 + ["failed"]))
-            spans, episode.timelines = 0, []
+            status, spans = draw(st.sampled_from(["completed"] * 4 + ["failed"])), 0
+            whole = episode_of(reward, (1,), uuid=f"{order}/{repeat}")
+            episode = replace(whole, repeat=repeat, status=status, timelines=[])
             for _ in range(draw(st.integers(0, 3))):
                 episode.timelines.append(draw(timelines(spans)))
                 spans += len(episode.timelines[-1].spans)
@@ -108,10 +109,8 @@ def test_credit_over_the_rows_is_credit_over_the_episodes(groups, data):
 
 
 def test_a_row_is_what_verl_takes():
-    episode = episode_of(0.5, (2,), uuid="a")
-    episode.run, episode.repeat, episode.step = "run", 3, 7
     timeline = timeline_of([5, 6, 7, 8, 9, 4, 3], [(2, 3), (4, 6)], [0, 0, -1, 0, -2, -3, 0])
-    episode.timelines = [timeline]
+    episode = replace(episode_of(0.5, (2,), uuid="a"), run="run", repeat=3, step=7, timelines=[timeline])
     episode.calls[0].versions = (VersionRun(0, 4, 5),)
     assert episode.verdict is not None
     episode.verdict.success = True
@@ -139,7 +138,7 @@ def test_what_may_not_be_trained_has_no_row():
 
 def test_a_scored_episode_without_tokens_stays_in_the_baseline():
     group = group_of(episode_of(1.0, (), uuid="a"), episode_of(0.0, (2,), uuid="b"))
-    group.episodes[1].repeat = 1
+    group.episodes[1] = replace(group.episodes[1], repeat=1)
     (empty,) = rows(group.episodes[0], group_order=0, policy_version=4)
     assert empty["response_ids"] == [NO_TOKEN] and empty["response_mask"] == [0]
     assert empty["extra_fields"]["min_global_steps"] == 4
@@ -156,15 +155,15 @@ def test_a_missing_row_is_an_error():
 
 
 def test_a_timeline_that_begins_with_a_sampled_token_is_an_error():
-    episode = episode_of(1.0)
-    episode.timelines = [timeline_of([1, 2], [(0, 2)])]
+    episode = replace(episode_of(1.0), timelines=[timeline_of([1, 2], [(0, 2)])])
     with pytest.raises(ValueError, match="begins with a sampled token"):
         rows(episode, group_order=0)
 
 
 def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
-    failed, good = episode_of(-1.0, uuid="0/0", status="failed"), episode_of(1.0, uuid="0/1", seed=1)
-    failed.failure, good.repeat = Failure("agent", "ValueError", "no number", policy=True), 1
+    failure = Failure("agent", "ValueError", "no number", policy=True)
+    failed = replace(episode_of(-1.0, uuid="0/0", status="failed"), failure=failure)
+    good = replace(episode_of(1.0, uuid="0/1", seed=1), repeat=1)
     here = credit([copy.deepcopy(group_of(failed, good))], config_of())
     _, there = round_trip([group_of(failed, good)])
     again = credit(there.groups, config_of())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet.schema.episode import Group
+    from ajet.schema.episode import Group, Outcome
 
 NAME = "ajet-mailbox"
 BATCH = 256
@@ -47,11 +47,9 @@ class Credited:
     """What credit did to an episode of a step."""
 
     uuid: str
-    order: int
-    advantage: float | None
+    outcome: Outcome
     trained: int
     """Tokens with a weight in the loss."""
-    untrained: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

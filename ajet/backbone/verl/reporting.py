@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated
+from ajet.schema.episode import episodes_of
 
 if TYPE_CHECKING:
     from ajet.backbone.verl.rows import Rebuilt
@@ -59,13 +60,9 @@ class Reporting:
         trained = Counter[str]()
         for sample in batch.samples:
             trained[sample.episode] += sample.timeline.sampled
-        for group in rebuilt.groups:
-            for episode in group.episodes:
-                self._credited.append(
-                    Credited(
-                        episode.uuid, group.order, episode.advantage, trained[episode.uuid], dict(episode.untrained)
-                    )
-                )
+        for episode in episodes_of(rebuilt.groups):
+            outcome = batch.outcomes[episode.uuid]
+            self._credited.append(Credited(episode.uuid, outcome, trained[episode.uuid]))
 
     def on_sample_end(self) -> None:
         """The step's episodes are there."""

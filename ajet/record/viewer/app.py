@@ -83,11 +83,12 @@ class Views:
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
         """An episode's page."""
-        return episode_page.episode_page(episode_page.read_episode(self._place(name, uuid)))
+        row, place = self._found(name, uuid)
+        return episode_page.episode_page(*episode_page.read_episode(place), step=row["step"])
 
     def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
         """Some tokens of an episode."""
-        episode = episode_page.read_episode(self._place(name, uuid))
+        episode, _ = episode_page.read_episode(self._found(name, uuid)[1])
         try:
             return episode_page.tokens(episode, line, start, stop, self._spell(name))
         except IndexError as error:
@@ -95,21 +96,21 @@ class Views:
 
     def raw(self, name: str, uuid: str) -> bytes:
         """An episode's line as recorded."""
-        return read_line(self._place(name, uuid))
+        return read_line(self._found(name, uuid)[1])
 
     def table(self, name: str) -> EpisodeTable:
         """The run's table."""
         folder = self.library.path(name)
         return self._tables.setdefault(folder, EpisodeTable(folder))
 
-    def _place(self, name: str, uuid: str) -> Place:
+    def _found(self, name: str, uuid: str) -> tuple[dict[str, Any], Place]:
         table = self.table(name)
         if table.find(uuid) is None:
             table.look(wait=None)
         found = table.find(uuid)
         if found is None:
             raise Missing(f"There is no episode {uuid} in {name}.")
-        return found[1]
+        return found
 
     def _spell(self, name: str) -> Spell | None:
         folder = self.library.path(name)

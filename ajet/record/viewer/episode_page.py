@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
-from ajet.record.episodes import episode_of
+from ajet.record.episodes import recorded_of
 from ajet.record.plain import plain
 from ajet.record.viewer.episode_table import Place, read_line
 from ajet.schema.call import Call, full_ids
-from ajet.schema.episode import Episode
+from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
 from ajet.schema.timeline import Timeline
 
 Spell = Callable[[Sequence[int]], list[str]]
@@ -28,32 +28,37 @@ PIECE = 4096
 """Tokens of one answer, at most."""
 
 
-def read_episode(place: Place) -> Episode:
-    """The episode of a line. Raises OSError when it is gone, UserError for damage, ValueError for a broken line."""
+def read_episode(place: Place) -> tuple[Episode, Outcome]:
+    """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
+    for a broken line."""
     row = parse_object(read_line(place))
     with place.path.with_suffix(".bin").open("rb") as blobs:
-        return episode_of(row, blobs, f"{place.path.name}, byte {place.offset}")
+        return recorded_of(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
-def episode_page(episode: Episode) -> dict[str, Any]:
-    """All but the tokens."""
+def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
+    """All but the tokens. `step`: the one that it is recorded with; None: the one that it was played for."""
     lines = token_lines(episode)
     return {
         "uuid": episode.uuid,
-        "step": episode.step,
+        "step": episode.step if step is None else step,
+        "played_for": episode.step,
         "split": episode.split,
         "repeat": episode.repeat,
         "status": episode.status,
+        "ending": episode.ending,
+        "discarded": outcome.discarded,
         "attempts": episode.attempts,
         "started": episode.started,
         "ended": episode.ended,
-        "advantage": episode.advantage,
+        "advantage": outcome.advantage,
         "task": plain(episode.task),
         "verdict": asdict(episode.verdict) if episode.verdict else None,
         "failure": asdict(episode.failure) if episode.failure else None,
         "checks": episode.checks,
-        "untrained": dict(episode.untrained),
+        "untrained": dict(episode.untrained_with(outcome)),
         "metadata": plain(episode.metadata),
+        "printed": episode.printed,
         "metrics": plain(episode.metrics),
         "messages": plain(episode.messages),
         "tools": plain(episode.tools),
@@ -84,6 +89,11 @@ def _call(call: Call) -> dict[str, Any]:
         "started": call.started,
         "ended": call.ended,
         "error": call.error,
+        "stop": call.stop,
+        "rejected": call.rejected,
+        "resumed": call.resumed,
+        "checks": list(call.checks),
+        "terms": asdict(call.terms),
         "extra": plain(call.extra),
     }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import next_line, parse_object
+from ajet.record.earlier_schemas import todays
 from ajet.record.episodes import NAME
 from ajet.record.viewer.image_text import text_of
 
@@ -129,21 +130,24 @@ def _read_on(file: _File) -> None:
                 place = Place(file.path, file.end, len(line))
                 file.end += len(line)
                 try:
-                    file.rows.append((table_row(parse_object(line)), place))
+                    file.rows.append((table_row(parse_object(line), file.step), place))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except OSError:
         return
 
 
-def table_row(line: dict[str, Any]) -> dict[str, Any]:
-    """What the table shows of an episode's line. Raises KeyError and kin for a line that is no episode's."""
+def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
+    """What the table shows of an episode's line in the file of `step`. Raises KeyError and kin for a line that is no
+    episode's."""
+    line = todays(line)
+    outcome = line.get("outcome") or {}
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]
     query = task.get("main_query") or next((text_of(message.get("content")) for message in line["messages"]), "")
     row = {
         "uuid": line["uuid"],
-        "step": line["step"],
+        "step": step,
         "split": line["split"],
         "task": task.get("task_id", ""),
         "query": query[:QUERY],
@@ -151,7 +155,7 @@ def table_row(line: dict[str, Any]) -> dict[str, Any]:
         "status": line["status"],
         "reward": verdict.get("reward"),
         "success": verdict.get("success"),
-        "advantage": line.get("advantage"),
+        "advantage": outcome.get("advantage"),
         "calls": len(calls),
         "tokens": sum(stop - start for start, stop in (call["response_ids"] for call in calls)),
         "forks": sum(call.get("fork") is not None for call in calls),
@@ -170,7 +174,7 @@ def table_row(line: dict[str, Any]) -> dict[str, Any]:
 _NUMBER = (int, float)
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("uuid", "split", "task", "query", "status"), str),
-    **dict.fromkeys(("step", "repeat"), int),
+    "repeat": int,
     **dict.fromkeys(("tokens", "started", "seconds"), _NUMBER),
     **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),
     **dict.fromkeys(("agents", "checks"), list),

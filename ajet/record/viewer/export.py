@@ -37,12 +37,12 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     room, damaged = MOST_TOKENS, 0
     for row, place in everything:
         try:
-            episode = episode_page.read_episode(place)
+            episode, outcome = episode_page.read_episode(place)
         except (UserError, OSError, ValueError):
             damaged += 1
             continue
         lengths = [len(line.ids) for line in episode_page.token_lines(episode)]
-        page = episode_page.episode_page(episode)
+        page = episode_page.episode_page(episode, outcome, step=row["step"])
         room -= sum(lengths) + image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
         if room < 0 and rows:
             break

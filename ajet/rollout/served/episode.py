@@ -35,14 +35,20 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class ServedIdentity(Identity):
-    """An episode with a name of its own."""
+    """An episode with a name of its own, in a group with one."""
 
     name: str = ""
+    group_name: str = ""
 
     @property
     def uuid(self) -> str:
         """Its name."""
         return self.name
+
+    @property
+    def group(self) -> str:
+        """That of its group; its own where it is in none."""
+        return self.group_name or self.name
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +97,7 @@ def given_up(episode: Episode, reason: str) -> dict[str, Any]:
 def outcome_of(episode: Episode) -> dict[str, Any]:
     """What a client sees of one that has ended."""
     verdict, failure = episode.verdict, episode.failure
-    reason = failure.message if failure else episode.metadata.get("aborted") or (verdict.reason if verdict else "")
+    reason = failure.message if failure else episode.ending or (verdict.reason if verdict else "")
     return {
         "episode": episode.uuid,
         "status": episode.status,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import uuid
 
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
@@ -19,6 +20,7 @@ class OpenGroup:
 
     def __init__(self, task: Task, index: int, places: int, source: int | None) -> None:
         self.task, self.index, self.source = task, index, source
+        self.name = uuid.uuid4().hex
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
         self.places = places
@@ -62,6 +64,7 @@ class OpenGroup:
         """An attempt that an earlier server acknowledged."""
         self._taken.add(episode.repeat)
         self.episodes.append(episode)
+        self.name = episode.group or self.name
 
     def close(self) -> None:
         """No further attempt is taken."""

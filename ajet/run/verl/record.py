@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,13 +18,13 @@ import psutil
 from loguru import logger
 
 from ajet.backbone.canary import Canary
-from ajet.backbone.verl.mailbox import Credited, Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import count_discarded, episode_metrics, measurement_of
+from ajet.backbone.verl.mailbox import Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
+from ajet.run.accounting import check_tokens, discarded, episode_metrics, measurement_of
 from ajet.run.evaluate import validation_metrics
 from ajet.run.staleness import staleness_metrics
 from ajet.run.train import refuse_if_all_failed, warn_of_failures
 from ajet.run.verl.waiting import Waiting
-from ajet.schema.episode import Episode, Group
+from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ class Record:
         self._waiting.add(group)
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
-            refuse_if_all_failed([episode for each in self._failed for episode in each.episodes], first.step)
+            refuse_if_all_failed(episodes_of(self._failed), first.step)
         if len(self._failed) >= HOPELESS * self._settings.data.train_batch_size:
             raise UserError(
                 f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",
@@ -129,14 +128,13 @@ class Record:
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}
         groups, stale = self._waiting.take(letter.step, credited)
-        count_discarded(stale, "stale")
-        episodes = [episode for group in (*groups, *stale) for episode in group.episodes]
-        for episode in episodes:
-            _enter(episode, credited.get(episode.uuid))
-        metrics = episode_metrics(episodes, "train")
-        metrics |= staleness_metrics([e for group in groups for e in group.episodes], letter.step - 1)
+        outcomes = {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale")
+        episodes = episodes_of([*groups, *stale])
+        check_tokens(episodes, outcomes, {uuid: each.trained for uuid, each in credited.items()})
+        metrics = episode_metrics(episodes, "train", outcomes)
+        metrics |= staleness_metrics(episodes_of(groups), letter.step - 1)
         metrics |= letter.metrics
-        self._run.episodes.write(letter.step, "train", episodes)
+        self._run.episodes.write(letter.step, "train", episodes, outcomes)
         tasks = sorted(group.order for group in groups if group.scored)
         unused = sorted(group.order for group in [*(group for group in groups if not group.scored), *stale])
         self._on_step(letter.step, self._steps, metrics)
@@ -161,7 +159,7 @@ class Record:
 
     def _validated(self, letter: Validated) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
-        self._run.episodes.write(letter.step, "validation", [e for group in groups for e in group.episodes])
+        self._run.episodes.write(letter.step, "validation", episodes_of(groups))
         metrics = validation_metrics(groups)
         metrics["seconds/validation"] = letter.seconds
         self._validation, self._measured = metrics, (letter.step, measurement_of(groups))
@@ -184,17 +182,3 @@ class Record:
 
         measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
         self._run.checkpoints.save(saved.step, write, state, measured=measured)
-
-
-def _enter(episode: Episode, credited: Credited | None) -> None:
-    """What the trainer did with it. Raises AssertionError when a sampled token is neither trained nor counted."""
-    trained = 0
-    if credited is not None:
-        episode.advantage = credited.advantage
-        episode.untrained = episode.untrained + Counter(credited.untrained)
-        trained = credited.trained
-    counted = sum(episode.untrained.values())
-    assert episode.sampled_tokens == trained + counted, (
-        f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {trained}, "
-        f"counted {dict(episode.untrained)}"
-    )

@@ -32,9 +32,10 @@ function one(run, page, proof) {
   return el("article", { class: "episode" },
     el("p", { class: "facts" }, rewardBadge(page.verdict?.reward, page.verdict?.success), " ",
       badge(`advantage ${number(page.advantage)}`, page.advantage > 0 ? "good" : page.advantage < 0 ? "bad" : "mute"),
-      page.status === "completed" ? null : badge(page.status, "bad"), page.checks.map((check) => badge(check, "warn")),
+      page.status === "completed" ? null : badge(page.ending ? `${page.status}: ${page.ending.replaceAll("_", " ")}` : page.status, "bad"),
+      page.discarded ? badge(`not trained: ${page.discarded.replaceAll("_", " ")}`, "mute") : null, page.checks.map((check) => badge(check, "warn")),
       wrong.length ? badge("proof failed", "bad") : proven ? badge("proven", "good") : null,
-      ` step ${page.step} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls · ${seconds(page.ended - page.started)}`),
+      ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls · ${seconds(page.ended - page.started)}`),
     page.verdict?.reason ? el("div", { class: "note" }, el("b", {}, "judge: "), prose(page.verdict.reason)) : null,
     page.failure ? el("div", { class: "note failed" }, el("b", {}, spelled(`${page.failure.boundary}: ${page.failure.kind}`)), prose(page.failure.message),
       page.failure.traceback ? el("details", {}, el("summary", {}, "traceback"), prose(page.failure.traceback, { class: "code" })) : null) : null,
@@ -45,5 +46,5 @@ function one(run, page, proof) {
     el("h2", {}, "Branches"), tree(page),
     el("h2", {}, "Time"), waterfall(page),
     el("details", {}, el("summary", {}, "task, tools, metadata"),
-      prose(page.task, { class: "code" }), prose(page.tools, { class: "code" }), prose(page.metadata, { class: "code" }), prose(page.metrics, { class: "code" })));
+      prose(page.task, { class: "code" }), prose(page.tools, { class: "code" }), prose(page.metadata, { class: "code" }), page.printed ? prose(page.printed, { class: "code" }) : null, prose(page.metrics, { class: "code" })));
 }

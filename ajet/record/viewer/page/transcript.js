@@ -7,7 +7,7 @@ export function transcript(page) {
   const turns = [];
   for (const call of page.calls) {
     for (const index of call.messages) if (!shown.has(index)) { shown.add(index); turns.push(message(page.messages[index])); }
-    if (call.extra.raw_prompt) turns.push(el("div", { class: "turn user" }, el("div", { class: "who" }, call.extra.raw_prompt.after ? "raw prompt, goes on" : "raw prompt"), prose(call.extra.raw_prompt.text)));
+    if (call.terms.raw_prompt) turns.push(el("div", { class: "turn user" }, el("div", { class: "who" }, call.terms.raw_prompt.after ? "raw prompt, goes on" : "raw prompt"), prose(call.terms.raw_prompt.text)));
     if (call.reply !== null && !shown.has(call.reply)) { shown.add(call.reply); turns.push(message(page.messages[call.reply], call)); }
     if (call.error) turns.push(el("div", { class: "turn failed", "data-row": `call ${call.index}` }, el("div", { class: "who" }, `call ${call.index} failed`), prose(call.error)));
     else if (call.reply === null) turns.push(el("div", { class: "turn failed" }, el("div", { class: "who" }, `call ${call.index}: ${call.finish}, without a reply`)));
