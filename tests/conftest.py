@@ -17,6 +17,7 @@ import io
 import pickle
 import re
 import signal
+import ssl
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
@@ -47,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # hundreds of configurations are composed, of the same few files and interpolations: parsing is most of the time
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
     OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))
+    # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
+    ssl.create_default_context = functools.lru_cache(maxsize=None)(ssl.create_default_context)
 
 
 def parsed_once(load: Callable[[Any], Container]) -> Callable[[Any], Container]:
