@@ -13,12 +13,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import functools
+import io
+import pickle
 import re
 import signal
+import ssl
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
-from omegaconf import _utils, base, grammar_parser
+from omegaconf import Container, OmegaConf, _utils, base, grammar_parser
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -40,8 +45,24 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # commands under test hear their Ctrl-C
     costs.register(config)
     left_behind.register(config)
-    # hundreds of configurations are composed, of the same few interpolations: parsing them is most of the time
+    # hundreds of configurations are composed, of the same few files and interpolations: parsing is most of the time
     _utils.parse = base.parse = grammar_parser.parse = functools.lru_cache(maxsize=None)(grammar_parser.parse)
+    OmegaConf.load = staticmethod(parsed_once(OmegaConf.load))
+    # hundreds of clients are made, and each would read all certificates of the web: 50 ms, for servers without TLS
+    ssl.create_default_context = functools.lru_cache(maxsize=None)(ssl.create_default_context)
+
+
+def parsed_once(load: Callable[[Any], Container]) -> Callable[[Any], Container]:
+    """OmegaConf's `load` that answers with a copy where it has parsed the same text before."""
+    parsed: dict[str, bytes] = {}
+
+    def loaded(source: str | Path | IO[str]) -> Container:
+        text = Path(source).read_text(encoding="utf-8") if isinstance(source, (str, Path)) else source.read()
+        if text not in parsed:
+            parsed[text] = pickle.dumps(load(io.StringIO(text)))
+        return pickle.loads(parsed[text])
+
+    return loaded
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -81,7 +102,14 @@ def file_of(item: pytest.Item) -> str:
     return item.nodeid.split("::")[0]
 
 
-def pytest_collection_finish() -> None:
-    """What was imported so far is nobody's garbage: collections that the code under test asks for leave it alone."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nobody looks for garbage while modules are imported, which would be a quarter of what that costs; and what was
+    imported by then is none: collections that the code under test asks for leave it alone."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,11 +11,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ajet.config import Experiment
 from ajet.engine.contract import TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
-from ajet.rollout import Rollout, RoundEngine
+from ajet.rollout import Rollout, RoundEngine, rollout
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
@@ -104,6 +107,26 @@ def stage(
     finally:
         made.close()
         gateway.close()
+
+
+@contextmanager
+def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
+    """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then: a limit
+    that is long enough for a process to start on a busy machine would be waited for to its end."""
+    kept = rollout.first
+
+    async def come() -> None:
+        while not when():
+            await asyncio.sleep(0.01)
+
+    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+        late = asyncio.ensure_future(come())
+        await kept(*futures, late, timeout=timeout)
+        late.cancel()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout, "first", first)
+        yield
 
 
 def threads(prefix: str) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -14,6 +15,8 @@ from ajet.workflow import Workflow
 
 RELEASE = threading.Event()
 """Lets the hanging workflows of this process go."""
+HANGS = "AJET_TEST_HANGS"
+"""Names the file that HangsDeaf makes once it hangs."""
 
 
 async def ask(tuner: Any, text: str, **more: Any) -> str:
@@ -179,6 +182,8 @@ class HangsDeaf(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print("about to hang")
         await ask(tuner, "x")
+        if HANGS in os.environ:
+            Path(os.environ[HANGS]).touch()
         while not RELEASE.is_set():
             try:
                 await asyncio.sleep(0.01)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.document import Document, KeyPath, read_document
@@ -83,7 +85,7 @@ def collect_layers(
     stack = []
     layer_name = backbone_layer(backbone)
     for name in ["ajet_default", *([layer_name] if layer_name else [])]:
-        defaults = read_document(default_config() / f"{name}.yaml")
+        defaults = _defaults(default_config() / f"{name}.yaml")
         stack.append(Layer(defaults.path.name, defaults.tree, defaults))
     users = {"ajet": without_empty_sections(parts.ajet, document), **parts.sections, **parts.backbone}
     stack.append(Layer(document.path.name, users, document))
@@ -91,6 +93,12 @@ def collect_layers(
         stack.append(Layer(f"--backbone {flag}", {"ajet": {"backbone": flag}}))
     stack += [Layer(f"override {each.written}", _nested(each.path, each.value)) for each in overrides]
     return Layers(tuple(stack))
+
+
+@lru_cache(maxsize=8)
+def _defaults(path: Path) -> Document:
+    """A file that ships with ajet: it stays as it is, and is read once."""
+    return read_document(path)
 
 
 def compose(layers: Layers, overrides: Sequence[Override], *, backbone: str, flag: str | None) -> DictConfig:

@@ -10,13 +10,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import stage
+from tests.rollout_fixtures import stage, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -103,9 +104,13 @@ def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[
 
 
 @pytest.mark.parametrize(("isolation", "workflow"), played(*HANGS, on_process=(flows.HangsDeaf,)))
-def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(isolation: str, workflow: type[Any]) -> None:
-    timeout = 8.0 if isolation == "process" else 2.0
-    with stage(workflow, isolation=isolation, episode_timeout=timeout, max_env_worker=1) as made:
+def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
+    isolation: str, workflow: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, hangs = (60.0 if isolation == "process" else 2.0), tmp_path / "hangs"
+    monkeypatch.setenv(flows.HANGS, str(hangs))
+    early = time_is_up(hangs.exists) if isolation == "process" else nullcontext()
+    with early, stage(workflow, isolation=isolation, episode_timeout=timeout, max_env_worker=1) as made:
         episode = made.episode()
         assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
         assert len(episode.calls) == 1
@@ -150,20 +155,22 @@ def test_a_process_that_dies_is_a_failure_and_is_replaced() -> None:
 def test_a_killed_workflow_takes_its_children_along(tmp_path: Any) -> None:
     """The child that a workflow started is of its process group."""
     (tmp_path / "flow.py").write_text(
-        "import asyncio, subprocess\n"
+        "import asyncio, os, subprocess\n"
         "from ajet import Workflow\n"
         "class Starts(Workflow):\n"
         "    async def execute(self, task, tuner):\n"
         "        child = subprocess.Popen(['sleep', '600'])\n"
-        f"        open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        f"        open({str(tmp_path / 'pid.new')!r}, 'w').write(str(child.pid))\n"
+        f"        os.rename({str(tmp_path / 'pid.new')!r}, {str(tmp_path / 'pid')!r})\n"
         "        await asyncio.sleep(600)\n"
     )
     from ajet.config import resolve_reference
 
     workflow = resolve_reference("flow.py->Starts", base=tmp_path)
-    with stage(
-        workflow, isolation="process", folder=tmp_path, user_workflow="flow.py->Starts", episode_timeout=8
-    ) as made:
+    with (
+        time_is_up((tmp_path / "pid").exists),
+        stage(workflow, isolation="process", folder=tmp_path, user_workflow="flow.py->Starts") as made,
+    ):
         episode = made.episode()
     assert episode.failure is not None and episode.failure.kind == "timeout"
     child = int((tmp_path / "pid").read_text())

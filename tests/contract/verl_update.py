@@ -11,6 +11,7 @@ its rank's part of a batch. It needs a process of its own: the environment must 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -230,11 +231,14 @@ def rank_of(folder: Path, rank: int, world: int, port: str) -> None:
 
 
 def main(folder: Path, ports: list[str]) -> int:
+    gc.disable()  # as in tests/ajet_zygote.py
     import verl.trainer.ppo.v1
     import verl.workers.engine_workers  # noqa: F401
 
     import ajet.backbone.verl.hooks  # noqa: F401
 
+    gc.freeze()
+    gc.enable()
     fork = multiprocessing.get_context("fork")
     for world, port in enumerate(ports, 1):
         ranks = [fork.Process(target=rank_of, args=(folder, rank, world, port)) for rank in range(world)]

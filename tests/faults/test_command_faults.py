@@ -19,7 +19,7 @@ from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
 from ajet.workflow.command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
-from tests.rollout_fixtures import stage
+from tests.rollout_fixtures import stage, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -214,16 +214,21 @@ def test_the_episodes_own_limit_ends_the_command_and_no_other_episode(isolation,
         print(ask(os.environ["AJET_TASK"]))
         sys.stdout.flush()
         if os.environ["AJET_TASK"] == "task 0":
+            open(f"{os.path.dirname(__file__)}/hangs {os.getpid()}", "x").close()
             time.sleep(600)
         """,
     )
     sections = {"command_agent": {"command": ["{python}", "{base}/agent.py"], "folders": str(tmp_path / "f")}}
     options: dict[str, Any] = {"isolation": isolation, "user_workflow": "ajet.workflow->CommandWorkflow"}
-    seconds = (
-        12 if isolation == "process" else 6
-    )  # for the other episode, and for its process to start, on a busy machine
-    limits = {"episode_timeout": seconds, "max_retries": 0, **options}
-    with stage(CommandWorkflow, folder=tmp_path, judge=Fine(), sections=sections, **limits) as played:
+    limits = {"max_retries": 0, **options}
+
+    def all_others_have_ended() -> bool:
+        return len(played.seen) == 2 and len(list(tmp_path.glob("hangs *"))) == 2
+
+    with (
+        time_is_up(all_others_have_ended),
+        stage(CommandWorkflow, folder=tmp_path, judge=Fine(), sections=sections, **limits) as played,
+    ):
         episodes = [episode for group in played.play(2) for episode in group.episodes]
         states = sorted((episode.task.task_id, episode.status) for episode in episodes)
         assert states == [("t0", "failed")] * 2 + [("t1", "completed")] * 2, [e.failure for e in episodes]
