@@ -4,7 +4,7 @@ Invariants (tests/unit/test_timelines.py holds them by properties):
 - each token that a trained call sampled to its end is in exactly one timeline with mask 1, and there its ids,
   logprobs and versions are the engine's; wherever else it is replayed it is context with mask 0;
 - a timeline's ids are the prompt + response of one call, its leaf: tokens are never put into a context that the model
-  did not see, whatever `compare_level` says;
+  did not see;
 - sampled tokens = tokens with mask 1 + the counted reasons;
 - the timelines do not depend on the order of the calls.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -29,16 +28,13 @@ from ajet.schema.timeline import SampledSpan, Timeline
 def timelines(
     calls: Sequence[Call],
     *,
-    compare_level: Literal["token", "text"] = "token",
     ignore_tools: bool = True,
 ) -> tuple[list[Timeline], Counter[str]]:
     """The timelines of one episode, by leaf, and its sampled tokens that are in none, by `UntrainedReason`.
 
     `calls[i].parent` indexes `calls`. Calls without a parent are joined too where their tokens say so.
-    `compare_level` "text" asks to join calls whose texts agree. Equal text in other tokens is another context, in
-    which the reply was not sampled, so here it joins exactly what "token" joins: calls whose text is equal and whose
-    tokens are not stay apart. (That a client's text matches what was sampled is decided earlier, by the gateway,
-    which then extends the sampled tokens.)
+    Equal text in other tokens is another context, in which the reply was not sampled: such calls stay apart. (That a
+    client's text matches what was sampled is decided earlier, by the gateway, which then extends the sampled tokens.)
     `ignore_tools` False keeps calls with different tool lists apart even where the tokens agree.
     """
     untrained: Counter[str] = Counter()

@@ -130,9 +130,7 @@ def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[st
     """The timelines that may be trained on, and the sampled tokens that are in none of them by reason."""
     policy = settings.context_tracker.timeline_merging_policy
     lines: Sequence[Timeline]
-    lines, untrained = context_tracker.timelines(
-        episode.calls, compare_level=policy.timeline_compare_level, ignore_tools=policy.ignore_tools
-    )
+    lines, untrained = context_tracker.timelines(episode.calls, ignore_tools=policy.ignore_tools)
     if not episode.scored:
         rest = sum(timeline.sampled for timeline in lines)
         untrained["no_score" if episode.status == "completed" else "failed"] += rest

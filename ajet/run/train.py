@@ -17,12 +17,11 @@ from loguru import logger
 
 from ajet.algorithm import credit
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
-from ajet.run.accounting import check_tokens, discarded, episode_metrics, trained_tokens
-from ajet.run.assembly import Parts
+from ajet.run.accounting import discarded, trained_tokens
+from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
-from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
-from ajet.run.staleness import staleness_metrics
+from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from ajet.schema.batch import Sample
     from ajet.schema.episode import Episode, Group, UntrainedReason
 
-OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, total steps, metrics)."""
 Unused = Mapping["UntrainedReason", Sequence["Group"]]
 """Groups that no batch takes, by the reason."""
 
@@ -88,7 +85,8 @@ class Training:
     proof: StepProof = field(init=False)
 
     def __post_init__(self) -> None:
-        self.proof = StepProof(self.parts.experiment.ajet, self.parts.backbone)
+        settings, tokenizer = self.parts.experiment.ajet, self.parts.backbone.tokenizer
+        self.proof = StepProof(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
 
     @classmethod
     def begin(cls, parts: Learning, run: RunDirectory, order: Frontier, on_step: OnStep) -> Training:
@@ -182,34 +180,38 @@ def learn(
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
-    left = [group for each in (unused or {}).values() for group in each]
-    episodes, others = episodes_of(groups), episodes_of(left)
-    log_formats(episodes, settings.context_tracker)
+    unused = unused or {}
+    left = [group for each in unused.values() for group in each]
+    episodes = episodes_of(groups)
     run.status.set(phase="update", step=step)
     with interrupts.held():
         batch = credit(
             groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
         )
-        outcomes = dict(batch.outcomes)
-        for reason, each in (unused or {}).items():
+        outcomes, version = dict(batch.outcomes), parts.backbone.version
+        for reason, each in unused.items():
             outcomes |= discarded(each, reason)
-        check_tokens([*episodes, *others], outcomes, trained_tokens(batch))
-        metrics = episode_metrics(episodes, "train", outcomes)
-        metrics |= staleness_metrics(episodes, parts.backbone.version)
-        metrics["train/trained_tokens"] = batch.trained_tokens
-        metrics |= batch.metrics
-        metrics |= training.proof.metrics(episodes, batch)
+        numbers = {"train/trained_tokens": batch.trained_tokens, **batch.metrics}
+        if settings.rollout.truncates or not batch.samples:
+            numbers |= training.proof.recomputed(episodes, step, parts.backbone)
         if batch.samples:
-            metrics |= parts.backbone.update(batch).metrics
-        metrics["version"] = parts.backbone.version
+            numbers |= parts.backbone.update(batch).metrics
+        numbers["version"] = parts.backbone.version
         order.done([group.order for group in (*groups, *left)])
         order.give_back(unfinished)
-        metrics |= _seconds(began, played)
-        run.episodes.write(step, "train", [*episodes, *others], outcomes)
-        training.on_step(step, training.total_steps, metrics)
-        ahead = {"waiting": sorted(unfinished)} if unfinished else {}
-        tasks = [group.order for group in groups]
-        run.metrics.log(step, metrics, tasks=tasks, discarded=[group.order for group in left], **ahead)
+        trained = Trained(
+            step,
+            version,
+            groups,
+            outcomes,
+            trained_tokens(batch),
+            numbers | _seconds(began, played),
+            tasks=[group.order for group in groups],
+            aside=left,
+            discarded=[group.order for group in left],
+            waiting=unfinished,
+        )
+        conclude(trained, settings, run, proof=training.proof, on_step=training.on_step, total=training.total_steps)
         training.step = step
 
 

@@ -17,7 +17,6 @@ from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
 from ajet.run.proof_report import as_json
 from ajet.run.prove import Report, prove_recorded
-from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
@@ -124,6 +123,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     from loguru import logger
 
     from ajet.backbone.local import LocalBackbone
+    from ajet.run.assembly import renderer_of
     from ajet.run.step_proof import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])
@@ -132,12 +132,13 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     said: list[str] = []
     sink = logger.add(lambda line: said.append(str(line)), level="ERROR")
     try:
-        proof, batch = StepProof(experiment.ajet, backbone), TrainingBatch(1, [])
-        metrics = proof.metrics(episodes, batch)
+        proof = StepProof(experiment.ajet, renderer_of(experiment.ajet, backbone.tokenizer))
+        metrics = proof.metrics(episodes, 1, lambda _: 0)
         assert metrics["proof/episodes"] == 8 and metrics["proof/wrong_tokens"] == 0 and not said
-        assert metrics["logprob_gap_max"] < 1e-3, "no sample to update with: the proof computes it"
+        assert proof.recomputed(episodes, 1, backbone)["logprob_gap_max"] < 1e-3
         episodes[3].calls[0].suffix_ids[5] += 1
-        assert proof.metrics(episodes, batch)["proof/wrong_tokens"] >= 1
+        assert proof.metrics(episodes, 1, lambda _: 0)["proof/wrong_tokens"] >= 1
+        assert proof.recomputed(episodes, 1, backbone) == {}
         assert re.search(f"step 1: a wrong token: episode {episodes[3].uuid}, call 0, position 5: ", "".join(said))
     finally:
         logger.remove(sink)

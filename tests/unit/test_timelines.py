@@ -87,12 +87,6 @@ def test_as_much_is_merged_as_the_tokens_allow(calls):
     assert len(timelines(calls)[0]) == len(mine) - merged
 
 
-@given(episodes())
-def test_text_level_joins_nothing_that_tokens_do_not(calls):
-    here, there = timelines(calls)[0], timelines(calls, compare_level="text")[0]
-    assert list(map(facts, here)) == list(map(facts, there))
-
-
 @given(episodes(), st.integers(1, 12), st.integers(0, 3), st.integers(0, 5))
 def test_limits_count_what_they_leave_out(calls, longest, most, seed):
     found, _ = timelines(calls)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from ajet.backbone.verl.mailbox import Credited, Died, Phase, Played, Process, Saved, Stepped, Validated
 from ajet.config import Experiment
@@ -22,7 +23,9 @@ from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episo
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
+from tests import rollout_workflows as flows
 from tests.local_fixtures import episode_of
+from tests.rollout_fixtures import renderer, stage
 
 BATCH, REPEATS = 2, 2
 ORDER = TaskOrder([Task(task_id="t0")], 0).state()
@@ -43,20 +46,24 @@ class Shown:
 
 
 @contextmanager
-def opened(tmp_path: Path, dropped_after: int | None = None) -> Iterator[tuple[Record, RunDirectory, Shown]]:
-    """The run's record, as the first launch or a later one has it."""
+def opened(
+    tmp_path: Path, dropped_after: int | None = None, *, words: Any = None, **tracker: Any
+) -> Iterator[tuple[Record, RunDirectory, Shown]]:
+    """The run's record, as the first launch or a later one has it. `tracker`: keys of `context_tracker`."""
     tree = {
         "ajet": {
             "backbone": "verl",
             "model": {"path": "embedded:tiny-tools"},
             "data": {"train_batch_size": BATCH},
             "rollout": {"num_repeat": REPEATS},
+            "context_tracker": tracker,
         }
     }
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
-    yield Record(experiment, run, shown, 9, dropped_after, order=ORDER), run, shown  # type: ignore[arg-type]
+    record = Record(experiment, run, shown, 9, dropped_after, order=ORDER, words=words)  # type: ignore[arg-type]
+    yield record, run, shown
     run.close("finished")
 
 
@@ -107,6 +114,29 @@ def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
     assert len(shown.episodes) == 8 and shown.steps == [1]
     record.take(stepped(2, later))
     assert [row["tasks"] for row in rows(run)] == [[0, 1], [3]], "a group of another step waits for it"
+
+
+def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_path):
+    with stage(flows.Asks, lambda _: "<tool_call>\n{broken\n</tool_call>", num_repeat=REPEATS) as played:
+        groups = played.play(2)
+    said: list[str] = []
+    sink = logger.add(lambda line: said.append(str(line)), level="WARNING")
+    try:
+        with opened(tmp_path, words=renderer(), proof_sample=9, log_tool_format_check=True) as (record, run, _):
+            for step, each in enumerate(groups, 1):
+                if step == 2:
+                    each.episodes[0].calls[0].suffix_ids[3] += 1
+                record.take(Played(each))
+                credited = [Credited(e.uuid, Outcome(step, 0.5), e.sampled_tokens) for e in each.episodes]
+                record.take(Stepped(step, {"seconds/step": 1.0}, credited))
+            first, second = rows(run)
+    finally:
+        logger.remove(sink)
+    assert first["proof/episodes"] == second["proof/episodes"] == REPEATS and first["proof/tokens"] > 50
+    assert first["proof/wrong_tokens"] == 0 < second["proof/wrong_tokens"]
+    assert any("a wrong token" in line for line in said) and any(
+        "the tool call in call 0 is wrong" in line for line in said
+    )
 
 
 def test_a_group_that_was_played_again_counts_once(made):

@@ -41,7 +41,7 @@ class Trainer:
     def __init__(self, model: Any, config: AjetConfig) -> None:
         self.settings = config.trainer_common
         self.temperature = config.rollout.temperature
-        self.truncates = config.rollout.top_p < 1.0 or config.rollout.top_k > 0
+        self.truncates = config.rollout.truncates
         optim = self.settings.optim
         self.schedule = Schedule.from_config(optim, self.settings.total_training_steps)
         self.policy = Policy(

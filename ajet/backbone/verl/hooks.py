@@ -215,8 +215,7 @@ class CreditHooks(PPOTrainer):
 
     def _mismatch(self, samples: list[Sample], parts: list[list[int]], trainer: list[Floats]) -> dict[str, float]:
         """How far the engine's logprobs are from the trainer's, where both mean the same."""
-        rollout = self.settings.rollout
-        if not samples or rollout.top_p < 1 or rollout.top_k > 0:
+        if not samples or self.settings.rollout.truncates:
             return {}
         gaps = [
             (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
@@ -242,8 +241,7 @@ class CreditHooks(PPOTrainer):
         return stale_metrics(tokens, stale, float(stale) if cap is None else weight, capped)
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
-        rollout = self.settings.rollout
-        if rollout.top_p < 1 or rollout.top_k > 0:
+        if self.settings.rollout.truncates:
             return {}
         apart = self.config.trainer.v1.trainer_mode == "separate_async"
         gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)

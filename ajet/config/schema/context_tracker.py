@@ -12,8 +12,9 @@ class TimelineMergingPolicy(Section):
 
     timeline_compare_level: Literal["text", "token"] = key(
         "text",
-        "token: a call continues another only where its prompt begins with the very ids of the other; text: also "
-        "where the texts agree, in which case the later call's own ids are kept.",
+        "Accepted, ignored.",
+        ignored="calls are joined where their ids agree; that a client's text is what was sampled is settled before, "
+        "when a request comes in",
     )
     ignore_tools: bool = key(True, "Calls may be merged although their tool lists differ.")
 

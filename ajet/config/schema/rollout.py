@@ -120,3 +120,9 @@ class Rollout(Section):
     n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
     name: Literal["vllm", "sglang"] = key("vllm", "Engine of the verl and trinity backbones.", training=False)
     mode: Any = key(None, "Accepted, ignored.", ignored="requests are always asynchronous")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether training draws from a part of the distribution only: then a logprob of what was drawn and one of the
+        whole distribution are not the same number."""
+        return self.top_p < 1 or self.top_k > 0

@@ -19,9 +19,10 @@ from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import check_tokens, discarded, episode_metrics, measurement_of
+from ajet.run.accounting import discarded, measurement_of
 from ajet.run.evaluate import validation_metrics
-from ajet.run.staleness import staleness_metrics
+from ajet.run.step import Trained, conclude
+from ajet.run.step_proof import StepProof
 from ajet.run.train import refuse_if_all_failed, warn_of_failures
 from ajet.run.verl.waiting import Waiting
 from ajet.schema.episode import Group, episodes_of
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
     from ajet.run.progress import TrainingProgress
+    from ajet.tokens import Renderer
 
 
 HOPELESS = 4
@@ -52,12 +54,15 @@ class Record:
         dropped_after: int | None = None,
         *,
         order: Mapping[str, Any] | None = None,
+        words: Renderer | None = None,
     ) -> None:
         """steps: the last one. dropped_after: see `waiting.dropped_after`. order: the state of a `TaskOrder` of which
-        nothing is taken, for checkpoints: by it a run that resumes one knows its tasks."""
+        nothing is taken, for checkpoints: by it a run that resumes one knows its tasks. words: the run's renderer, by
+        which a sample of each step is proven; its log-probabilities are compared where verl computes them."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
         self._waiting = Waiting(dropped_after)
+        self._proof = StepProof(self._settings, words)
         self._order = dict(order) if order is not None else None
         self._validating: list[Group] = []
         self._saved: Saved | None = None
@@ -128,18 +133,20 @@ class Record:
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}
         groups, stale = self._waiting.take(letter.step, credited)
-        outcomes = {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale")
-        episodes = episodes_of([*groups, *stale])
-        check_tokens(episodes, outcomes, {uuid: each.trained for uuid, each in credited.items()})
-        metrics = episode_metrics(episodes, "train", outcomes)
-        metrics |= staleness_metrics(episodes_of(groups), letter.step - 1)
-        metrics |= letter.metrics
-        self._run.episodes.write(letter.step, "train", episodes, outcomes)
-        tasks = sorted(group.order for group in groups if group.scored)
-        unused = sorted(group.order for group in [*(group for group in groups if not group.scored), *stale])
-        self._on_step(letter.step, self._steps, metrics)
-        ahead = {"waiting": orders} if (orders := self._waiting.orders()) else {}
-        self._run.metrics.log(letter.step, metrics, tasks=tasks, discarded=unused, **ahead)
+        trained = Trained(
+            letter.step,
+            letter.step - 1,
+            [*groups, *stale],
+            {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale"),
+            {uuid: each.trained for uuid, each in credited.items()},
+            letter.metrics,
+            tasks=sorted(group.order for group in groups if group.scored),
+            discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
+            waiting=self._waiting.orders(),
+        )
+        metrics = conclude(
+            trained, self._settings, self._run, proof=self._proof, on_step=self._on_step, total=self._steps
+        )
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)

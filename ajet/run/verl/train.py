@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.run.interrupt import Interrupts
     from ajet.run.options import LaunchOptions
+    from ajet.tokens import Renderer
 
 LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
@@ -57,7 +58,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     from ajet.run.verl.runner import Runner
 
     address = address_of(options)
-    config, order = _config(experiment, run, own=address is None)
+    config, order, words = _config(experiment, run, own=address is None)
     steps = config["trainer"]["total_training_steps"]
     if run.resumed is not None and run.resumed.step >= steps:
         finish(run)
@@ -66,7 +67,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state())
+    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state(), words=words)
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     try:
@@ -150,11 +151,12 @@ def _failed(problem: Exception, logs: Path) -> RunFailed:
     )
 
 
-def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], TaskOrder]:
-    """verl's whole config for this run, and the order of its tasks. Raises TaskError where the run that is resumed had
-    others."""
+def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[dict[str, Any], TaskOrder, Renderer]:
+    """verl's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run that
+    is resumed had others."""
     from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.run.assembly import renderer_of
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -164,7 +166,9 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
     refuse_blind(folder)
     reader = open_reader(experiment)
-    tasks = within_prompt_length(reader.tasks("train"), settings.data, load_tokenizer(source))
+    tokenizer = load_tokenizer(source)
+    words = renderer_of(settings, tokenizer, load_image_tokens(folder, trust_remote_code=source.trust_remote_code))
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
@@ -183,7 +187,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
         order.restore(run.resumed.state.get("order", order.state()))
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
-    return config, order
+    return config, order, words
 
 
 def _waiting(found: int, wanted: int) -> None:

@@ -1,0 +1,76 @@
+"""Step: what every training step promises, kept in one place, wherever its optimizer was.
+
+Invariant: the local loop, `ajet serve` and what records verl's steps all end a step in `conclude`: each sampled token
+was trained or is counted by its reason, a sample of the episodes is proven, formats are logged, and episodes with their
+outcomes are on the disk before the row of metrics that counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ajet.run.accounting import check_tokens, episode_metrics
+from ajet.run.format_log import log_formats
+from ajet.run.staleness import staleness_metrics
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.record import RunDirectory
+    from ajet.run.step_proof import StepProof
+
+OnStep = Callable[[int, int, dict[str, float]], None]
+"""Called with (step, total steps, metrics)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A step as its optimizer leaves it."""
+
+    step: int
+    version: int
+    """The policy version that it was trained from."""
+    groups: Sequence[Group]
+    """Those that its numbers are over."""
+    outcomes: Mapping[str, Outcome]
+    """Of all its episodes, by uuid."""
+    tokens: Mapping[str, int]
+    """Tokens that were trained, by uuid."""
+    numbers: Mapping[str, float]
+    """What credit, update and clock say."""
+    tasks: Sequence[int]
+    """Orders of the groups that the batch was made of."""
+    aside: Sequence[Group] = ()
+    """Recorded only."""
+    discarded: Sequence[int] = ()
+    """Orders of the groups that no batch takes."""
+    waiting: Sequence[int] = field(default_factory=list)
+    """Orders of tasks that were begun and are in no step yet."""
+
+    def newest(self, episode: Episode) -> int:
+        """The latest policy version that can have sampled it: what no update used may have ended after this one."""
+        trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
+        return self.version if trained else self.version + 1
+
+
+def conclude(
+    trained: Trained, settings: AjetConfig, run: RunDirectory, *, proof: StepProof, on_step: OnStep, total: int
+) -> dict[str, float]:
+    """The step's metrics, once it is recorded. `total`: the last step. Raises AssertionError where a sampled token is
+    neither trained nor counted, UserError where the record cannot be written."""
+    step, outcomes = trained.step, trained.outcomes
+    episodes, others = episodes_of(trained.groups), episodes_of(trained.aside)
+    log_formats(episodes, settings.context_tracker)
+    check_tokens([*episodes, *others], outcomes, trained.tokens)
+    metrics = episode_metrics(episodes, "train", outcomes)
+    taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
+    metrics |= staleness_metrics(taken, trained.version)
+    metrics |= proof.metrics(episodes, step, trained.newest)
+    metrics |= trained.numbers
+    run.episodes.write(step, "train", [*episodes, *others], outcomes)
+    on_step(step, total, metrics)
+    ahead = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
+    run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **ahead)
+    return metrics
