@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ajet.run.verl.leftovers import RANDOM
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, environment, metric_rows, start
+from tests.left_behind import mapped
 
 TOOL = ["--backbone", "verl", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
 
@@ -90,12 +94,15 @@ class Life:
 
 @contextmanager
 def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """A Ray head of its own with one slot for a GPU, as an operator would start it: its address, and its process."""
+    """A Ray head of its own with one slot for a GPU, as an operator would start it: its address, and its process. What
+    the runs on it leave is the operator's to remove."""
+    memory = Path("/dev/shm")
+    before, folder = set(memory.iterdir()), tempfile.mkdtemp(prefix="v")
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
     command += ["--num-cpus=16", "--num-gpus=1", "--include-dashboard=false", "--disable-usage-stats"]
     with log.open("w") as out:
         more = {"stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
-        head = psutil.Popen(command, env=environment(**RAY_KEY), **more)
+        head = psutil.Popen(command, env=environment(TMPDIR=folder, **RAY_KEY), **more)
     try:
         end = time.monotonic() + 120
         while "Ray runtime started" not in log.read_text():
@@ -111,6 +118,11 @@ def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        psutil.wait_procs(processes, timeout=20)
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in set(memory.iterdir()) - before:
+            if path.name.startswith(RANDOM) and not mapped(str(path)):
+                path.unlink(missing_ok=True)
 
 
 def accounted(recorded: Iterable[tuple[Episode, Outcome]]) -> int:
