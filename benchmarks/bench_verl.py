@@ -148,7 +148,7 @@ class Launch:
 
 def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
     """`launch`. Whether the limit is kept."""
-    from ajet.backbone.verl.settings import CPU_ENVIRONMENT
+    from ajet.backbone.verl import cpu
 
     yaml = setting.yaml(folder)
     experiment = experiment_of(yaml)
@@ -157,7 +157,7 @@ def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
         "ours": [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(yaml), "--backbone", "verl", "--with-ray"],
         "verl": [sys.executable, "-m", "verl.trainer.main_ppo", *theirs],
     }
-    on_cpu = CPU_ENVIRONMENT if any(each == "++trainer.device='cpu'" for each in theirs) else {}
+    on_cpu = cpu.environment() if any(each == "++trainer.device='cpu'" for each in theirs) else {}
     made: dict[str, list[Launch]] = {"ours": [], "verl": []}
     for number in range(launches):
         for side in sorted(commands, reverse=number % 2 == 0):  # verl's first, whose files are then in memory for ours

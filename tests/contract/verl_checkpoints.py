@@ -20,9 +20,9 @@ KINDS = ("fsdp2", "fsdp1", "lora", "single")
 
 def main(rank: int, folder: Path) -> None:
     """Save every kind."""
-    from ajet.backbone.verl.settings import CPU_ENVIRONMENT
+    from ajet.backbone.verl import cpu
 
-    os.environ.update(CPU_ENVIRONMENT)
+    os.environ.update(cpu.environment())
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -95,9 +95,9 @@ def save(model: Any, folder: Path) -> None:
 
 def both(folder: Path) -> int:
     """Both ranks, forked from here, where what they share is imported."""
-    from ajet.backbone.verl.settings import CPU_ENVIRONMENT
+    from ajet.backbone.verl import cpu
 
-    os.environ.update(CPU_ENVIRONMENT)
+    os.environ.update(cpu.environment())
     import verl.utils.checkpoint.fsdp_checkpoint_manager  # noqa: F401
 
     fork = multiprocessing.get_context("fork")

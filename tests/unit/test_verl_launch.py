@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ajet.backbone.verl import reporting
+from ajet.backbone.verl import cpu, reporting
 from ajet.backbone.verl.mailbox import Died, Phase, Stepped
 from ajet.backbone.verl.reporting import Reporting, Stopped
 from ajet.config import Experiment
@@ -140,6 +143,17 @@ def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytes
     assert "the logs" in str(said.value) and "goes on from the last checkpoint" in str(said.value)
 
 
+def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
+    found = (
+        "from importlib.metadata import entry_points as e; print([p.value for p in e(group='vllm.general_plugins')])"
+    )
+    told = [
+        subprocess.run([sys.executable, "-c", found], env={**os.environ, **more}, capture_output=True, text=True).stdout
+        for more in ({}, cpu.environment())
+    ]
+    assert "ajet" not in told[0] and told[1].count("ajet.backbone.verl.cpu.vllm_plugin:register") == 1
+
+
 @without_verl
 def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     from ajet.run.verl.train import _config
@@ -155,8 +169,9 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     run: Any = SimpleNamespace(path=tmp_path / "run", run_id="r", resumed=None)
-    fresh, order = _config(experiment, run, own=True)
+    fresh, order, words = _config(experiment, run, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
+    assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
     folder = run.path / "checkpoints" / "step-4"
     run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.state()})
     trainer = _config(experiment, run, own=True)[0]["trainer"]

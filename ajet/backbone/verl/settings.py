@@ -12,22 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.backbone.verl import cpu
 from ajet.backbone.verl.gpus import gpus
 from ajet.config.verl import SEPARATE, ModelLimits, read_limits, verl_config
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-
-CPU_PLATFORM = "ajet.backbone.verl.cpu_platform"
-CPU_ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": CPU_PLATFORM,
-    "VERL_ENGINE_DEVICE": "cuda",  # the engines are registered for cuda and npu only; this names the registry's key
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
-"""What every process of verl needs on a machine without an accelerator."""
 
 
 def verl_settings(
@@ -68,7 +58,7 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
         found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
     elif device == "cpu":
         logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
-        found |= CPU_ENVIRONMENT
+        found |= cpu.environment()
     elif _megatron(config) and any(gpu.generation in (8, 9) for gpu in gpus()):
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
     return found

@@ -1,20 +1,13 @@
 """On a CPU, vLLM's linear layers keep their weights as they were loaded.
 
 vLLM would pack a copy of each weight for its kernels and drop the parameter, so that no second load could reach it.
-Our worker calls `keep_weights_plain` itself; where verl starts vLLM, vLLM finds `register` by its entry point, in
-every process of its own. Invariant: nothing changes on a machine with an accelerator, nor in anybody else's vLLM.
+Our worker calls `keep_weights_plain` itself; where verl starts vLLM, a plug-in does (`backbone/verl/cpu`). Invariant:
+nothing changes on a machine with an accelerator, nor in anybody else's vLLM.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-
-def register() -> None:
-    """vLLM's plug-in: does something only where verl trains on a CPU."""
-    if os.environ.get("VERL_PLATFORM") == "cpu":
-        keep_weights_plain()
 
 
 def keep_weights_plain() -> None:

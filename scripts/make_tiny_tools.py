@@ -1,4 +1,4 @@
-"""Make the model `embedded:tiny-tools`: `python -m ajet.engine.embedded.make_tiny_tools OUT [--seed 0]`, half a minute.
+"""Make the model `embedded:tiny-tools`: `python scripts/make_tiny_tools.py OUT [--seed 0]`, half a minute.
 
 A Qwen3 of 0.64 million parameters, taught from scratch by demonstrations of one task: say what an item costs. First
 all of them look the price up with a tool and repeat it, which teaches to copy. Then, of those with the tool at hand,
