@@ -121,7 +121,10 @@ def _names(pid: int, folder: Path) -> bool:
 
 
 def _main() -> None:
-    folder = Path(sys.stdin.readline().removesuffix("\n"))
+    first = sys.stdin.readline()
+    if not first.endswith("\n"):  # its writer was killed before it had said anything
+        return
+    folder = Path(first[:-1])
     told: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
