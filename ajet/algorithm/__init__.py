@@ -1,4 +1,4 @@
-"""Credit and losses: one algorithm a file, pure functions.
+"""Groups to advantages and token weights, and the losses: one algorithm a file, pure functions.
 
 In: groups of scored episodes. Out: a `TrainingBatch` whose samples carry an advantage and a weight per token, and the
 loss of one token as a function of its log-probability. Invariant (DESIGN decision 8): the loss of a batch is the sum

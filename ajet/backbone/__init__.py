@@ -1,7 +1,8 @@
-"""Who owns the engine and the optimizer: debug, local, and later verl and trinity, behind one small contract.
+"""Batches to policy versions: who owns the engine and the optimizer. debug and local, and verl in processes of its own.
 
-In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` chooses by
-`ajet.backbone`; everything above it is the same on all of them.
+In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` chooses debug or local,
+which share one contract, by `ajet.backbone`; verl lays out its own processes (`ajet.run.verl` drives it). Everything
+above is the same on all of them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """`python -m ajet.cli.docs [--check]`: what is generated from the code.
 
 Invariant: docs/configuration.md, docs/cli.md and default_config/ajet_default.yaml say what the schema and the command
-line say; `--check` (part of `make check`) exits 1 and names what is stale.
+line say, and the table of rooms in docs/architecture.md what their docstrings say; `--check` (part of `make check`)
+exits 1 and names what is stale.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import typer
 
 ROOT = Path(__file__).resolve().parents[2]
+TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 
 
 def generated() -> dict[Path, str]:
@@ -23,7 +27,24 @@ def generated() -> dict[Path, str]:
         ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
         ROOT / "docs" / "configuration.md": configuration_md(),
         ROOT / "docs" / "cli.md": cli_md(),
+        ROOT / "docs" / "architecture.md": architecture_md(),
     }
+
+
+def architecture_md() -> str:
+    """The page with its table of rooms: the first line of each one's docstring, in the order in which they import."""
+    layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
+    assert layers is not None
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    before, rest = page.split(TABLE, 1)
+    after = rest.split("\n\n", 2)[2]
+    rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in re.findall(r'"ajet\.(\w+)"', layers[1])]
+    return "\n".join([before + TABLE, "", "| Folder | What it is for |", "|---|---|", *rows, "", after])
+
+
+def _purpose(room: str) -> str:
+    docstring = ast.get_docstring(ast.parse((ROOT / "ajet" / room / "__init__.py").read_text(encoding="utf-8")))
+    return _cell((docstring or "").splitlines()[0])
 
 
 def cli_md() -> str:

@@ -1,4 +1,4 @@
-"""Config: from a YAML to a typed, checked `Experiment`.
+"""From a YAML and overrides to a typed, checked `Experiment`.
 
 What enters: a YAML file (or a dict), `--backbone`, `key=value` overrides. What leaves: `Experiment`, whose `ajet` is
 typed, and `resolve_reference`, which finds the classes that a YAML names. A run starts from `load_experiment`; who

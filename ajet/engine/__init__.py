@@ -1,4 +1,4 @@
-"""Who produces tokens.
+"""Who produces tokens: transformers in this process, vLLM in processes of its own, or a server that is asked.
 
 A `TokenRequest` (exact prompt ids, how to sample, the key of its random numbers) enters, `TokenChunk`s (ids, two
 kinds of logprobs, the policy version) leave; where only chat completions can be had, messages enter and leave by a

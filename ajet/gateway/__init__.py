@@ -1,4 +1,4 @@
-"""gateway: the one way from any client to a model, and the one place where calls are captured.
+"""The one way from any client to a model, and the one place where calls are captured.
 
 In: requests in some client's dialect, with the key of an (episode, agent, target). Out: replies, and per episode a
 `Capture` of `Call`s with the engine's exact ids. Invariants: it has a thread and an event loop of its own and never

@@ -1,4 +1,4 @@
-"""Episode to verdict: a reward, or no score, and why.
+"""Task and outcome to a verdict: a reward, or no score, and why.
 
 What enters: the task and what its workflow returned. What leaves: a `Verdict`, or a JudgeFailure. Invariant: a reward
 is a finite number that the workflow or the judge gave; a judge that fails or cannot decide never becomes a 0.

@@ -1,4 +1,4 @@
-"""tokens: messages -> ids, extend a conversation verbatim, ids -> message.
+"""Messages to ids, a conversation extended verbatim, ids to a message.
 
 In: OpenAI-shaped messages and tools, a tokenizer with its chat template. Out: `Rendered` prompts and parsed replies.
 Invariant: `extend` never re-encodes what was sampled: its ids are before.ids + reply ids + a newly encoded suffix, and
