@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/ajet-setup.stamp
 PYTEST := $(RUN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-MEASURED := $(RUN)/python scripts/test_costs.py
+MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -6,7 +6,7 @@ time.
     python scripts/slow_parts.py --within 1800 --turn 17    from the 17th part on, round and round, while there is time
 
 Invariant: every extra slow test is in exactly one part (tests/docs/test_slow_parts.py), and each part's seconds are
-what it may take on two quiet cores; scripts/test_costs.py holds it to them. Exit code 1 if a part failed.
+what it may take on two quiet cores; scripts/suite_costs.py holds it to them. Exit code 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def main() -> int:
 def run(part: Part) -> int:
     """One part through pytest, measured."""
     pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
-    measured = [sys.executable, "scripts/test_costs.py", "--name", f"slow: {part.name}", "--seconds", str(part.seconds)]
+    budget = ["--name", f"slow: {part.name}", "--seconds", str(part.seconds)]
+    measured = [sys.executable, "scripts/suite_costs.py", *budget]
     return subprocess.run([*measured, "--", *pytest, *part.paths, "-m", part.marks()], cwd=ROOT).returncode
 
 

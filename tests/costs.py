@@ -1,8 +1,8 @@
-"""What each test costs: a row a test in the file that `AJET_TEST_COSTS` names, for scripts/test_costs.py to add up.
+"""What each test costs: a row a test in the file that `AJET_TEST_COSTS` names, for scripts/suite_costs.py to add up.
 
 Invariant: a row counts what its test alone caused in this worker: seconds, CPU-seconds of the worker and of every child
 that was waited for, and `ajet` commands started as processes. Processes that outlive their parent are not seen here;
-scripts/test_costs.py adopts them, and finds the test in their environment (pytest's PYTEST_CURRENT_TEST).
+scripts/suite_costs.py adopts them, and finds the test in their environment (pytest's PYTEST_CURRENT_TEST).
 """
 
 from __future__ import annotations

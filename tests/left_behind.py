@@ -1,5 +1,5 @@
 """Nothing is left behind: the tests get a home and a folder for temporary files of their own, and the last word on the
-checkout, on those folders and on shared memory is said here, when all workers are done. (scripts/test_costs.py says it
+checkout, on those folders and on shared memory is said here, when all workers are done. (scripts/suite_costs.py says it
 of processes: it adopts those that lose their parent.)
 
 Invariant: a test run that leaves something fails, and names it. What programs keep in a home for the next time (font

@@ -1,6 +1,6 @@
 """Runs a command that runs tests and says what it cost; `make test-times` and .ci/run use it. Only the stdlib is used.
 
-    python scripts/test_costs.py --name test --seconds 900 --cpu 1500 --ray 1 --vllm 2 -- make test
+    python scripts/suite_costs.py --name test --seconds 900 --cpu 1500 --ray 1 --vllm 2 -- make test
 
 Invariant: everything that the command starts is counted, also what outlives its parent (this process adopts it): at the
 end nothing of it may live, and its CPU-seconds are the kernel's own sum over all processes that ended. Exit code: the
