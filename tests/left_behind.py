@@ -79,9 +79,13 @@ def mapped(path: str) -> bool:
     """Whether a living process has this shared memory: then it is another program's, or will still be removed."""
     if not path.startswith(str(SHARED_MEMORY)):
         return False
+    try:
+        inode = f" {os.stat(path).st_ino} "  # a semaphore is mapped by another name where it was made
+    except OSError:
+        return True
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            if path in maps.read_text():
+            if any(inode in line and str(SHARED_MEMORY) in line for line in maps.read_text().splitlines()):
                 return True
         except OSError:
             continue

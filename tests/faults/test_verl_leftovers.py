@@ -16,11 +16,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/dev/shm").is_dir()
 
 CHILD = """
 import pathlib, sys, time
-from multiprocessing import resource_tracker, shared_memory
+from multiprocessing import get_context, resource_tracker, shared_memory
 pathlib.Path("/proc/self/comm").write_text(sys.argv[1])
 made = shared_memory.SharedMemory(create=True, size=4096)
 resource_tracker.unregister(made._name, "shared_memory")  # as where the tracker is killed, too
-print(made.name, flush=True)
+lock = get_context("spawn").Lock()
+resource_tracker.unregister(lock._semlock.name, "semaphore")
+print(made.name, "sem." + lock._semlock.name.lstrip("/"), flush=True)
 time.sleep(600)
 """
 RUN = f"""
@@ -59,8 +61,9 @@ def test_what_processes_leave_is_removed_once_nobody_has_it(how):
     )
     assert run.stdin is not None and run.stdout is not None
     folder = Path(run.stdout.readline().strip())
-    pairs = [run.stdout.readline().split() for _ in range(3)]
-    (engine, worker, agent), pids = [name for _, name in pairs], [int(pid) for pid, _ in pairs]
+    made = [run.stdout.readline().split() for _ in range(3)]
+    (engine, worker, agent), pids = [name for _, name, _ in made], [int(pid) for pid, _, _ in made]
+    locks = [Path("/dev/shm", lock) for _, _, lock in made]
     try:
         assert run.stdout.readline() == "looked\n"
         held = shared_memory.SharedMemory(name=worker)
@@ -74,17 +77,17 @@ def test_what_processes_leave_is_removed_once_nobody_has_it(how):
         assert Path("/dev/shm", engine).exists() and (folder / "socket").exists(), "their processes live"
         for pid in pids[:-1]:
             os.kill(pid, signal.SIGKILL)
-        assert gone(Path("/dev/shm", engine))
+        assert gone(Path("/dev/shm", engine)) and gone(locks[0]) and gone(locks[1])
         assert (folder / "socket").exists(), "one lives yet"
         os.kill(pids[-1], signal.SIGKILL)
         assert gone(folder)
         assert Path("/dev/shm", worker).exists(), "it is open here"
         held.close()
         assert gone(Path("/dev/shm", worker))
-        assert Path("/dev/shm", agent).exists(), "no server had it"
+        assert Path("/dev/shm", agent).exists() and locks[2].exists(), "no server had them"
     finally:
         run.kill()
         run.stdin.close()
         run.stdout.close()
-        for name in (engine, worker, agent):
-            Path("/dev/shm", name).unlink(missing_ok=True)
+        for path in (*(Path("/dev/shm", name) for name in (engine, worker, agent)), *locks):
+            path.unlink(missing_ok=True)

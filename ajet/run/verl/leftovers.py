@@ -81,17 +81,23 @@ class Leftovers:
 
 
 def mapped(pid: int) -> Iterator[tuple[str, int]]:
-    """Names and inodes of a process's segments with random names."""
+    """Names and inodes of a process's segments with random names. They are told by their inodes: who made a semaphore
+    has it mapped by a name that it had before this one."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # it has ended, or is somebody else's, who could not open ours
         return
-    for line in lines:
-        if FOLDER in line:
-            *_, inode, path = line.split(maxsplit=5)
-            name = path.removeprefix(FOLDER)
-            if name.startswith(RANDOM) and not name.endswith("(deleted)"):
-                yield name, int(inode)
+    inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
+    for path in Path(FOLDER).iterdir() if inodes else ():
+        if path.name.startswith(RANDOM) and (inode := _inode(path)) in inodes:
+            yield path.name, inode
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:  # it has just gone
+        return -1
 
 
 def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
@@ -101,7 +107,7 @@ def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
         free = segments - {found for pid in pids for found in mapped(pid)}
         for name, inode in free:
             path = Path(FOLDER, name)
-            if path.exists() and path.stat().st_ino == inode:
+            if _inode(path) == inode:
                 path.unlink(missing_ok=True)
         segments -= free
         if not any(_names(pid, folder) for pid in pids):
