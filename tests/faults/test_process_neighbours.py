@@ -101,7 +101,7 @@ def test_what_an_attempt_says_is_bounded_and_says_how_much_is_missing(tmp_path: 
     assert all(len(json.dumps(row)) < 300_000 for row in rows)
     assert talks["metadata"]["short"] == "kept" and talks["metadata"]["long"].startswith("mmm")
     assert "more characters were cut" in talks["metadata"]["long"] and "long: 3000000" in talks["metadata"]["cut"]
-    assert "deep" in talks["metadata"]["cut"] and "before this were cut" in talks["metadata"]["printed"]
+    assert "deep" in talks["metadata"]["cut"] and "before this were cut" in talks["printed"]
     assert shouts["failure"]["kind"] == "ValueError" and "more characters were cut" in shouts["failure"]["message"]
 
 

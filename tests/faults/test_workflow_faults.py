@@ -16,7 +16,7 @@ from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import AnswerJudge, stage
+from tests.rollout_fixtures import AnswerJudge, stage, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +60,10 @@ def test_each_fault_costs_its_own_episode_only(isolation: str) -> None:
         broken = FAULTS[request.key.task % len(FAULTS)] == "engine"
         return ScriptedReply("yes", fail_after=2 if broken else None)
 
-    with stage(
-        Everything, script, judge=MoodyJudge(), isolation=isolation, num_repeat=5, episode_timeout=5, max_env_worker=100
-    ) as made:
+    with (
+        time_is_up(lambda: len(made.seen) == 90),  # all but those that hang
+        stage(Everything, script, judge=MoodyJudge(), isolation=isolation, num_repeat=5, max_env_worker=100) as made,
+    ):
         groups = made.play(20)
         tally = made.rollout.tally
     assert tally.failures == {
