@@ -21,7 +21,7 @@ from ajet.algorithm import grpo, reinforce_plus_plus, rloo
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Episode, Group, Outcome
+from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -76,7 +76,7 @@ def credit(
     weights = iter(token_weights(algorithm.loss_aggregation, counting, config.data.max_response_length))
 
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
-    batch.outcomes = {e.uuid: _of_unscored(e) for group in groups for e in group.episodes if not e.scored}
+    batch.outcomes = {e.uuid: _of_unscored(e) for e in episodes_of(groups) if not e.scored}
     for item, row in zip(scored, advantages, strict=True):
         weight = next(weights) if item.group not in silent or not algorithm.dynamic_sampling else 0.0
         if item.group in silent:

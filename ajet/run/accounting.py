@@ -14,7 +14,7 @@ from statistics import fmean
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
 from ajet.schema.batch import TrainingBatch
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, UntrainedReason
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, UntrainedReason, episodes_of
 
 
 def trained_tokens(batch: TrainingBatch) -> Counter[str]:
@@ -39,10 +39,9 @@ def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") 
     """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
     `stale`: the tokens of their timelines are counted as such."""
     found = {}
-    for group in groups:
-        for episode in group.episodes:
-            left = episode.sampled_tokens - sum(episode.untrained.values())
-            found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
+    for episode in episodes_of(groups):
+        left = episode.sampled_tokens - sum(episode.untrained.values())
+        found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
     return found
 
 
@@ -110,7 +109,7 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     """95 % intervals of success rate, pass@n and reward. Attempts at one task are not independent: tasks are what is
     counted, so that with several attempts a task the interval of the rate is on the safe side."""
     metrics: dict[str, float] = {}
-    counted = [e for group in groups for e in group.episodes if not e.left_out]
+    counted = [e for e in episodes_of(groups) if not e.left_out]
     tasks = sum(any(not e.left_out for e in group.episodes) for group in groups)
     if _tells_success(counted):
         low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
@@ -131,5 +130,5 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
         if rewards:
             attempts[group.task.task_id] = (*attempts.get(group.task.task_id, ()), *rewards)
-    episodes = [episode for group in groups for episode in group.episodes]
+    episodes = episodes_of(groups)
     return Measurement(attempts, sum(e.left_out for e in episodes) / max(1, len(episodes)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ajet.record.held_out import Measurement
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.assembly import Parts
+from ajet.schema.episode import episodes_of
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -26,15 +27,13 @@ def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> tuple[dict[str, f
     """
     tasks = list(enumerate(parts.tasks("validation")))
     groups = list(parts.rollout.play(tasks, step=step, split="validation"))
-    episodes = [episode for group in groups for episode in group.episodes]
-    run.episodes.write(step, "validation", episodes)
+    run.episodes.write(step, "validation", episodes_of(groups))
     return validation_metrics(groups), measurement_of(groups)
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """The numbers of a validation, one group a task."""
-    episodes = [episode for group in groups for episode in group.episodes]
-    metrics = episode_metrics(episodes, "validation") | pass_metrics(groups, "validation")
+    metrics = episode_metrics(episodes_of(groups), "validation") | pass_metrics(groups, "validation")
     metrics |= interval_metrics(groups, "validation")
     metrics["validation/tasks"] = len(groups)
     return metrics
