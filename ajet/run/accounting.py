@@ -13,16 +13,7 @@ from statistics import fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
-from ajet.schema.batch import TrainingBatch
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, UntrainedReason, episodes_of
-
-
-def trained_tokens(batch: TrainingBatch) -> Counter[str]:
-    """Of each episode, by its uuid."""
-    trained = Counter[str]()
-    for sample in batch.samples:
-        trained[sample.episode] += sample.timeline.sampled
-    return trained
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:

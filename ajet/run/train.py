@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.algorithm import credit
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
-from ajet.run.accounting import discarded, trained_tokens
+from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
 from ajet.run.interrupt import Interrupts
@@ -204,7 +204,7 @@ def learn(
             version,
             groups,
             outcomes,
-            trained_tokens(batch),
+            batch.trained_by_episode,
             numbers | _seconds(began, played),
             tasks=[group.order for group in groups],
             aside=left,

@@ -7,9 +7,8 @@ reaches a backbone. The algorithm room writes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from ajet.schema.call import Floats
 from ajet.schema.episode import Outcome
@@ -47,4 +46,12 @@ class TrainingBatch:
     @property
     def trained_tokens(self) -> int:
         """Tokens with mask 1 over all samples."""
-        return int(np.sum([sample.timeline.sampled for sample in self.samples])) if self.samples else 0
+        return self.trained_by_episode.total()
+
+    @property
+    def trained_by_episode(self) -> Counter[str]:
+        """The same of each episode, by its uuid."""
+        trained = Counter[str]()
+        for sample in self.samples:
+            trained[sample.episode] += sample.timeline.sampled
+        return trained

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics, trained_tokens
+from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.run.interrupt import Interrupts
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
@@ -54,7 +54,7 @@ def test_prompts_are_rebuilt_through_partial_prefixes():
 def test_every_sampled_token_is_trained_or_counted():
     episode = an_episode(calls=[a_call()])
     sample = Sample(a_timeline(), "e", 0, np.ones(5, np.float32), 1.0)
-    trained = trained_tokens(TrainingBatch(1, [sample]))
+    trained = TrainingBatch(1, [sample]).trained_by_episode
     check_tokens([episode], {}, trained)
     with pytest.raises(AssertionError, match="episode e: sampled 3 tokens, trained 0"):
         check_tokens([episode], {}, {})

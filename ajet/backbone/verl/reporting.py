@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numbers
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated
@@ -57,9 +56,7 @@ class Reporting:
 
     def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
         """Credit is given: what it did to each episode."""
-        trained = Counter[str]()
-        for sample in batch.samples:
-            trained[sample.episode] += sample.timeline.sampled
+        trained = batch.trained_by_episode
         for episode in episodes_of(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
             self._credited.append(Credited(episode.uuid, outcome, trained[episode.uuid]))
