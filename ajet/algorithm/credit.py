@@ -100,7 +100,7 @@ def _collect(episode: Episode, group: int) -> _Scored:
 
 
 def _of_unscored(episode: Episode) -> Outcome:
-    left = episode.sampled_tokens - sum(episode.untrained.values())
+    left = episode.uncounted
     reason = "no_score" if episode.status == "completed" else "failed"
     return Outcome(untrained={reason: left} if left > 0 else {})
 

@@ -31,7 +31,7 @@ def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") 
     `stale`: the tokens of their timelines are counted as such."""
     found = {}
     for episode in episodes_of(groups):
-        left = episode.sampled_tokens - sum(episode.untrained.values())
+        left = episode.uncounted
         found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
     return found
 

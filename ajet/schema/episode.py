@@ -156,10 +156,9 @@ class Episode:
         return sum(len(call.response_ids) for call in self.calls)
 
     @property
-    def policy_span(self) -> tuple[int, int] | None:
-        """The oldest and the newest policy version that sampled of it; None where none did."""
-        runs = [run for call in self.calls for run in call.versions]
-        return (min(run.low for run in runs), max(run.high for run in runs)) if runs else None
+    def uncounted(self) -> int:
+        """Sampled tokens that have no reason yet: those of its timelines."""
+        return self.sampled_tokens - self.untrained.total()
 
     def untrained_with(self, outcome: Outcome) -> Counter[str]:
         """All its sampled tokens that were not trained, by reason."""
