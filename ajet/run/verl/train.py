@@ -22,7 +22,7 @@ from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
-from ajet.backbone.verl.processors import refuse_blind
+from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.config.verl import SYNC
@@ -155,7 +155,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     """verl's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run that
     is resumed had others."""
     from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.engine.models import folder_of, load_tokenizer
     from ajet.run.assembly import renderer_of
     from ajet.task_reader import open_reader
 
@@ -164,10 +164,10 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     folder = folder_of(source)
     config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
-    refuse_blind(folder)
+    images = shown_images(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
-    words = renderer_of(settings, tokenizer, load_image_tokens(folder, trust_remote_code=source.trust_remote_code))
+    words = renderer_of(settings, tokenizer, images)
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
