@@ -182,9 +182,8 @@ class Desk:
         """The episode with its session and key. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
         step = self._version + 1 if self._backlog is not None else 0
-        order = -1 if group is None or group.source is None else group.source
-        names = uuid.uuid4().hex, group.name if group is not None else ""
-        identity = ServedIdentity(self._run_id, split, step, task, order, index, repeat, *names)
+        order, named = (group.order, group.name) if group is not None else (-1, "")
+        identity = ServedIdentity(self._run_id, split, step, task, order, index, repeat, uuid.uuid4().hex, named)
         session = self._gateway.open(
             identity.uuid,
             key=(self._settings.seed, index, repeat),

@@ -28,6 +28,11 @@ class OpenGroup:
         self._closed = False
 
     @property
+    def order(self) -> int:
+        """As its episodes say it: -1 for a task that a client brought."""
+        return -1 if self.source is None else self.source
+
+    @property
     def has_place(self) -> bool:
         """Whether another attempt belongs to it."""
         return len(self._taken) < self.places
