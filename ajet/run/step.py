@@ -8,7 +8,7 @@ outcomes are on the disk before the row of metrics that counts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet.run.accounting import check_tokens, episode_metrics
@@ -46,7 +46,7 @@ class Trained:
     """Recorded only."""
     discarded: Sequence[int] = ()
     """Orders of the groups that no batch takes."""
-    waiting: Sequence[int] = field(default_factory=list)
+    waiting: Sequence[int] = ()
     """Orders of tasks that were begun and are in no step yet."""
 
     def newest(self, episode: Episode) -> int:
