@@ -2,10 +2,9 @@
 
 Invariants: baselines are over the scored episodes of a group, however many there are; a sampled token becomes part
 of a sample, is in no timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode, which itself does
-not change. A group is left out as `zero_variance` only where its loss is
-exactly 0 (equal rewards, which may differ by `equal_rewards`; no KL term): it still counts in the weights of the
-others. With `dynamic_sampling` (DAPO, arXiv 2503.14476, section 3.2) such groups do not belong to the batch at all,
-KL or not, and do not count.
+not change. A group is left out as `zero_variance` only where its loss is exactly 0 (equal rewards, which may differ by
+`equal_rewards`; no KL term): it still counts in the weights of the others. With `dynamic_sampling` (DAPO, arXiv
+2503.14476, section 3.2) such groups do not belong to the batch at all, KL or not, and do not count.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def joined(
     """Within the block this process is connected to Ray.
 
     config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
-    this machine. environment: variables for the run's processes. temporary: their folder
-    for temporary files, where the cluster is ours. on_wait: called with GPUs found and wanted whenever
-    the first number changes while nodes are missing. Raises UserError without such a cluster or without its GPUs.
+    this machine. environment: variables for the run's processes. temporary: their folder for temporary files, where the
+    cluster is ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are
+    missing. Raises UserError without such a cluster or without its GPUs.
     """
     try:
         import ray
