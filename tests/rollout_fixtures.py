@@ -111,8 +111,8 @@ def stage(
 
 @contextmanager
 def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
-    """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then: a limit
-    that is long enough for a process to start on a busy machine would be waited for to its end."""
+    """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then (there must
+    be one): a limit that is long enough for a busy machine would be waited for to its end."""
     kept = rollout.first
 
     async def come() -> None:
@@ -120,6 +120,9 @@ def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
             await asyncio.sleep(0.01)
 
     async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+        if timeout is None:  # it waits for a slot
+            await kept(*futures)
+            return
         late = asyncio.ensure_future(come())
         await kept(*futures, late, timeout=timeout)
         late.cancel()

@@ -16,7 +16,13 @@ from ajet.workflow import Workflow
 RELEASE = threading.Event()
 """Lets the hanging workflows of this process go."""
 HANGS = "AJET_TEST_HANGS"
-"""Names the file that HangsDeaf makes once it hangs."""
+"""Names the file that what hangs makes once it does."""
+
+
+def hang_begins() -> None:
+    """For a test that waits for this and not for a time."""
+    if HANGS in os.environ:
+        Path(os.environ[HANGS]).touch()
 
 
 async def ask(tuner: Any, text: str, **more: Any) -> str:
@@ -152,6 +158,7 @@ class HangsAwaiting(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print("about to hang")
         await ask(tuner, "x")
+        hang_begins()
         await asyncio.Event().wait()
         return WorkflowOutput()
 
@@ -162,6 +169,7 @@ class HangsBlocking(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print("about to hang")
         await ask(tuner, "x")
+        hang_begins()
         RELEASE.wait()  # the line that blocks
         return WorkflowOutput()
 
@@ -172,6 +180,7 @@ class HangsPlain(Workflow):
     def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
         print("about to hang")
         asyncio.run(ask(tuner, "x"))
+        hang_begins()
         RELEASE.wait()
         return WorkflowOutput()
 
@@ -182,8 +191,7 @@ class HangsDeaf(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print("about to hang")
         await ask(tuner, "x")
-        if HANGS in os.environ:
-            Path(os.environ[HANGS]).touch()
+        hang_begins()
         while not RELEASE.is_set():
             try:
                 await asyncio.sleep(0.01)

@@ -27,6 +27,8 @@ _AT_ONCE = 64
 """Connections that are accepted before what has come by others is read."""
 _MORE = 8
 """Strangers that leave for one who comes where descriptors are scarce."""
+_TICK = 0.1
+"""Seconds between two looks whether a signal asks for the end; uvicorn counts ten of them as a second."""
 _PAUSE = 1.0
 """Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
 
@@ -52,7 +54,7 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Serves an app on one socket. `run` blocks; `should_exit` ends it."""
+    """Serves an app on one socket. `run` blocks; `should_exit` ends it once what runs is answered, `stop` at once."""
 
     def __init__(self, app: ASGIApp, limits: Limits | None = None, **settings: Any) -> None:
         """`settings`: of uvicorn."""
@@ -71,12 +73,45 @@ class Server(uvicorn.Server):
             )
         )
         self.shared = Shared(limits)
+        self._stopping: asyncio.Future[None] | None = None
+
+    def stop(self) -> None:
+        """End it; what is not answered yet is not waited for. Thread-safe."""
+        self.should_exit = self.force_exit = True
+        stopping = self._stopping
+        if stopping is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                stopping.get_loop().call_soon_threadsafe(_wake, stopping)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
         _raise_descriptors()
+        self._stopping = asyncio.get_running_loop().create_future()
         self.servers = [Doors(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
+
+    async def main_loop(self) -> None:
+        """See uvicorn, which sleeps a tenth of a second where this one can be woken."""
+        assert self._stopping is not None
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += 1
+            await asyncio.wait([self._stopping], timeout=_TICK)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn, which sleeps for connections that nobody waits for."""
+        if not self.force_exit:
+            await super().shutdown(sockets)
+            return
+        for doors in self.servers:
+            doors.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 class Doors:

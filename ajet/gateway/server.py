@@ -95,7 +95,7 @@ class Gateway:
         thread, self._thread = self._thread, None
         if thread is None or self._server is None:
             return
-        self._server.should_exit = self._server.force_exit = True
+        self._server.stop()
         thread.join()
         self.aside.close()
 

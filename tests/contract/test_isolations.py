@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +103,26 @@ def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[
         assert "rollout_workflows.py" in episode.failure.traceback and "my own mistake" in episode.failure.traceback
 
 
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """Whether one more attempt has begun to hang since it was asked last."""
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv(flows.HANGS, str(hangs))
+
+    def once() -> bool:
+        with suppress(FileNotFoundError):
+            hangs.unlink()
+            return True
+        return False
+
+    return once
+
+
 @pytest.mark.parametrize(("isolation", "workflow"), played(*HANGS, on_process=(flows.HangsDeaf,)))
 def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
-    isolation: str, workflow: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolation: str, workflow: type[Any], hung: Callable[[], bool]
 ) -> None:
-    timeout, hangs = (60.0 if isolation == "process" else 2.0), tmp_path / "hangs"
-    monkeypatch.setenv(flows.HANGS, str(hangs))
-    early = time_is_up(hangs.exists) if isolation == "process" else nullcontext()
-    with early, stage(workflow, isolation=isolation, episode_timeout=timeout, max_env_worker=1) as made:
+    with time_is_up(hung), stage(workflow, isolation=isolation, episode_timeout=60, max_env_worker=1) as made:
         episode = made.episode()
         assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
         assert len(episode.calls) == 1
@@ -187,25 +199,29 @@ def _gone(process: int) -> bool:
         assert process != os.getpid()
 
 
-def test_the_watchdog_names_the_line_that_blocks() -> None:
+def test_the_watchdog_names_the_line_that_blocks_and_the_loop_is_left_behind() -> None:
     from loguru import logger
 
     said: list[str] = []
+    blocked = 0
+
+    def named() -> bool:
+        """One more than when it was asked last."""
+        nonlocal blocked
+        before, blocked = blocked, sum("blocks the shared loop" in line for line in said)
+        return blocked > before
+
     handler = logger.add(said.append, format="{message}", level="WARNING")
     try:
-        with stage(flows.HangsBlocking, isolation="loop", episode_timeout=4) as made:
-            made.episode()
-            assert until(lambda: any("blocks the shared loop" in line for line in said), 1)
+        with (
+            time_is_up(named),
+            stage(flows.HangsBlocking, isolation="loop", episode_timeout=60, max_env_worker=1) as made,
+        ):
+            first, second = made.play(1)[0].episodes
     finally:
         logger.remove(handler)
-    (line,) = [line for line in said if "blocks the shared loop" in line]
+    assert len(first.calls) == len(second.calls) == 1, "the second ran on another loop than the blocked one"
+    lines = [line for line in said if "blocks the shared loop" in line]
     source = Path(flows.__file__).read_text().splitlines()
     number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
-    assert f"rollout_workflows.py:{number} in execute" in line
-
-
-def test_a_blocked_loop_is_left_behind() -> None:
-    with stage(flows.HangsBlocking, isolation="loop", episode_timeout=3, max_env_worker=1) as made:
-        first, second = made.play(1)[0].episodes
-        # the second one came to its call, so it ran on another loop than the blocked one
-        assert len(first.calls) == len(second.calls) == 1
+    assert [f"rollout_workflows.py:{number} in execute" in line for line in lines] == [True, True]
