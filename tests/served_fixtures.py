@@ -14,9 +14,9 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits
-from ajet.record import PendingEpisodes
-from ajet.rollout.served import Desk, Keeper, ServedOrder, routes
+from ajet.rollout.served import Desk, Keeper, routes
 from ajet.schema.task import Task
+from ajet.store import RunStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
 from tests.rollout_fixtures import renderer
@@ -31,7 +31,7 @@ class Counter:
     desk: Desk
     gateway: Gateway
     engine: ScriptedEngine
-    order: ServedOrder
+    store: RunStore
     client: httpx.Client
 
     def open(self, **body: Any) -> dict[str, Any]:
@@ -69,6 +69,7 @@ def counter(
     tasks: int = 0,
     backlog: int | None = None,
     pending: Path | None = None,
+    at: dict[str, Any] | None = None,
     keeper: Keeper | None = None,
     limits: Limits | None = None,
     latency: float = 0.0,
@@ -76,7 +77,7 @@ def counter(
     **rollout: Any,
 ) -> Iterator[Counter]:
     """`tasks`: so many in the reader; `judge`: an object with `compute_reward`; `pending`: where ended episodes are
-    kept, and what is there is taken up; `rollout`: keys of that section."""
+    kept, and what is there is taken up; `at`: what a checkpoint holds of them; `rollout`: keys of that section."""
     tree = {"ajet": {"gateway": gateway or {}, "rollout": {"num_repeat": 2, **rollout}}}
     experiment = Experiment.from_dict(tree, base=Path.cwd())
     words = renderer()
@@ -85,26 +86,26 @@ def counter(
     )  # fmt: skip
     served = Gateway(engine, words, max_model_len=18000, max_response_tokens=4096, limits=limits).start()
     known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
-    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False) if known else None)
+    order = TaskOrder(known, seed=0, shuffle=False) if known else None
     split = "debug" if backlog is None else "train"
-    kept = PendingEpisodes(pending) if pending is not None else None
+    store = RunStore(pending, at=at)
     desk = Desk(
         experiment,
         served,
         Judge(judge),
+        store,
         order,
         run_id="test",
         split=split,  # type: ignore[arg-type]
         backlog=backlog,
-        keeper=keeper or kept,
+        keeper=keeper or (store if pending is not None else None),
     )
-    if kept is not None:
-        desk.restore(kept.read())
+    desk.restore()
     served.add_routes(routes(desk, KEY))
     root = served.base_url.removesuffix("/v1")
     try:
         with httpx.Client(base_url=root, headers={"authorization": f"Bearer {KEY}"}, timeout=20) as client:
-            yield Counter(desk, served, engine, order, client)
+            yield Counter(desk, served, engine, store, client)
     finally:
         desk.close()
         served.close()

@@ -8,7 +8,6 @@ is enough to continue. Secrets never enter.
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import EpisodeFiles, read_recorded
-from ajet.record.pending import Pending, PendingEpisodes
 from ajet.record.run_directory import RunDirectory
 from ajet.record.status import read_status
 
@@ -16,8 +15,6 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "EpisodeFiles",
-    "Pending",
-    "PendingEpisodes",
     "RunDirectory",
     "read_recorded",
     "read_status",

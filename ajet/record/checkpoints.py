@@ -63,6 +63,11 @@ class Checkpoints:
         """The one of the highest step."""
         return next(reversed(self.all()), None)
 
+    @property
+    def horizon(self) -> int:
+        """The step of the oldest that a run may have to go back to where newer ones are damaged; -1: there is none."""
+        return next((checkpoint.step for checkpoint in self.all()[-self._keep :]), -1)
+
     def require_whole(self, *, above: int = -1) -> None:
         """For who chooses one to load. Raises UserError where one of a step beyond `above` is not complete: another
         would be taken in its place."""

@@ -1,16 +1,21 @@
 """Validation: the validation tasks played on the same path as training, without credit or update.
 
-Invariant (DESIGN decision 14): gateway, judges and records are those of training; only the sampling differs.
+Invariant (DESIGN decision 14): gateway, judges and records are those of training; only the sampling differs. Whoever
+played the groups, a validation ends in `conclude_validation`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.record.held_out import Measurement
+from loguru import logger
+
+from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.assembly import Parts
+from ajet.run.step import OnStep
 from ajet.schema.episode import episodes_of
 
 if TYPE_CHECKING:
@@ -18,17 +23,39 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Group
 
 
-def evaluate(parts: Parts, run: RunDirectory, *, step: int) -> tuple[dict[str, float], Measurement]:
-    """Play every validation task after `step` steps; record the episodes; answer the metrics (validation/…), and what
-    the checkpoint is compared by.
+def evaluate(
+    parts: Parts, run: RunDirectory, *, step: int, on_step: OnStep, total: int
+) -> tuple[dict[str, float], Measurement]:
+    """Play every validation task after `step` steps and conclude.
 
     Greedy validation plays each task `val_kwargs.num_repeat` times; with `val_kwargs.do_sample` each is played
     `val_pass_n` times and pass@n and all@n are added.
     """
+    began = time.monotonic()
+    run.status.set(phase="validation", step=step)
     tasks = list(enumerate(parts.tasks("validation")))
     groups = list(parts.rollout.play(tasks, step=step, split="validation"))
+    return conclude_validation(groups, run, step=step, seconds=time.monotonic() - began, on_step=on_step, total=total)
+
+
+def conclude_validation(
+    groups: Sequence[Group], run: RunDirectory, *, step: int, seconds: float, on_step: OnStep, total: int
+) -> tuple[dict[str, float], Measurement]:
+    """Its metrics (validation/…), and what the checkpoint of `step` is compared by, once both are recorded and shown.
+    One group a task. Says it where ajet itself failed at so much of it that no checkpoint is picked by it."""
     run.episodes.write(step, "validation", episodes_of(groups))
-    return validation_metrics(groups), measurement_of(groups)
+    metrics, measured = validation_metrics(groups), measurement_of(groups)
+    metrics["seconds/validation"] = seconds
+    if measured.left_out > MOST_LEFT_OUT:
+        logger.warning(
+            "ajet itself failed at {:.1%} of this validation's attempts (engine, judge or ajet): above {:.0%} no "
+            "checkpoint is picked by it as the best",
+            measured.left_out,
+            MOST_LEFT_OUT,
+        )
+    on_step(step, total, metrics)
+    run.metrics.log(step, metrics)
+    return metrics, measured
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:

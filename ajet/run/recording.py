@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.record.pending import Pending
 from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
+    from ajet.store import Kept, Lease
 
 BLOCK = 200
 """Episodes of one file and one row of metrics."""
@@ -36,11 +36,11 @@ class Recording:
         self._written: set[str] = set()
         """Of those that `rest` has not seen."""
 
-    def add(self, pending: Pending) -> None:
-        """Write one. Raises UserError or OSError; then it may be added again. Thread-safe."""
+    def put(self, lease: Lease, kept: Kept) -> None:
+        """Write one. Raises UserError or OSError; then it may be put again. Thread-safe."""
         with self._lock:
-            self._write(pending.episode)
-            self._written.add(pending.episode.uuid)
+            self._write(kept.episode)
+            self._written.add(kept.episode.uuid)
 
     def rest(self, episodes: Iterable[Episode]) -> None:
         """Those that came out of the desk: what is not written yet, which is what ended with the server, is now.

@@ -1,8 +1,8 @@
 """`ajet serve`: a model, and perhaps its trainer, behind an address; agents come from outside.
 
 Invariants: with a backbone that trains, every episode that a client finished is trained on once or recorded with the
-reason why not, step by step, while clients go on, whoever kills the server in between: it is kept (`record.pending`)
-until a checkpoint has used it. Without one its end is acknowledged when it is recorded. The admin key is in no file
+reason why not, step by step, while clients go on, whoever kills the server in between: it is kept (`ajet.store`) until
+a checkpoint has used it. Without one its end is acknowledged when it is recorded. The admin key is in no file
 and no log: it comes from the environment, or is shown once.
 """
 
@@ -30,17 +30,19 @@ from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.staleness import announce, staleness_metrics
 from ajet.run.summary import finish
-from ajet.run.train import Training, Unused, learn
-from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.run.train import Training, Unused, learn, open_store
+from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.schema.errors import UserError
+from ajet.store import RunStore
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
     from ajet.gateway import Gateway
-    from ajet.record import PendingEpisodes, RunDirectory
-    from ajet.rollout.served import Desk, Keeper, ServedOrder
+    from ajet.record import RunDirectory
+    from ajet.rollout.served import Desk, Keeper
+    from ajet.store import Store
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
 
@@ -59,15 +61,15 @@ class Served:
     backbone: Backbone
     gateway: Gateway
     desk: Desk
-    order: ServedOrder
-    pending: PendingEpisodes | None
-    """What the trainer must not lose; None: nothing is trained."""
+    store: Store
+    tasks: TaskOrder | None
+    """Those of the task reader; None: clients bring all."""
 
 
 def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False) -> int:
     """Serve until Ctrl-C, or until the last training step. Answers the exit code 0; raises UserError,
     KeyboardInterrupt or a bug."""
-    from ajet.record import PendingEpisodes, RunDirectory
+    from ajet.record import RunDirectory
 
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment)
@@ -86,13 +88,11 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()
         recording = Recording(run)
-        pending = PendingEpisodes(run.path / "pending", run.redact) if trains else None
-        opened = assembled(experiment, run_id=run.run_id, pending=pending, keeper=pending or recording)
-        with interrupts.installed(), opened as served:
+        with interrupts.installed(), assembled(experiment, run, keeper=None if trains else recording) as served:
             if trains:
                 trainer = experiment.ajet.trainer_common
                 announce(trainer.importance_cap, trainer.max_staleness)
-                training = Training.begin(served, run, served.order, _show_step)
+                training = Training.begin(served, run, served.store, served.tasks, _show_step)
                 _take_up(served)
             _open_doors(served, run, key, given=given)
             if trains:
@@ -104,13 +104,11 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
 
 @contextmanager
-def assembled(
-    experiment: Experiment, *, run_id: str, pending: PendingEpisodes | None = None, keeper: Keeper | None = None
-) -> Iterator[Served]:
-    """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged. Raises
-    UserError."""
+def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | None = None) -> Iterator[Served]:
+    """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged; None: to
+    the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
-    from ajet.rollout.served import Desk, ServedOrder
+    from ajet.rollout.served import Desk
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
@@ -119,21 +117,23 @@ def assembled(
     try:
         reader = open_reader(experiment) if experiment.names_tasks else None
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
-        tasks = reader.tasks("train") if reader else None
+        known = reader.tasks("train") if reader else None
         backbone = open_backbone(experiment)
-        order = ServedOrder(_order(experiment, reader, backbone) if reader and tasks else None)
+        tasks = _order(experiment, reader, backbone) if reader and known else None
+        store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(experiment, backbone)
         desk = Desk(
             experiment,
             gateway,
             judge,
-            order,
-            run_id=run_id,
+            store,
+            tasks,
+            run_id=run.run_id,
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
-            keeper=keeper,
+            keeper=keeper or store,
         )
-        yield Served(experiment, backbone, gateway, desk, order, pending)
+        yield Served(experiment, backbone, gateway, desk, store, tasks)
     finally:
         for part in (desk, gateway, backbone):
             if part is not None:
@@ -163,26 +163,9 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording) -> None:
 
 def _take_up(served: Served) -> None:
     """Go on with what an earlier server acknowledged and its last checkpoint has not used."""
-    assert served.pending is not None
-    _forget_used(served)
-    pending = served.pending.read()
-    if pending:
-        logger.info("{} episodes that were finished and not trained on are taken up again", len(pending))
-    served.desk.restore(pending)
-
-
-def _forget_used(served: Served) -> None:
-    """The checkpoint that has used these is complete."""
-    assert served.pending is not None
-    served.pending.drop(served.order.used)
-    served.order.used.clear()
-
-
-def _use(served: Served, results: list[Group | Episode]) -> None:
-    """The next checkpoint contains what came of these."""
-    assert served.pending is not None
-    episodes = _alone(results) + episodes_of(result for result in results if isinstance(result, Group))
-    served.order.used |= served.pending.numbers(episodes)
+    count = served.desk.restore()
+    if count:
+        logger.info("{} episodes that were finished and not trained on are taken up again", count)
 
 
 def train_served(training: Training, served: Served, interrupts: Interrupts) -> None:
@@ -198,14 +181,11 @@ def train_served(training: Training, served: Served, interrupts: Interrupts) -> 
             run.status.set(phase="serving", step=batch.step)
             while len(batch.groups) < size:
                 batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
-            run.episodes.write(batch.step, "debug", batch.others)
-            learn(training, batch.groups, interrupts, began=began, unused=batch.unused)
-            _use(served, batch.results)
+            learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
             batch = Batch(training.step + 1)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()
-                    _forget_used(served)
     except KeyboardInterrupt:
         logger.warning("interrupted: saving what was learned up to step {}", training.step)
         _leave(training, served, batch)
@@ -224,13 +204,13 @@ class Batch:
     """Without any scored episode."""
     stale: list[Group] = field(default_factory=list)
     """Too old."""
-    others: list[Episode] = field(default_factory=list)
+    alone: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
 
     @property
     def results(self) -> list[Group | Episode]:
         """All of it."""
-        return [*self.groups, *self.useless, *self.stale, *self.others]
+        return [*self.groups, *self.useless, *self.stale, *self.alone]
 
     @property
     def unused(self) -> Unused:
@@ -240,7 +220,7 @@ class Batch:
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
         """Take in one result of the desk's, for an update of the policy's `version`."""
         if isinstance(result, Episode):
-            self.others.append(result)
+            self.alone.append(result)
             return
         staleness = staleness_metrics(result.episodes, version).get("train/staleness_max", 0)
         stale = max_staleness is not None and staleness > max_staleness
@@ -255,26 +235,26 @@ class Batch:
 
 def _leave(training: Training, served: Served, batch: Batch) -> None:
     """End what is under way, record what was not trained on with the last step, save. Before the first step there is
-    no checkpoint to record it with: then it stays pending, too."""
+    no checkpoint to record it with: then it stays in the store, too."""
     served.desk.close()
-    left = Batch(training.step)
-    results = _rest(served.desk)
-    if batch.step == training.step:  # the interrupt came when its step was done
-        _use(served, batch.results)
-    else:
-        results += batch.results
-    for result in results:
+    run, left = training.run, Batch(training.step)
+    done = batch.step == training.step  # the interrupt came after its step
+    for result in [*(() if done else batch.results), *_rest(served.desk)]:
         left.add(result)
-    run, groups = training.run, [*left.groups, *left.useless, *left.stale]
+    unused: Unused = {"oversampled": left.groups, **left.unused}
+    groups = [group for each in unused.values() for group in each]
     if groups:
-        outcomes = discarded(left.groups) | discarded(left.useless, "no_score") | discarded(left.stale, "stale")
+        outcomes: dict[str, Outcome] = {}
+        for reason, each in unused.items():
+            outcomes |= discarded(each, reason)
         run.episodes.write(left.step, "train", episodes_of(groups), outcomes)
-    if left.others:
-        run.episodes.write(left.step, "debug", left.others)
+    if left.alone:
+        run.episodes.write(left.step, "debug", left.alone)
     if training.step:
-        _use(served, left.results)
+        for reason, each in unused.items():
+            served.store.discard([group.order for group in each], left.step, reason)
+        served.store.use([episode.order for episode in left.alone], left.step)
         training.save()
-        _forget_used(served)
 
 
 def _rest(desk: Desk) -> list[Group | Episode]:
@@ -333,7 +313,7 @@ def _open_doors(served: Served, run: RunDirectory, key: str, *, given: bool) -> 
     if not given:
         console.print(f"Admin key (shown once; {ADMIN_KEY} sets one of your own):", markup=False)
         console.print(key, markup=False, highlight=False, soft_wrap=True)
-    body = "{}" if served.order.has_tasks else '{"task": "What is 1 + 2?"}'
+    body = "{}" if served.tasks is not None else '{"task": "What is 1 + 2?"}'
     console.print(
         f"Open an episode:  curl -X POST {root}/episodes -H \"Authorization: Bearer ${ADMIN_KEY}\" -d '{body}'",
         "\nCtrl-C ends it.",

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
 from ajet.algorithm import credit
-from ajet.record.held_out import MOST_LEFT_OUT, Measurement
+from ajet.record.held_out import Measurement
 from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
@@ -25,6 +26,7 @@ from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
+from ajet.store import RunStore, todays_state
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
     from ajet.schema.episode import Episode, Group, UntrainedReason
+    from ajet.store import Lease, Store
 
 Unused = Mapping["UntrainedReason", Sequence["Group"]]
 """Groups that no batch takes, by the reason."""
@@ -45,35 +48,15 @@ class Learning(Protocol):
     backbone: Backbone
 
 
-class Frontier(Protocol):
-    """Which tasks are done; a TaskOrder, or what `ajet serve` keeps."""
-
-    def __len__(self) -> int: ...
-
-    def done(self, orders: Iterable[int]) -> None:
-        """These never come back."""
-        ...
-
-    def give_back(self, orders: Iterable[int]) -> None:
-        """These were not finished."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """As JSON values, for a checkpoint."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` gave."""
-        ...
-
-
 @dataclass(slots=True)
 class Training:
     """The loop's own state: everything a checkpoint must hold besides the backbone's."""
 
     parts: Learning
     run: RunDirectory
-    order: Frontier
+    store: Store
+    tasks: TaskOrder | None
+    """None: clients bring them all."""
     on_step: OnStep
     step: int = 0
     saved_step: int = -1
@@ -89,12 +72,13 @@ class Training:
         self.proof = StepProof(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
 
     @classmethod
-    def begin(cls, parts: Learning, run: RunDirectory, order: Frontier, on_step: OnStep) -> Training:
-        """From the checkpoint that the run resumes, or from nothing."""
-        training = cls(parts, run, order, on_step)
+    def begin(
+        cls, parts: Learning, run: RunDirectory, store: Store, tasks: TaskOrder | None, on_step: OnStep
+    ) -> Training:
+        """From the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
+        training = cls(parts, run, store, tasks, on_step)
         if run.resumed is not None:
             parts.backbone.load(run.resumed.path)
-            order.restore(run.resumed.state["frontier"])
             training.step = training.saved_step = run.resumed.step
             training.last_validation = dict(run.resumed.state.get("validation", {}))
             training.validated = run.resumed.state.get("validated", training.step)
@@ -105,14 +89,14 @@ class Training:
     @property
     def total_steps(self) -> int:
         """`total_training_steps`, or `total_epochs` over the tasks."""
-        return self.parts.experiment.ajet.total_steps(len(self.order))
+        return self.parts.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
 
     def save(self) -> None:
         """A checkpoint of the present step, atomically; a no-op if it exists."""
         if self.saved_step == self.step:
             return
         state: dict[str, Any] = {
-            "frontier": self.order.state(),
+            "frontier": {**self.store.commit(), **(self.tasks.identity() if self.tasks is not None else {})},
             "validation": self.last_validation,
             "validated": self.validated,
         }
@@ -120,6 +104,16 @@ class Training:
         measured = self.measured if self.validated == self.step else None
         self.run.checkpoints.save(self.step, self.parts.backbone.save, state, measured=measured)
         self.saved_step = self.step
+        self.store.forget(self.run.checkpoints.horizon)
+
+
+def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> RunStore:
+    """The run's, at the checkpoint that it resumes. `folder`: for ends that must outlive the process. Raises TaskError
+    where the checkpoint was made over other tasks."""
+    state = todays_state(run.resumed.state["frontier"]) if run.resumed is not None else None
+    if state is not None and tasks is not None:
+        tasks.require_same(state)
+    return RunStore(folder, ledger=run.run_id, at=state, redact=run.redact)
 
 
 def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> Training:
@@ -130,15 +124,15 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     """
     trainer = parts.experiment.ajet.trainer_common
     settings = parts.experiment.ajet
-    order = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
-    training = Training.begin(parts, run, order, on_step)
+    tasks = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
+    training = Training.begin(parts, run, open_store(run, tasks), tasks, on_step)
     total = training.total_steps
     try:
         if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
             training.saved_step = -1
         while training.step < total:
-            train_step(training, parts, order, interrupts)
+            train_step(training, parts, tasks, interrupts)
             if _owes_validation(training, parts):
                 _validate(training, parts)
             if _due(training.step, trainer.save_freq) or training.step == total:
@@ -151,18 +145,20 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     return training
 
 
-def train_step(training: Training, parts: Parts, order: TaskOrder, interrupts: Interrupts) -> None:
+def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: Interrupts) -> None:
     """One step: tasks -> episodes -> credit -> update -> record."""
     settings = parts.experiment.ajet
     step = training.step + 1
     began = time.monotonic()
     training.run.status.set(phase="rollout", step=step)
-    taken = order.take(_tasks_to_start(settings))
+    leases = {lease.order: lease for lease in training.store.lease(_tasks_to_start(settings))}
+    taken = [(order, tasks.task(order)) for order in leases]
     groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
     tally = parts.rollout.tally
     refuse_if_all_failed(episodes_of(groups), step)
     unused: Unused = {"oversampled": tally.discarded}
-    learn(training, groups, interrupts, began=began, unused=unused, unfinished=tally.unfinished)
+    unfinished = [leases[order] for order in tally.unfinished]
+    learn(training, groups, interrupts, began=began, unused=unused, unfinished=unfinished)
 
 
 def learn(
@@ -172,11 +168,12 @@ def learn(
     *,
     began: float,
     unused: Unused | None = None,
-    unfinished: Sequence[int] = (),
+    unfinished: Sequence[Lease] = (),
+    alone: Sequence[Episode] = (),
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
-    `unused` groups are recorded only; `unfinished` are orders to take again."""
-    parts, run, order = training.parts, training.run, training.order
+    `unused` groups, and episodes of no group, are recorded only; `unfinished` are to be leased again."""
+    parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
@@ -197,8 +194,10 @@ def learn(
         if batch.samples:
             numbers |= parts.backbone.update(batch).metrics
         numbers["version"] = parts.backbone.version
-        order.done([group.order for group in (*groups, *left)])
-        order.give_back(unfinished)
+        store.use([*(group.order for group in groups), *(episode.order for episode in alone)], step)
+        for reason, each in unused.items():
+            store.discard([group.order for group in each], step, reason)
+        store.give_back(unfinished)
         trained = Trained(
             step,
             version,
@@ -209,8 +208,10 @@ def learn(
             tasks=[group.order for group in groups],
             aside=left,
             discarded=[group.order for group in left],
-            waiting=unfinished,
+            waiting=store.begun(),
         )
+        if alone:
+            run.episodes.write(step, "debug", alone)
         conclude(trained, settings, run, proof=training.proof, on_step=training.on_step, total=training.total_steps)
         training.step = step
 
@@ -231,26 +232,10 @@ def _owes_validation(training: Training, parts: Parts) -> bool:
 
 
 def _validate(training: Training, parts: Parts) -> None:
-    training.run.status.set(phase="validation", step=training.step)
-    began = time.monotonic()
-    metrics, training.measured = evaluate(parts, training.run, step=training.step)
-    warn_of_failures(training.measured)
-    metrics["seconds/validation"] = time.monotonic() - began
-    training.last_validation = metrics
-    training.on_step(training.step, training.total_steps, metrics)
-    training.run.metrics.log(training.step, metrics)
+    training.last_validation, training.measured = evaluate(
+        parts, training.run, step=training.step, on_step=training.on_step, total=training.total_steps
+    )
     training.validated = training.step
-
-
-def warn_of_failures(measured: Measurement) -> None:
-    """Say it where ajet itself failed at so much of a validation that no checkpoint is picked by it."""
-    if measured.left_out > MOST_LEFT_OUT:
-        logger.warning(
-            "ajet itself failed at {:.1%} of this validation's attempts (engine, judge or ajet): above {:.0%} no "
-            "checkpoint is picked by it as the best",
-            measured.left_out,
-            MOST_LEFT_OUT,
-        )
 
 
 def _save_interrupted(training: Training) -> None:

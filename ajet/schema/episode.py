@@ -98,7 +98,7 @@ class Episode:
     group: str = ""
     """Name of its group; the same where it is played again."""
     order: int = -1
-    """The task's position in the training order, or in its validation; -1: in none."""
+    """The task's position in the training order, or in its validation; negative: in none, its client brought it."""
     run: str = ""
     """Identity of the run whose policy versions the calls carry."""
     status: Status = "completed"
@@ -167,7 +167,8 @@ class Episode:
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one task, played for one step. `order` is the task's position in the training order."""
+    """The episodes of one task, played for one step. `order` is the task's position in the training order, negative for
+    one that a client brought."""
 
     task: Task
     order: int

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from ajet.record import PendingEpisodes
-from ajet.rollout.served import ServedOrder
 from ajet.run.accounting import check_tokens, discarded
 from ajet.run.serve import Batch
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
-from ajet.schema.errors import TaskError
-from ajet.schema.task import Task
-from ajet.task_reader import TaskOrder
+from ajet.store import RunStore
 from tests import record_fixtures
 from tests.served_fixtures import Counter, counter
 
@@ -156,10 +154,10 @@ def test_attempts_at_a_task_make_a_group_and_another_one_begins_the_next():
         ended = [served.play(reward, task={"question": "q", "id": "one"}) for reward in (0.0, 1.0, 0.5)]
         assert [row["repeat"] for row in ended] == [0, 1, 0]
         group = take_group(served)
-        assert group.order == 0 and [episode.reward for episode in group.episodes] == [0.0, 1.0]
+        assert group.order == -1 and [episode.reward for episode in group.episodes] == [0.0, 1.0]
         assert served.client.get("/episodes").json()["open_groups"] == 1
         served.play(task={"question": "q", "id": "one"})
-        assert take_group(served).order == 1
+        assert take_group(served).order == -2, "a task that a client brings stands in no order"
 
 
 def test_the_same_id_with_another_question_is_another_task():
@@ -181,21 +179,12 @@ def test_without_a_task_the_readers_next_one_is_given_to_a_whole_group_at_once()
         for row in (opened[3], opened[0], opened[2], opened[1]):
             served.finish(row, reward=1)
         first, second = take_group(served), take_group(served)
-        assert [(first.task.task_id, first.order), (second.task.task_id, second.order)] == [("t1", 0), ("t0", 1)]
-        served.order.done([0, 1])
-        again = restored(served, 3)
-        assert again.fresh() == (2, Task(main_query="task 2", task_id="t2")), "handed out, and never came back"
-        assert again.number(2) == 2
-
-
-def restored(served: Counter, tasks: int) -> ServedOrder:
-    """The order after a restart."""
-    known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
-    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False))
-    order.restore(served.order.state())
-    with pytest.raises(TaskError):
-        ServedOrder(TaskOrder(known[:1], seed=0)).restore(served.order.state())
-    return order
+        assert [(first.task.task_id, first.order), (second.task.task_id, second.order)] == [("t1", 1), ("t0", 0)]
+        served.store.use([0, 1], step=1)
+        saved = served.store.commit()
+    with counter(backlog=9, tasks=3, at=saved) as served:
+        again = [served.open()["task"]["task_id"] for _ in range(3)]
+        assert again == ["t2", "t2", "t0"], "handed out, and never came back; then the next epoch"
 
 
 def test_without_a_reader_a_task_is_asked_for():
@@ -274,7 +263,7 @@ def test_many_clients_at_once_are_all_accounted_for():
         assert sorted(episode.uuid for group in groups for episode in group.episodes) == sorted(
             row["episode"] for row in ended
         )
-        assert sorted(group.order for group in groups) == list(range(20))
+        assert sorted(group.order for group in groups) == list(range(-20, 0))
         assert all([episode.repeat for episode in group.episodes] == [0, 1, 2, 3] for group in groups)
         assert served.client.get("/episodes").json() == {
             "open": [],
@@ -292,10 +281,10 @@ def test_the_next_server_takes_up_what_was_acknowledged(tmp_path):
         under_way, half = served.open(), served.play(0.5)
         alone = served.play(task="hello", train=False)
         assert under_way["task_id"] == half["task_id"] == "t1"
-        kept = {one.episode.uuid: one for one in PendingEpisodes(tmp_path).read()}
+        kept = {one.uuid: one for one in kept_in(tmp_path)}
         assert kept.keys() == {row["episode"] for row in (*whole, half, alone)}
-        assert [kept[row["episode"]].episode.reward for row in whole] == [0.0, 1.0]
-    assert len(PendingEpisodes(tmp_path).read()) == 4, "what the closing desk ended counts as no attempt"
+        assert [kept[row["episode"]].reward for row in whole] == [0.0, 1.0]
+    assert len(kept_in(tmp_path)) == 4, "what the closing desk ended counts as no attempt"
 
     with counter(tasks=3, backlog=9, pending=tmp_path) as served:
         found = [served.desk.results.get(timeout=10) for _ in range(2)]
@@ -311,40 +300,37 @@ def test_the_next_server_takes_up_what_was_acknowledged(tmp_path):
         served.finish(again, reward=0.0)
         other = take_group(served)
         assert [episode.uuid for episode in other.episodes] == [again["episode"], half["episode"]]
-        served.order.done([group.order])
-        assert served.order.state()["tasks"]["unfinished"] == [1, 2], "and the reader knows"
+        served.store.use([group.order], step=1)
+        assert served.store.commit()["unfinished"] == [1, 2], "and the reader knows"
 
 
-def test_what_is_pending_is_dropped_by_its_group_and_a_torn_end_of_it_is_not_read(tmp_path):
+def test_what_a_step_used_is_no_longer_taken_up_and_a_torn_end_is_not_read(tmp_path):
     with counter(backlog=9, pending=tmp_path) as served:
         ended = [served.play(reward, task=name) for name, reward in (("a", 0.0), ("a", 1.0), ("b", 0.0))]
-    kept = PendingEpisodes(tmp_path)
-    episodes = {one.episode.uuid: one.episode for one in kept.read()}
-    first = kept.numbers([episodes[ended[0]["episode"]]])
-    assert first == kept.numbers([episodes[ended[1]["episode"]]]) and len(kept.numbers(episodes.values())) == 2
-    kept.drop(first)
-    kept.drop(first)
-    assert [one.episode.uuid for one in kept.read()] == [ended[2]["episode"]] == [*_uuids(PendingEpisodes(tmp_path))]
+        served.store.use([take_group(served).order], step=1)
+        saved = served.store.commit()
+        served.store.forget(1)
+    assert [one.uuid for one in kept_in(tmp_path, saved)] == [ended[2]["episode"]]
     (lines,) = tmp_path.glob("*.jsonl")
     lines.write_bytes(lines.read_bytes() + b'{"half": ')
-    assert [*_uuids(PendingEpisodes(tmp_path))] == [ended[2]["episode"]]
+    assert [one.uuid for one in kept_in(tmp_path, saved)] == [ended[2]["episode"]]
 
 
-def _uuids(kept: PendingEpisodes) -> list[str]:
-    return [one.episode.uuid for one in kept.read()]
+def kept_in(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
+    """What the next server takes up."""
+    store = RunStore(folder, at=at)
+    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.kept]
 
 
-@pytest.mark.parametrize(("source", "found"), [(0, False), (1, True), (2, True), (5, True)])
-def test_a_task_of_the_reader_is_claimed_where_it_is_to_be_had(source, found):
-    """0 is done, 1 is unfinished, 2 was never taken; 5 neither, and more than the rest lies before it."""
-    known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(9)]
-    order = ServedOrder(TaskOrder(known, seed=0, shuffle=False))
-    taken = [order.fresh() for _ in range(2)]
-    order.done([order.number(taken[0][0])])
-    order.restore(order.state())
-    assert order.claim(source) == found
-    rest = [order.fresh()[0] for _ in range(4)]
-    assert rest == [one for one in range(1, 9) if one != source][:4], "no other is lost, and none comes twice"
+def test_a_group_that_its_deadline_closed_takes_no_more_attempts_after_a_restart(tmp_path):
+    with counter(backlog=9, pending=tmp_path, num_repeat=3, group_deadline=0.3, min_group=2) as served:
+        for reward in (0.0, 1.0):
+            served.play(reward, task="q")
+        late = served.open(task="q")
+        served.ask(late)
+        assert len(take_group(served).episodes) == 3
+    with counter(backlog=9, pending=tmp_path, num_repeat=3) as served:
+        assert len(take_group(served).episodes) == 3 and served.play(task="q")["repeat"] == 0
 
 
 @pytest.mark.parametrize(("most", "taken"), [(None, True), (5, True), (4, False), (0, False)])

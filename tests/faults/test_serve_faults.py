@@ -316,7 +316,8 @@ def episodes_of(run: Path) -> list[tuple[int, Episode, Outcome]]:
 
 @pytest.mark.slow
 def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(tmp_path):
-    """Killed while groups wait for their step, then after a step that no checkpoint has; each time started again."""
+    """Killed while groups wait for their step, then after a step that no checkpoint has; each time started again. At
+    last its newest checkpoint is damaged."""
     log = tmp_path / "log"
     settings = ["data.train_batch_size=2", "trainer_common.save_freq=2", "trainer_common.total_training_steps=4"]
     command = ["serve", "--backbone", "local", *SMALL, *settings]
@@ -361,8 +362,12 @@ def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(
         finish(root, name, reward)
     assert process.wait(timeout=60) == 0, log.read_text()
 
-    found = episodes_of(run)
-    assert sorted(episode.uuid for _, episode, _ in found) == sorted(ended), "each once, and none is missing"
+    def complete() -> list[tuple[int, Episode, Outcome]]:
+        found = episodes_of(run)
+        assert sorted(episode.uuid for _, episode, _ in found) == sorted(ended), "each once, and none is missing"
+        return found
+
+    found = complete()
     assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]
     tasks: dict[int, set[str]] = {}
     for step, episode, outcome in found:
@@ -371,4 +376,12 @@ def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(
         assert not episode.untrained_with(outcome) and outcome.advantage and outcome.step == step
         tasks.setdefault(step, set()).add(episode.task.main_query)
     assert tasks == {1: {"a", "b"}, 2: {"c", "d"}, 3: {"e", "f"}, 4: {"g", "h"}}
-    assert not list((run / "pending").iterdir()), "what a checkpoint has is kept nowhere else"
+    pending = EpisodeFiles(run / "pending")
+    kept = {episode.uuid: episode.task.main_query for number in pending.steps() for episode in pending.read(number)}
+    assert sorted(kept.values()) == [*"eeffgghh"], "what came after the checkpoint before the last"
+
+    (run / "checkpoints" / "step-4" / "model.safetensors").write_bytes(b"damaged")
+    process, root = serve()  # step 2 is gone back to: what it does not know is trained on again, without any client
+    assert process.wait(timeout=60) == 0, log.read_text()
+    assert {(step, episode.uuid) for step, episode, _ in complete()} == {(step, one.uuid) for step, one, _ in found}
+    assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]

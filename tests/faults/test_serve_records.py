@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from ajet.config import load_experiment
-from ajet.record import EpisodeFiles, PendingEpisodes, RunDirectory
+from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.recording import Recording
 from ajet.schema.episode import Episode, Group
 from ajet.task_reader import open_reader
@@ -105,7 +105,7 @@ def test_an_end_that_could_not_be_recorded_is_recorded_when_it_is_asked_for_agai
         assert served.finish(second, reward=1.0).status_code == 200
         group = served.desk.results.get(timeout=10)
         assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.5, 1.0]
-    again = [one.episode.uuid for one in PendingEpisodes(folder).read()]
+    again = [episode.uuid for episode in EpisodeFiles(folder).read(0)]
     assert sorted(again) == sorted([first["episode"], second["episode"]]), "each once"
 
 
@@ -164,7 +164,7 @@ def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_reco
         assert served.finish(late, reward=1).status_code == 409
         assert served.client.get("/episodes").json()["open_groups"] == 0
         assert served.play(1.0, task="q")["repeat"] == 0, "another group"
-    kept = [one.episode.uuid for one in PendingEpisodes(folder).read()]
+    kept = [episode.uuid for number in EpisodeFiles(folder).steps() for episode in EpisodeFiles(folder).read(number)]
     assert len(kept) == 3 and late["episode"] not in kept
 
 
@@ -240,15 +240,15 @@ def test_a_number_that_is_not_finite_in_a_task_file_is_named_by_line_and_field(t
 
 
 class Broken:
-    """A tuple of tasks that is a mistake of ours."""
+    """Tasks that are a mistake of ours."""
 
-    def fresh(self) -> None:
+    def task(self, order: int) -> None:
         raise RuntimeError("a bug")
 
 
 def test_a_mistake_of_ours_has_the_shape_of_every_error():
     with counter(tasks=1) as served:
-        served.desk._order = Broken()  # type: ignore[assignment]
+        served.desk._tasks = Broken()  # type: ignore[assignment]
         answer = served.client.post("/episodes", json={})
         told = answer.json()["error"]
         assert (answer.status_code, told["code"]) == (500, "internal_error") and "bug" not in told["message"]

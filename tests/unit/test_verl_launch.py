@@ -173,7 +173,7 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     assert fresh["trainer"]["resume_mode"] == "disable"
     assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
     folder = run.path / "checkpoints" / "step-4"
-    run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.state()})
+    run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.identity()})
     trainer = _config(experiment, run, own=True)[0]["trainer"]
     assert (trainer["resume_mode"], trainer["resume_from_path"]) == ("resume_path", str(folder / "global_step_4"))
     assert trainer["val_before_train"] is False, "it was done before"

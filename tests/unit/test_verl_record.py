@@ -28,7 +28,7 @@ from tests.local_fixtures import episode_of
 from tests.rollout_fixtures import renderer, stage
 
 BATCH, REPEATS = 2, 2
-ORDER = TaskOrder([Task(task_id="t0")], 0).state()
+ORDER = TaskOrder([Task(task_id="t0")], 0).identity()
 
 
 class Shown:

@@ -9,6 +9,5 @@ from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.ending import Keeper
 from ajet.rollout.served.episode import Opening
 from ajet.rollout.served.http import routes
-from ajet.rollout.served.order import ServedOrder
 
-__all__ = ["Desk", "Keeper", "Opening", "ServedOrder", "routes"]
+__all__ = ["Desk", "Keeper", "Opening", "routes"]

@@ -16,29 +16,29 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.record.pending import Pending
 from ajet.rollout.assembly import Played
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
-from ajet.rollout.served.order import ServedOrder
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.task import Task, WorkflowOutput
+from ajet.store import Lease, Store
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.task_judge import Judge
+    from ajet.task_reader import TaskOrder
 
 T = TypeVar("T")
 REMEMBERED = 10_000
@@ -62,15 +62,17 @@ class Desk:
         experiment: Experiment,
         gateway: Gateway,
         judge: Judge,
-        order: ServedOrder,
+        store: Store,
+        tasks: TaskOrder | None,
         *,
         run_id: str,
         split: Split,
         backlog: int | None = None,
         keeper: Keeper | None = None,
     ) -> None:
+        """`tasks` None: clients bring all tasks themselves."""
         settings = experiment.ajet
-        self._settings, self._gateway, self._order = settings, gateway, order
+        self._settings, self._gateway, self._store, self._tasks = settings, gateway, store, tasks
         self._run_id, self._split, self._backlog = run_id, split, backlog
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._verdicts = Verdicts(judge, settings)
@@ -78,7 +80,6 @@ class Desk:
         self._open: dict[str, Served] = {}
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._groups: list[OpenGroup] = []
-        self._begun = 0
         self._closing = False
         self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
         self.counts = {"completed": 0, "failed": 0, "aborted": 0}
@@ -111,9 +112,9 @@ class Desk:
         """Counts over all episodes."""
         return await self._here(self._overview())
 
-    def restore(self, pending: Iterable[Pending]) -> None:
-        """Take in what an earlier server acknowledged and did not come to use. Before any client comes; blocks."""
-        asyncio.run_coroutine_threadsafe(self._restore(list(pending)), self._loop).result()
+    def restore(self) -> int:
+        """Take in what the store has of an earlier server: how many episodes. Before any client comes; blocks."""
+        return asyncio.run_coroutine_threadsafe(self._restore(), self._loop).result()
 
     def close(self) -> None:
         """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
@@ -134,23 +135,23 @@ class Desk:
 
     # On the desk's loop.
 
-    async def _restore(self, pending: list[Pending]) -> None:
-        groups: dict[int, OpenGroup] = {}
-        for one in pending:
-            self._begun = max(self._begun, one.number + 1)
-            self._remember(one.episode, outcome_of(one.episode), one.ended_by)
-            if one.alone:
-                self.results.put(one.episode)
+    async def _restore(self) -> int:
+        whole, open_ = self._store.closed(), self._store.lease_kept()
+        for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
+            for one in lease.kept:
+                self._remember(one.episode, outcome_of(one.episode), one.ended_by)
+            if lease.kept[0].alone:
+                self.results.put(lease.kept[0].episode)
                 continue
-            if one.number not in groups:
-                source = one.source if one.source is not None and self._order.claim(one.source) else None
-                places = self._settings.rollout.num_repeat
-                groups[one.number] = OpenGroup(one.episode.task, one.number, places, source)
-            groups[one.number].restore(one.episode)
-        for group in groups.values():
+            group = OpenGroup(lease.kept[0].episode.task, lease, self._settings.rollout.num_repeat)
+            for one in lease.kept:
+                group.restore(one.episode)
             self._groups.append(group)
+            if lease in whole:
+                group.close()
             if group.complete:
                 self._completed(group)
+        return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         self._refuse_more()
@@ -160,10 +161,10 @@ class Desk:
                 raise Refused("An episode that does not train needs a task.", param="task")
             group = self._group_for(task)
             task = group.task
-        index = group.index if group is not None else self._count()
+        lease = group.lease if group is not None else self._store.bring()
         repeat = group.take_place() if group is not None else 0
         try:
-            served = self._served(opening, task, group, index, repeat)
+            served = self._served(opening, task, group, lease, repeat)
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
@@ -178,22 +179,22 @@ class Desk:
             "model": served.endpoint.model,
         }
 
-    def _served(self, opening: Opening, task: Task, group: OpenGroup | None, index: int, repeat: int) -> Served:
+    def _served(self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int) -> Served:
         """The episode with its session and key. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
         step = self._version + 1 if self._backlog is not None else 0
-        order, named = (group.order, group.name) if group is not None else (-1, "")
-        identity = ServedIdentity(self._run_id, split, step, task, order, index, repeat, uuid.uuid4().hex, named)
+        named, order = group.name if group is not None else "", lease.order
+        identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
         session = self._gateway.open(
             identity.uuid,
-            key=(self._settings.seed, index, repeat),
+            key=(self._settings.seed, order, repeat),
             sampling=split_sampling(self._settings, "train"),
             trainable=opening.trainable if opening.trains else (),
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
         endpoint = session(opening.agent, opening.agent, None)
-        return Served(identity, session, endpoint, group, self._loop.create_future())
+        return Served(identity, session, endpoint, lease, group, self._loop.create_future())
 
     def _refuse_more(self) -> None:
         most = self._settings.rollout.max_env_worker
@@ -215,13 +216,14 @@ class Desk:
         for group in self._groups:
             if group.has_place and group.suits(task):
                 return group
-        source: int | None = None
-        if task is None:
-            fresh = self._order.fresh()
-            if fresh is None:
-                raise Refused("The request names no task, and the server has no task reader.", param="task")
-            source, task = fresh
-        group = OpenGroup(task, self._count(), self._settings.rollout.num_repeat, source)
+        if task is not None:
+            lease = self._store.bring()
+        elif self._tasks is not None:
+            (lease,) = self._store.lease(1)
+            task = self._tasks.task(lease.order)
+        else:
+            raise Refused("The request names no task, and the server has no task reader.", param="task")
+        group = OpenGroup(task, lease, self._settings.rollout.num_repeat)
         self._groups.append(group)
         if len(self._groups) == MANY_GROUPS:
             logger.warning(
@@ -230,10 +232,6 @@ class Desk:
                 group.places,
             )
         return group
-
-    def _count(self) -> int:
-        self._begun += 1
-        return self._begun - 1
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
         if name not in self._ended:
@@ -332,7 +330,16 @@ class Desk:
         if group in self._groups:
             self._groups.remove(group)
             if self._backlog is not None:
-                self.results.put(group.group(self._order.number(group.source)))
+                if not self._closing:  # a later server goes on with what this one's end cut short
+                    self._close_position(group.lease)
+                self.results.put(group.group())
+
+    def _close_position(self, lease: Lease) -> None:
+        """The trainer gets the group in any case: what cannot be noted is that it is whole, after a restart."""
+        try:
+            self._store.close(lease)
+        except OSError as error:
+            logger.warning("a restarted server would wait for further attempts at position {}: {}", lease.order, error)
 
     async def _watch(self) -> None:
         """End those whose time is over; close groups whose deadline has passed."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.record.pending import Pending
 from ajet.rollout.assembly import Played, build_episode
 from ajet.rollout.served.episode import Served
 from ajet.rollout.verdicts import Verdicts, by_the_calls
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
+from ajet.store import Kept, Lease
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Gateway
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Keeper(Protocol):
     """Where ends go before they are acknowledged."""
 
-    def add(self, pending: Pending) -> None:
-        """Keep one. On return it is on the disk; after an error it may be added again. Raises UserError or OSError.
+    def put(self, lease: Lease, kept: Kept) -> None:
+        """Keep one. On return it is on the disk; after an error it may be put again. Raises UserError or OSError.
         Thread-safe."""
 
 
@@ -58,10 +58,9 @@ class Endings:
         if self._keeper is None:
             return
         assert served.made is not None
-        source = served.group.source if served.group is not None else None
-        pending = Pending(served.made, served.identity.index, served.group is None, source, served.ended_by)
+        kept = Kept(served.made, alone=served.group is None, ended_by=served.ended_by)
         try:
-            await asyncio.to_thread(self._keeper.add, pending)
+            await asyncio.to_thread(self._keeper.put, served.lease, kept)
         except (UserError, OSError) as error:
             if served.unrecorded is None:
                 served.unrecorded = time.monotonic()

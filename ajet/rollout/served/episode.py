@@ -15,6 +15,7 @@ from ajet.rollout.served.group import OpenGroup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
+from ajet.store import Lease
 
 if TYPE_CHECKING:
     from ajet.gateway import Session
@@ -58,6 +59,7 @@ class Served:
     identity: ServedIdentity
     session: Session
     endpoint: Endpoint
+    lease: Lease
     group: OpenGroup | None
     stopped: asyncio.Future[str]
     """Done, with the reason, when ajet ends it."""

@@ -13,24 +13,20 @@ import uuid
 
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
+from ajet.store import Lease
 
 
 class OpenGroup:
-    """`index` numbers the groups by their beginning; `source` is the task's place in the reader's order."""
+    """`lease`: of its task's position; of a negative one where a client brought the task."""
 
-    def __init__(self, task: Task, index: int, places: int, source: int | None) -> None:
-        self.task, self.index, self.source = task, index, source
+    def __init__(self, task: Task, lease: Lease, places: int) -> None:
+        self.task, self.lease = task, lease
         self.name = uuid.uuid4().hex
         self.episodes: list[Episode] = []
         self.began = time.monotonic()
         self.places = places
         self._taken: set[int] = set()
         self._closed = False
-
-    @property
-    def order(self) -> int:
-        """As its episodes say it: -1 for a task that a client brought."""
-        return -1 if self.source is None else self.source
 
     @property
     def has_place(self) -> bool:
@@ -40,7 +36,7 @@ class OpenGroup:
     def suits(self, task: Task | None) -> bool:
         """Whether an attempt at this task belongs here; None is any task of the reader's."""
         if task is None:
-            return self.source is not None
+            return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
 
     @property
@@ -76,6 +72,6 @@ class OpenGroup:
         self._closed = True
         self.places = len(self._taken)
 
-    def group(self, order: int) -> Group:
+    def group(self) -> Group:
         """The group, as training takes it."""
-        return Group(self.task, order, sorted(self.episodes, key=lambda episode: episode.repeat))
+        return Group(self.task, self.lease.order, sorted(self.episodes, key=lambda episode: episode.repeat))

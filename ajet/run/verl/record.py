@@ -19,11 +19,11 @@ from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
-from ajet.run.accounting import discarded, measurement_of
-from ajet.run.evaluate import validation_metrics
+from ajet.run.accounting import discarded
+from ajet.run.evaluate import conclude_validation
 from ajet.run.step import Trained, conclude
 from ajet.run.step_proof import StepProof
-from ajet.run.train import refuse_if_all_failed, warn_of_failures
+from ajet.run.train import refuse_if_all_failed
 from ajet.run.verl.waiting import Waiting
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
@@ -56,8 +56,8 @@ class Record:
         order: Mapping[str, Any] | None = None,
         words: Renderer | None = None,
     ) -> None:
-        """steps: the last one. dropped_after: see `waiting.dropped_after`. order: the state of a `TaskOrder` of which
-        nothing is taken, for checkpoints: by it a run that resumes one knows its tasks. words: the run's renderer, by
+        """steps: the last one. dropped_after: see `waiting.dropped_after`. order: the identity of the
+        `TaskOrder`, for checkpoints: by it a run that resumes one knows its tasks. words: the run's renderer, by
         which a sample of each step is proven; its log-probabilities are compared where verl computes them."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
@@ -166,13 +166,10 @@ class Record:
 
     def _validated(self, letter: Validated) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
-        self._run.episodes.write(letter.step, "validation", episodes_of(groups))
-        metrics = validation_metrics(groups)
-        metrics["seconds/validation"] = letter.seconds
-        self._validation, self._measured = metrics, (letter.step, measurement_of(groups))
-        warn_of_failures(self._measured[1])
-        self._on_step(letter.step, self._steps, metrics)
-        self._run.metrics.log(letter.step, metrics)
+        self._validation, measured = conclude_validation(
+            groups, self._run, step=letter.step, seconds=letter.seconds, on_step=self._on_step, total=self._steps
+        )
+        self._measured = letter.step, measured
 
     def _commit(self, saved: Saved) -> None:
         """Make verl's folder a checkpoint of the run: complete, or not there."""

@@ -67,7 +67,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.state(), words=words)
+    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.identity(), words=words)
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     try:
@@ -184,7 +184,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
                 where=str(run.resumed.path),
                 do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
             )
-        order.restore(run.resumed.state.get("order", order.state()))
+        order.require_same(run.resumed.state.get("order", {}))
         folder = run.resumed.path / run.resumed.state["verl"]
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, order, words

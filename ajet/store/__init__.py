@@ -1,0 +1,14 @@
+"""The one ledger: where each task and its group is, from its lease to the step that used it.
+
+In: positions of the training order that are leased, episodes as they end, groups as they close, what a step used or
+discarded. Out: positions to play, closed groups, and what a checkpoint says of it all. Invariant: a store is opened at
+a checkpoint, and uses that this one does not know never were. Which task stands at a position is the task reader's
+business (`TaskOrder`).
+"""
+
+from ajet.store.contract import Kept, Lease, LeaseLost, Store
+from ajet.store.earlier import todays_state
+from ajet.store.run_store import RunStore
+from ajet.store.sqlite_store import SqliteStore
+
+__all__ = ["Kept", "Lease", "LeaseLost", "RunStore", "SqliteStore", "Store", "todays_state"]

@@ -1,0 +1,92 @@
+"""What a store promises; tests/contract/test_stores.py holds every implementation to it.
+
+Invariant: a position is to be had, leased, closed, or over (used or discarded), one of these at a time, and over only
+as of a checkpoint: the store that is opened at one takes back every use after it, with the episodes that were put. An
+end that was put is on the disk, once. Who comes with a lease that another has since is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ajet.schema.episode import Episode, UntrainedReason
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An episode that has ended, with what its end was about."""
+
+    episode: Episode
+    alone: bool = False
+    """Part of no group: recorded only."""
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A position that somebody plays. `order`: in the training order; negative: of a task that somebody brought."""
+
+    order: int
+    fence: int
+    """Which lease of the position it is: the latest counts."""
+    kept: tuple[Kept, ...] = field(default=(), compare=False)
+    """What was put of it already."""
+
+
+class LeaseLost(Exception):
+    """The position is another's by now, or over."""
+
+
+class Store(Protocol):
+    """Thread-safe."""
+
+    def lease(self, count: int) -> list[Lease]:
+        """The next positions: first those that were begun and are nobody's, in order."""
+        ...
+
+    def bring(self) -> Lease:
+        """A position for a task that is in no order. It is never leased again, but with what was put of it."""
+        ...
+
+    def lease_kept(self) -> list[Lease]:
+        """All that are nobody's and not closed, and of which something was put."""
+        ...
+
+    def put(self, lease: Lease, kept: Kept) -> None:
+        """Keep an end. On return it is on the disk; again is no second time. Raises LeaseLost; UserError or OSError,
+        and then it is not kept and may be put again."""
+        ...
+
+    def close(self, lease: Lease) -> None:
+        """Its group is whole. Raises LeaseLost."""
+        ...
+
+    def closed(self) -> list[Lease]:
+        """Those that no step has used yet, in order."""
+        ...
+
+    def begun(self) -> list[int]:
+        """Positions of the order that were leased once and are not over."""
+        ...
+
+    def use(self, orders: Iterable[int], step: int) -> None:
+        """The update of this step is over these, which are leased or closed. Raises LeaseLost for any other."""
+        ...
+
+    def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
+        """The same for what no update is over."""
+        ...
+
+    def give_back(self, leases: Iterable[Lease]) -> None:
+        """They were not finished; what was put of them is kept. Raises LeaseLost."""
+        ...
+
+    def commit(self) -> dict[str, Any]:
+        """What the next checkpoint is to hold, as JSON values: all uses so far. The store is opened `at` it."""
+        ...
+
+    def forget(self, step: int) -> None:
+        """No checkpoint before that of this step is gone back to: what was used up to it need not be kept."""
+        ...

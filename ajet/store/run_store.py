@@ -1,0 +1,180 @@
+"""RunStore: the store of one process, in the folder of its run.
+
+Invariant: an end that was put lies in `pending/`, a file a position in the format of `episodes/`, until no checkpoint
+that the run may go back to was made before it was used. Positions are in memory and in the checkpoint alone, so a kill
+at any byte leaves either what the checkpoint says or what it says and ends that it does not know of. The run's lock is
+what keeps a second writer out: a lease ends with the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.files import read_rows
+from ajet.record.secrets import Redactor
+from ajet.schema.episode import UntrainedReason
+from ajet.store.contract import Kept, Lease
+from ajet.store.earlier import position_of
+from ajet.store.positions import Positions
+
+
+class RunStore:
+    """Opened `at` what a checkpoint holds, as `todays_state` tells it (None: at no checkpoint)."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        ledger: str = "",
+        at: Mapping[str, Any] | None = None,
+        redact: Redactor | None = None,
+    ) -> None:
+        """`folder` None: nothing is put here. `ledger`: a name for it; uses that a checkpoint of another one knows are
+        none of this folder's ends."""
+        state = at or {}
+        self._files = EpisodeFiles(folder, redact) if folder is not None else None
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._positions = Positions(state)
+        self._closed: set[int] = set()
+        self._kept: dict[int, list[Kept]] = {}
+        self._numbers: dict[int, int] = {}
+        """Of the file of each position of which something was put and that is not over."""
+        known = state.get("used", ()) if state.get("ledger", ledger) == ledger else ()
+        self._used: dict[str | int, int] = {name: int(step) for name, step in known}
+        """Files of which a step has made use, by the name of their first episode, and that step. An earlier version
+        knew them by their numbers, which are given again."""
+        self._over: dict[str, int] = {}
+        """The numbers of those that are there."""
+        self._last = -1
+        if self._files is not None:
+            self._read(self._files)
+
+    def lease(self, count: int) -> list[Lease]:
+        """See the contract."""
+        with self._lock:
+            return [self._with_kept(lease) for lease in self._positions.take(count)]
+
+    def bring(self) -> Lease:
+        """See the contract."""
+        with self._lock:
+            return self._positions.bring()
+
+    def lease_kept(self) -> list[Lease]:
+        """See the contract."""
+        with self._lock:
+            left = sorted(order for order in self._kept if self._positions.waits(order))
+            return [self._with_kept(self._positions.claim(order)) for order in left]
+
+    def put(self, lease: Lease, kept: Kept) -> None:
+        """See the contract."""
+        if self._files is None:
+            raise RuntimeError("the store has no folder")
+        notes = {"alone": kept.alone, "ended_by": kept.ended_by, "position": lease.order}
+        with self._lock:
+            self._positions.require(lease)
+            held = self._kept.get(lease.order, [])
+            if any(one.episode.uuid == kept.episode.uuid for one in held):
+                return
+            number = self._numbers.get(lease.order, self._last + 1)
+            self._files.write(number, "train", [kept.episode], notes=notes)
+            self._numbers[lease.order], self._last = number, max(self._last, number)
+            self._kept[lease.order] = [*held, kept]
+
+    def close(self, lease: Lease) -> None:
+        """See the contract."""
+        with self._lock:
+            self._positions.require(lease)
+            self._closed.add(lease.order)
+            if lease.order in self._numbers:
+                self._marker(self._numbers[lease.order]).touch()
+
+    def closed(self) -> list[Lease]:
+        """See the contract."""
+        with self._lock:
+            return [self._with_kept(self._positions.held(order)) for order in sorted(self._closed)]
+
+    def begun(self) -> list[int]:
+        """See the contract."""
+        with self._lock:
+            return self._positions.begun()
+
+    def use(self, orders: Iterable[int], step: int) -> None:
+        """See the contract."""
+        ending = list(orders)
+        with self._lock:
+            self._positions.end(ending)
+            for order in ending:
+                self._closed.discard(order)
+                if kept := self._kept.pop(order, None):
+                    name = kept[0].episode.uuid
+                    self._used[name], self._over[name] = step, self._numbers.pop(order)
+
+    def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
+        """See the contract. The reason stands in the outcomes that are recorded with the step."""
+        self.use(orders, step)
+
+    def give_back(self, leases: Iterable[Lease]) -> None:
+        """See the contract."""
+        with self._lock:
+            for lease in leases:
+                self._positions.give_back(lease)
+                if lease.order < 0 and lease.order not in self._kept:
+                    self._positions.end([self._positions.claim(lease.order).order])
+
+    def commit(self) -> dict[str, Any]:
+        """See the contract."""
+        with self._lock:
+            used = [[name, step] for name, step in self._used.items()]
+            return {**self._positions.state(), "ledger": self._ledger, "used": used}
+
+    def forget(self, step: int) -> None:
+        """See the contract."""
+        with self._lock:
+            for name in [name for name, used in self._used.items() if used <= step]:
+                if self._files is not None and name in self._over:
+                    number = self._over.pop(name)
+                    path = self._files.path(number)
+                    for gone in (path, path.with_suffix(".bin"), self._marker(number)):
+                        gone.unlink(missing_ok=True)
+                del self._used[name]
+
+    def _read(self, files: EpisodeFiles) -> None:
+        """What earlier processes put and the checkpoint does not know as used."""
+        for number in files.steps():
+            self._last = max(self._last, number)
+            rows = list(read_rows(files.path(number)))
+            name = rows[0]["uuid"] if rows else ""
+            if number in self._used:
+                self._used[name] = self._used.pop(number)
+            if name in self._used:
+                self._over[name] = number
+                continue
+            found = [
+                (position_of(row), Kept(episode, row["alone"], row["ended_by"]))
+                for row, episode in zip(rows, files.read(number), strict=True)
+            ]
+            if found:
+                self._take_up(number, found[0][0], [kept for _, kept in found])
+
+    def _take_up(self, number: int, order: int | None, kept: list[Kept]) -> None:
+        if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
+            lease = self._positions.bring()
+            self._positions.give_back(lease)
+            order = lease.order
+        self._kept[order], self._numbers[order] = kept, number
+        if self._marker(number).exists():
+            self._positions.claim(order)
+            self._closed.add(order)
+
+    def _with_kept(self, lease: Lease) -> Lease:
+        return Lease(lease.order, lease.fence, tuple(self._kept.get(lease.order, ())))
+
+    def _marker(self, number: int) -> Path:
+        """There where the group is closed."""
+        assert self._files is not None
+        return self._files.path(number).with_suffix(".closed")

@@ -1,0 +1,353 @@
+"""What every store promises, run against each: nothing is lost and nothing is used twice, whenever a process ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet.store import Kept, Lease, LeaseLost, RunStore, SqliteStore, Store, sqlite_store, todays_state
+from tests.record_fixtures import assert_equal, episode
+
+State = Mapping[str, Any] | None
+
+
+@dataclass
+class Opener:
+    """Opens one implementation in a folder, again and again; who opened it before was killed."""
+
+    kind: str
+    folder: Path
+    hours: Callable[[float], None]
+    """Lets the clock go on."""
+
+    def __call__(self, at: State = None) -> Store:
+        at = json.loads(json.dumps(at))
+        self.folder.mkdir(exist_ok=True)
+        if self.kind == "run folder":
+            return RunStore(self.folder / "pending", ledger="own", at=at)
+        self.hours(2)
+        return SqliteStore(self.folder / "store.sqlite", at=at, rolls=True)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [1_000_000.0]
+    monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
+
+    def hours(count: float) -> None:
+        now[0] += 3600 * count
+
+    return hours
+
+
+@pytest.fixture(params=["run folder", "sqlite"])
+def opener(request: pytest.FixtureRequest, tmp_path: Path, clock: Callable[[float], None]) -> Opener:
+    return Opener(request.param, tmp_path, clock)
+
+
+def orders(leases: list[Lease]) -> list[int]:
+    return [lease.order for lease in leases]
+
+
+def ends(leases: list[Lease]) -> dict[int, list[str]]:
+    return {lease.order: [kept.episode.uuid for kept in lease.kept] for lease in leases}
+
+
+def closed(store: Store, lease: Lease, *names: str) -> None:
+    """A group of episodes with these names."""
+    for name in names:
+        store.put(lease, Kept(episode(name)))
+    store.close(lease)
+
+
+def test_positions_come_in_order_and_begun_ones_first(opener: Opener) -> None:
+    store = opener()
+    first = store.lease(4)
+    assert orders(first) == [0, 1, 2, 3]
+    store.use([0, 2], step=1)
+    store.give_back([first[3]])
+    assert orders(store.lease(2)) == [3, 4] and store.begun() == [1, 3, 4]
+    again = opener(store.commit())
+    assert again.begun() == [1, 3, 4] and orders(again.lease(5)) == [1, 3, 4, 5, 6]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["use", "discard", "back", "leave", "commit", "crash"]), st.integers(1, 5)),
+        max_size=25,
+    )
+)
+@pytest.mark.parametrize("kind", ["run folder", "sqlite"])
+def test_no_position_is_lost_or_used_twice_over_interruptions(
+    kind: str, moves: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    now = [1_000_000.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite_store.time, "time", lambda: now[0])
+
+        def hours(count: float) -> None:
+            now[0] += 3600 * count
+
+        opener = Opener(kind, tmp_path_factory.mktemp("store"), hours)
+        store, saved = opener(), None
+        over: list[int] = []
+        committed: list[int] = []
+        held: set[int] = set()
+        for move, amount in moves:
+            if move == "commit":
+                saved, committed = store.commit(), list(over)
+            elif move == "crash":
+                store, over, held = opener(saved), list(committed), set()
+            else:
+                leases = store.lease(amount)
+                assert not set(orders(leases)) & ({*over} | held)
+                if move == "use":
+                    store.use(orders(leases), step=1)
+                elif move == "discard":
+                    store.discard(orders(leases), step=1, reason="stale")
+                elif move == "back":
+                    store.give_back(leases)
+                else:
+                    held |= set(orders(leases))
+                over += orders(leases) if move in ("use", "discard") else []
+        store.use(held, step=2)
+        over += held
+        rest = orders(store.lease(60))
+        assert Counter(over + rest) == Counter(range(len(over) + len(rest))), "each is somewhere, once"
+
+
+def test_what_was_put_is_there_once_whoever_is_killed(opener: Opener) -> None:
+    store = opener()
+    lease, other = store.lease(2)
+    whole = episode("a", metadata={"text": "ö"})
+    store.put(lease, Kept(whole, ended_by="client"))
+    store.put(lease, Kept(whole, ended_by="client"))
+    store.put(lease, Kept(episode("b", seed=3)))
+    again = opener()
+    assert again.closed() == []
+    (found,) = again.lease_kept()
+    assert (found.order, [one.ended_by for one in found.kept]) == (0, ["client", ""])
+    assert_equal(found.kept[0].episode, whole)
+    again.put(found, Kept(whole))
+    again.put(found, Kept(episode("c")))
+    again.close(found)
+    assert ends(opener().closed()) == {0: ["a", "b", "c"]}
+    assert orders(opener().lease(1)) == [other.order], "and what nothing was put of is played"
+
+
+def test_ends_of_a_position_come_with_its_next_lease(opener: Opener) -> None:
+    store = opener()
+    leases = store.lease(2)
+    store.put(leases[0], Kept(episode("a")))
+    store.give_back(leases)
+    assert ends(store.lease(2)) == {0: ["a"], 1: []}
+
+
+def test_a_kill_on_either_side_of_the_checkpoint(opener: Opener) -> None:
+    """The commit is made, and then the checkpoint that holds it gets its name, or does not."""
+    store = opener()
+    one, two = store.lease(2)
+    closed(store, one, "a", "b")
+    closed(store, two, "c")
+    assert ends(store.closed()) == {0: ["a", "b"], 1: ["c"]}
+    store.use([0], step=1)
+    before = store.commit()
+    store.discard([1], step=2, reason="stale")
+    after = store.commit()
+    assert ends(opener(before).closed()) == {1: ["c"]}
+    assert opener(after).closed() == [] and orders(opener(after).lease(1)) == [2]
+
+
+def test_a_checkpoint_that_was_never_made_used_nothing(opener: Opener) -> None:
+    store = opener()
+    closed(store, store.lease(1)[0], "a")
+    store.use([0], step=1)
+    store.commit()
+    again = opener()
+    assert ends(again.closed()) == {0: ["a"]}
+    again.use([0], step=1)
+    assert orders(again.lease(1)) == [1]
+
+
+def test_what_was_used_before_it_closed_is_open_again_where_the_use_does_not_hold(opener: Opener) -> None:
+    store = opener()
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")))
+    store.use([0], step=1)
+    again = opener()
+    assert again.closed() == [] and ends(again.lease_kept()) == {0: ["a"]}
+
+
+def test_where_the_newest_checkpoint_is_damaged_the_one_before_has_all_that_came_after(opener: Opener) -> None:
+    store = opener()
+    for step, name in enumerate(("a", "b", "c"), start=1):
+        (lease,) = store.lease(1)
+        closed(store, lease, name)
+        store.use([lease.order], step)
+    states = []
+    store = opener()
+    for lease, step in zip(store.closed(), (1, 2, 3), strict=True):
+        store.use([lease.order], step)
+        states.append(store.commit())
+    store.forget(2)
+    assert ends(opener(states[1]).closed()) == {2: ["c"]}
+    last = opener(states[2])
+    assert last.closed() == [] and orders(last.lease(1)) == [3]
+
+
+def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None:
+    store = opener()
+    for name in ("a", "b"):
+        (lease,) = store.lease(1)
+        closed(store, lease, name)
+    store.use([0], step=1)
+    store.use([1], step=2)
+    store.commit()
+    store.forget(1)
+    if isinstance(store, RunStore):
+        assert sorted(path.name for path in (opener.folder / "pending").iterdir()) == [
+            "step-1.bin", "step-1.closed", "step-1.jsonl"
+        ]  # fmt: skip
+    else:
+        assert isinstance(store, SqliteStore)
+        assert store._base.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
+
+
+def test_what_takes_the_place_of_what_is_kept_nowhere_is_not_taken_for_it(opener: Opener) -> None:
+    """A file or a row may get the number of one that is gone, and that the checkpoint knows as used."""
+    store = opener()
+    closed(store, store.lease(1)[0], "a")
+    store.use([0], step=1)
+    saved = store.commit()
+    store.forget(1)
+    store = opener(saved)
+    closed(store, store.lease(1)[0], "b")
+    assert ends(opener(saved).closed()) == {1: ["b"]}
+
+
+def test_a_lost_lease_is_refused(opener: Opener) -> None:
+    store = opener()
+    (old,) = store.lease(1)
+    store.give_back([old])
+    (new,) = store.lease(1)
+    assert new.order == old.order and new.fence > old.fence
+    for attempt in (
+        lambda: store.put(old, Kept(episode("late"))),
+        lambda: store.close(old),
+        lambda: store.give_back([old]),
+    ):
+        with pytest.raises(LeaseLost):
+            attempt()
+    store.use([new.order], step=1)
+    for attempt in (
+        lambda: store.use([new.order], step=2),
+        lambda: store.discard([7], step=2, reason="stale"),
+        lambda: store.put(new, Kept(episode("late"))),
+    ):
+        with pytest.raises(LeaseLost):
+            attempt()
+    assert orders(store.lease(1)) == [1]
+
+
+def test_tasks_that_are_brought_stand_outside_of_the_order(opener: Opener) -> None:
+    store = opener()
+    one, two, three = (store.bring() for _ in range(3))
+    assert orders([one, two, three]) == [-1, -2, -3] and orders(store.lease(1)) == [0]
+    store.put(one, Kept(episode("a"), alone=True))
+    store.put(two, Kept(episode("b")))
+    store.give_back([three])
+    store.close(one)
+    store.use([-1], step=1)
+    again = opener(store.commit())
+    assert ends(again.lease_kept()) == {-2: ["b"]} and orders([again.bring()]) == [-4]
+    assert orders(again.lease(1)) == [0], "brought ones are nobody's to play"
+
+
+def test_ends_beyond_what_the_checkpoint_knows_take_their_positions(opener: Opener) -> None:
+    store = opener()
+    saved = store.commit()
+    leases = store.lease(5)
+    closed(store, leases[3], "a")
+    again = opener(saved)
+    assert ends(again.closed()) == {3: ["a"]}
+    assert orders(again.lease(5)) == [0, 1, 2, 4, 5]
+
+
+def test_a_checkpoint_of_another_store_hides_nothing(opener: Opener, tmp_path: Path) -> None:
+    other = replace(opener, folder=tmp_path / "other")
+    foreign = other()
+    if isinstance(foreign, RunStore):
+        foreign = RunStore(other.folder / "pending", ledger="another")
+    closed(foreign, foreign.lease(1)[0], "theirs")
+    foreign.use([0], step=1)
+    state = foreign.commit()
+    store = opener()
+    if isinstance(store, SqliteStore):
+        with pytest.raises(ValueError, match="another store"):
+            opener(state)
+        return
+    (lease,) = RunStore(opener.folder / "pending", ledger="own", at=state).lease(1)
+    store = RunStore(opener.folder / "pending", ledger="own", at=state)
+    (lease,) = store.lease(1)
+    closed(store, lease, "ours")
+    assert lease.order == 1 and ends(opener(state).closed()) == {1: ["ours"]}
+
+
+def test_a_lease_whose_time_is_over_is_anothers(tmp_path: Path, clock: Callable[[float], None]) -> None:
+    one, two = (SqliteStore(tmp_path / "store.sqlite", lease_seconds=3600) for _ in range(2))
+    (slow,) = one.lease(1)
+    clock(0.9)
+    one.put(slow, Kept(episode("a")))
+    clock(0.9)
+    assert orders(two.lease(1)) == [1], "what it puts tells that it lives"
+    clock(0.2)
+    (again,) = two.lease(1)
+    assert (again.order, [one.episode.uuid for one in again.kept]) == (0, ["a"])
+    with pytest.raises(LeaseLost):
+        one.put(slow, Kept(episode("late")))
+
+
+LEASES = """
+import sys
+from pathlib import Path
+from ajet.store import SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(40):
+    print(*(lease.order for lease in store.lease(3)), flush=True)
+"""
+
+
+def test_two_processes_never_lease_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEASES, str(tmp_path / "store.sqlite")]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as two:
+        for process in (one, two):
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        for process in (one, two):
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        took = [[int(order) for order in process.communicate()[0].split()] for process in (one, two)]
+    assert sorted(took[0] + took[1]) == list(range(240)) and len(took[0]) == len(took[1]) == 120
+    assert orders(SqliteStore(tmp_path / "store.sqlite").lease(1)) == [240]
+
+
+def test_what_checkpoints_of_earlier_versions_say() -> None:
+    trained = {"next": 7, "unfinished": [3], "seed": 0, "tasks": "digest"}
+    assert todays_state(trained) == trained
+    served = {"next": 4, "tasks": {**trained, "shuffle": True}, "used": [2, 5]}
+    assert todays_state(served) == {**trained, "shuffle": True, "used": [[2, 0], [5, 0]]}
+    assert todays_state({"next": 4, "tasks": None, "used": []}) == {"used": []}
