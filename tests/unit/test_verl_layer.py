@@ -16,6 +16,7 @@ from ajet.config.compose import leaves
 from ajet.config.generate import defaults_yaml
 from ajet.config.locations import default_config
 from ajet.config.verl import layer, shown, verl_config
+from ajet.config.verl.credit import credit_settings
 from ajet.schema.errors import ConfigError, UserError
 from tests.verl_fixtures import experiment, nested, without_verl
 
@@ -161,6 +162,24 @@ def test_each_key_of_ours_reaches_verls(cases, strategy):
         tree = verl_config(experiment({**strategy, **settings}))
         assert {verl: at(tree, verl) for _, _, verl, _ in now} == {verl: expected for _, _, verl, expected in now}
         assert tree["model_engine"] == ("megatron" if strategy else "dp")
+
+
+@pytest.mark.parametrize(
+    ("cap", "ours", "verls", "found"),
+    [
+        ("auto", "sync", None, None),
+        ("auto", "colocate_async", None, 2.0),
+        ("auto", "sync", "ajet_colocate_async", 2.0),
+        ("auto", "colocate_async", "ajet_sync", None),
+        (None, "sync", "ajet_colocate_async", None),
+        (3.0, "sync", "ajet_colocate_async", 3.0),
+    ],
+)
+def test_stale_tokens_are_capped_by_the_mode_that_verl_trains_in_whoever_chose_it(cap, ours, verls, found):
+    verl = {"trainer": {"v1": {"trainer_mode": verls}}} if verls else {}
+    tree = verl_config(experiment({f"{ALGO}.is_cap": cap, f"{TC}.mode": ours}, verl=verl))
+    assert at(tree, "algorithm.rollout_correction.rollout_is") == (None if found is None else "token")
+    assert credit_settings(tree).trainer_common.importance_cap == found
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def _ajet_node(
     node["default_config"] = str(default_config())
     node["val_repeats"] = experiment.ajet.validation_repeats
     trainer = node["trainer_common"]
+    trainer["algorithm"]["is_cap"] = experiment.ajet.trainer_common.algorithm.is_cap  # `auto` is settled by verl's mode
     if trainer["device"] == "auto" and device is not None:
         trainer["device"] = device
     slots = experiment.layers.winner(("ajet", "trainer_common", "n_gpus_per_node"))

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ajet.config.schema.trainer_common import STALE_CAP
+from ajet.config.verl.refusals import SYNC
+
 _NO_DEFAULT = object()
 
 
@@ -47,7 +50,14 @@ def versions(staleness: int | None) -> int | None:
     return None if staleness is None else staleness + 1
 
 
+def cap(value: float | str | None, mode: str) -> float | str | None:
+    """`is_cap`, with what `auto` is in a mode of verl's trainer, whoever chose that: null where the same weights sample
+    and train."""
+    return value if value != "auto" else None if mode == SYNC else STALE_CAP
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
+    "ajet.cap": cap,
     "ajet.div": div,
     "ajet.mul": mul,
     "ajet.list": as_list,
