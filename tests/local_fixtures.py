@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,29 @@ def episode_of(
     task = Task(task_id="t")
     verdict = Verdict(reward) if reward is not None else None
     return Episode(uuid, task, 0, 1, "train", status=status, verdict=verdict, calls=calls, timelines=timelines)
+
+
+def calls_of(timeline: Timeline, like: Call) -> list[Call]:
+    """The calls that a timeline came of, each going on from the one before; it ends in the last."""
+    made: list[Call] = []
+    before = 0
+    for span in timeline.spans:
+        part = slice(span.start, span.stop)
+        made.append(
+            replace(
+                like,
+                index=span.call,
+                parent=span.call - 1 if made else None,
+                prefix=before,
+                suffix_ids=timeline.ids[before : span.start],
+                response_ids=timeline.ids[part],
+                logprobs=timeline.logprobs[part],
+                logprobs_unit=timeline.logprobs[part],
+            )
+        )
+        before = span.stop
+    timeline.leaf = timeline.spans[-1].call
+    return made
 
 
 def group_of(*episodes: Episode) -> Group:

@@ -26,7 +26,7 @@ from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from tests.local_fixtures import episode_of, timeline_of
+from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
@@ -100,6 +100,7 @@ def groups_of_steps() -> list[list[Group]]:
                 for count in turns:
                     calls = sum(len(other.spans) for other in episode.timelines)
                     episode.timelines.append(timeline(calls, count))
+                    episode.calls[calls:] = calls_of(episode.timelines[-1], episode.calls[0])
                 episodes.append(episode)
             groups.append(Group(Task(task_id=str(order)), order, episodes))
         steps.append(groups)
@@ -116,7 +117,7 @@ def split_rows(steps: list[list[Group]]) -> list[list[Group]]:
                 for span in whole.spans:
                     part = timeline_of(whole.ids[: span.stop], [span[1:]], whole.logprobs[: span.stop])
                     part.logprobs = np.where(part.mask, part.logprobs, 0).astype(np.float32)
-                    part.spans = (SampledSpan(*span),)
+                    part.spans, part.leaf = (SampledSpan(*span),), span.call
                     parts.append(part)
             episode.timelines[:] = parts
     return steps

@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from ajet.algorithm import credit
 from ajet.backbone.verl.rows import FIELDS, NO_TOKEN, rebuild, rows
+from ajet.record.episode_bytes import unpacked
+from ajet.record.episode_codec import rebuild as rebuild_timeline
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
-from tests.local_fixtures import config_of, episode_of, group_of, timeline_of
+from tests import record_fixtures as recorded
+from tests.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
+from tests.record_fixtures import assert_equal
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +27,10 @@ pytestmark = pytest.mark.slow
 def stored(group: Group, uid: str) -> list[tuple[str, dict]]:
     """What verl's queue holds of a group."""
     found = []
+    unscored = [episode for episode in group.episodes if not episode.scored]
     for episode in group.episodes:
-        for index, row in enumerate(rows(episode, group_order=group.order)):
+        others = unscored if group.scored and episode is group.scored[0] else []
+        for index, row in enumerate(rows(episode, group_order=group.order, others=others)):
             names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
             values = dict(zip(FIELDS, [np.array(row[name]) for name in names] + [row["extra_fields"]], strict=True))
             found.append((f"{uid}_{episode.repeat}_{index}", values))
@@ -68,6 +74,7 @@ def groups_of_episodes(draw: st.DrawFn):
             episode = replace(whole, repeat=repeat, status=status, timelines=[])
             for _ in range(draw(st.integers(0, 3))):
                 episode.timelines.append(draw(timelines(spans)))
+                episode.calls[spans:] = calls_of(episode.timelines[-1], whole.calls[0])
                 spans += len(episode.timelines[-1].spans)
             if draw(st.booleans()):  # of two branches either may hold the earlier calls
                 episode.timelines.reverse()
@@ -112,6 +119,7 @@ def test_a_row_is_what_verl_takes():
     timeline = timeline_of([5, 6, 7, 8, 9, 4, 3], [(2, 3), (4, 6)], [0, 0, -1, 0, -2, -3, 0])
     episode = replace(episode_of(0.5, (2,), uuid="a"), run="run", repeat=3, step=7, timelines=[timeline])
     episode.calls[0].versions = (VersionRun(0, 4, 5),)
+    episode.calls[:] = calls_of(timeline, episode.calls[0])
     assert episode.verdict is not None
     episode.verdict.success = True
     (row,) = rows(episode, group_order=11)
@@ -127,8 +135,9 @@ def test_a_row_is_what_verl_takes():
     }
     about = extra.pop("ajet")
     assert extra == {"reward_extra_info": {"success": 1.0}, "min_global_steps": 4, "max_global_steps": 5}
-    assert (about["uuid"], about["run"], about["repeat"], about["order"]) == ("a", "run", 3, 11)
-    assert about["spans"] == [[0, 2, 3], [1, 4, 6]] and (about["index"], about["count"]) == (0, 1)
+    (whole,) = about.pop("episodes")
+    assert_equal(unpacked(whole), episode)
+    assert about == {"uuid": "a", "order": 11, "index": 0, "count": 1}
 
 
 def test_what_may_not_be_trained_has_no_row():
@@ -146,6 +155,62 @@ def test_a_scored_episode_without_tokens_stays_in_the_baseline():
     assert back.timelines[0] is None and back.timelines[1] is not None
     batch = credit(back.groups, config_of(algorithm__norm_adv_by_std=False))
     assert [sample.episode for sample in batch.samples] == ["b"] and batch.samples[0].advantages.min() == -0.5
+
+
+def test_the_trainer_sees_each_episode_as_it_was_recorded():
+    """Also those without a row; of timelines no more than the rows hold."""
+    told = dict.fromkeys((0, 1, 2), "train")
+    group = Group(recorded.episode().task, 3, [recorded.episode(f"e{n}", n, repeat=n, split=told[n]) for n in told])
+    group.episodes[1] = recorded.episode("e1", repeat=1, status="failed", failure=Failure("agent", "E", "no"),
+                                         verdict=None, timelines=[])  # fmt: skip
+    _, back = round_trip([group])
+    (again,) = back.groups
+    assert (again.task, again.order) == (group.task, 3)
+    for have, want in zip(again.episodes, group.episodes, strict=True):
+        assert [line.ids.tolist() for line in have.timelines] == [line.ids.tolist() for line in want.timelines]
+        assert_equal(replace(have, timelines=want.timelines), want)
+
+
+def test_what_an_episode_adds_to_its_rows_is_a_fraction_of_them():
+    """At temperature 1, where both log-probabilities are one. The queue holds prompt and response, both together, their
+    positions, the mask, and three numbers a response token (sampled from, before the update, credit)."""
+    calls = [recorded.call(0, None, 0, 900, 700), recorded.call(1, 0, 1600, 50, 400)]
+    calls = [replace(call, logprobs_unit=call.logprobs) for call in calls]
+    line = rebuild_timeline(calls, 1, "solver", "policy", (SampledSpan(0, 900, 1600), SampledSpan(1, 1650, 2050)))
+    messages = [{"role": "user", "content": "what is the price of a loaf " * 120}] * 3
+    (row,) = rows(recorded.episode(calls=calls, timelines=[line], messages=messages), group_order=0)
+    replied = len(row["response_ids"])
+    queued = 8 * 3 * (len(row["prompt_ids"]) + replied) + (8 + 3 * 4) * replied
+    assert len(row["extra_fields"]["ajet"]["episodes"][0]) < 0.2 * queued
+
+
+def test_rows_of_an_earlier_version_are_read():
+    """They said what they said of an episode in its rows."""
+    timeline = timeline_of([5, 6, 7, 8, 9, 4], [(2, 3), (4, 6)], [0, 0, -1, 0, -2, -3])
+    about = {"uuid": "a", "run": "run", "task_id": "t", "order": 11, "repeat": 3, "step": 7, "reward": 0.5, "count": 1,
+             "index": 0, "leaf": 1, "agent": "solver", "target": "policy", "spans": [[0, 2, 3], [1, 4, 6]],
+             "versions": [[1, 4], [2, 5]]}  # fmt: skip
+    row = {
+        "prompts": timeline.ids[:2],
+        "responses": timeline.ids[2:],
+        "response_mask": timeline.mask[2:].astype(int),
+        "rollout_log_probs": timeline.logprobs[2:],
+        "extra_fields": {"ajet": about},
+    }
+    back = rebuild(["u_3_0"], {name: [row[name]] for name in FIELDS})
+    (episode,) = back.groups[0].episodes
+    assert (episode.uuid, episode.repeat, episode.reward, back.groups[0].order) == ("a", 3, 0.5, 11)
+    (found,) = episode.timelines
+    assert found is back.timelines[0] and found.spans == (SampledSpan(0, 2, 3), SampledSpan(1, 4, 6))
+    assert found.ids.tolist() == timeline.ids.tolist() and found.mask.tolist() == timeline.mask.tolist()
+    assert found.versions.tolist() == [-1, -1, 4, -1, 5, 5] and found.logprobs.tolist() == timeline.logprobs.tolist()
+
+
+def test_a_row_with_other_tokens_than_its_episode_is_an_error():
+    ((key, row),) = stored(group_of(episode_of(1.0, (2,), uuid="a")), "u")
+    row["responses"] = row["responses"] + 1
+    with pytest.raises(ValueError, match="episode a: row 0 holds other tokens"):
+        rebuild([key], {name: [row[name]] for name in FIELDS})
 
 
 def test_a_missing_row_is_an_error():

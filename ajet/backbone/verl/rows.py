@@ -1,26 +1,28 @@
 """An episode as verl's rows, and rows as episodes again: the two directions of one road.
 
-Invariant: credit over what `rebuild` answers is credit over the episodes that were given to `rows`. A row holds one
-timeline: everything before its first sampled token is the prompt, the rest up to its last one the response. What the
-arrays do not say (which episode, which of its timelines, whose calls) lies in `extra_fields["ajet"]`. Neither torch nor
-verl is imported: the agent loop's processes write rows, the trainer's reads them.
+Invariant: credit over what `rebuild` answers is credit over the groups that were given to `rows`. A row holds one
+timeline: everything before its first sampled token is the prompt, the rest up to its last one the response. The episode
+itself travels once, as its codec's bytes with its first row (`extra_fields["ajet"]`), where only `rebuild` reads it:
+the trainer sees what was recorded, and nothing made up. Neither torch nor verl is imported: the agent loop's processes
+write rows, the trainer's reads them.
 
 A scored episode without a token to train is part of its group's baseline, too: it travels as one row that trains
-nothing. A failed or unscored one has no row.
+nothing. A failed or unscored one has no row: it comes with the first row of its group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ajet.schema.call import Call, Ids
-from ajet.schema.episode import Episode, Group, Verdict
-from ajet.schema.task import Task
-from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.backbone.verl import earlier_rows
+from ajet.record.episode_bytes import packed, unpacked
+from ajet.schema.call import Call
+from ajet.schema.episode import Episode, Group
+from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
@@ -29,32 +31,26 @@ NO_TOKEN = 0
 """The id that a row without tokens of its own is made of; it is never trained on."""
 
 
-def rows(episode: Episode, *, group_order: int, policy_version: int = 0) -> list[dict[str, Any]]:
+def rows(
+    episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
+) -> list[dict[str, Any]]:
     """The keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
 
     `group_order`: the task's position in the training order. `policy_version`: that of an episode none of whose calls
-    carries one. Answers [] for an episode that may not be trained on. Raises ValueError for a timeline that begins with
-    a sampled token: nothing predicts it.
+    carries one. `others`: episodes of its group that have no rows and go with these. Answers [] for an episode that may
+    not be trained on. Raises ValueError for a timeline that begins with a sampled token: nothing predicts it.
     """
     if not episode.scored:
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
-    about = {
-        "uuid": episode.uuid,
-        "run": episode.run,
-        "task_id": episode.task.task_id,
-        "order": group_order,
-        "repeat": episode.repeat,
-        "step": episode.step,
-        "reward": episode.reward,
-        "count": len(trained),
-    }
+    about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
+    first = {"episodes": [packed(each) for each in (episode, *others)]}
     calls = {call.index: call for call in episode.calls}
     made = [
-        _row(episode, about | _of_timeline(timeline, index), timeline, calls, policy_version)
+        _row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
         for index, timeline in enumerate(trained)
     ]
-    return made or [_empty_row(episode, about, policy_version)]
+    return made or [_empty_row(episode, about | first, policy_version)]
 
 
 @dataclass(slots=True)
@@ -62,7 +58,7 @@ class Rebuilt:
     """What a batch of rows holds."""
 
     groups: list[Group]
-    """In training order; episodes in the order of their repeats, only scored ones."""
+    """In training order; episodes in the order of their repeats."""
     timelines: list[Timeline | None] = field(default_factory=list)
     """The timeline of each row, in the order of the rows; None for a row that trains nothing."""
 
@@ -71,63 +67,51 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
     """Rows to groups.
 
     `keys`: `{uid}_{session}_{index}`, without padding rows, in any order. `fields`: `FIELDS`, of each row a
-    one-dimensional array (or a tensor on the CPU) and a dict. Raises ValueError where a row of an episode is missing.
+    one-dimensional array (or a tensor on the CPU) and a dict. Raises ValueError where a row of an episode is missing,
+    or holds other tokens than the episode.
     """
-    timelines: list[Timeline | None] = []
-    episodes: dict[tuple[str, str], dict[int, Timeline]] = {}
-    abouts: dict[tuple[str, str], Mapping[str, Any]] = {}
+    places: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
         uid, session, _ = key.rsplit("_", 2)
-        about: Mapping[str, Any] = fields["extra_fields"][row]["ajet"]
-        abouts[uid, session] = about
-        parts = episodes.setdefault((uid, session), {})
-        timeline = None
-        if about["count"]:
-            timeline = _timeline(about, *(np.asarray(fields[name][row]) for name in FIELDS[:-1]))
-            parts[about["index"]] = timeline
-        timelines.append(timeline)
+        places.setdefault((uid, session), {})[fields["extra_fields"][row]["ajet"].get("index", 0)] = row
+    timelines: list[Timeline | None] = [None] * len(keys)
     members: dict[tuple[int, str], list[Episode]] = {}
-    for (uid, session), parts in episodes.items():
-        about = abouts[uid, session]
-        if sorted(parts) != list(range(about["count"])):
-            raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(parts)} arrived")
-        members.setdefault((about["order"], uid), []).append(_episode(about, parts))
+    for (uid, _), own in places.items():
+        about = fields["extra_fields"][next(iter(own.values()))]["ajet"]
+        wanted = list(range(max(about["count"], 1)))
+        if sorted(own) != wanted:
+            raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(own)} arrived")
+        at = [{name: fields[name][own[index]] for name in FIELDS} for index in wanted]
+        packs = at[0]["extra_fields"]["ajet"].get("episodes")
+        made = [unpacked(each) for each in packs] if packs else [earlier_rows.episode(at)]
+        made[0] = _as_rows(made[0], at, about["count"])
+        for index, timeline in enumerate(made[0].timelines):
+            timelines[own[index]] = timeline
+        members.setdefault((about["order"], uid), []).extend(made)
     groups = []
     for order, uid in sorted(members):
-        own = sorted(members[order, uid], key=lambda episode: episode.repeat)
-        groups.append(Group(own[0].task, order, own))
+        episodes = sorted(members[order, uid], key=lambda episode: episode.repeat)
+        groups.append(Group(episodes[0].task, order, episodes))
     return Rebuilt(groups, timelines)
 
 
-def _episode(about: Mapping[str, Any], parts: Mapping[int, Timeline]) -> Episode:
-    return Episode(
-        uuid=about["uuid"],
-        task=Task(task_id=about["task_id"]),
-        repeat=about["repeat"],
-        step=about["step"],
-        split="train",
-        run=about["run"],
-        verdict=Verdict(about["reward"]),
-        timelines=[parts[index] for index in sorted(parts)],
-    )
+def _as_rows(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
+    """The episode with those of its timelines that are rows, each up to its last sampled token, as its row."""
+    trained = [timeline for timeline in episode.timelines if timeline.sampled]
+    if len(trained) != count:
+        raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
+    cut = [_up_to_the_last(timeline) for timeline in trained]
+    for index, timeline in enumerate(cut):
+        row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
+        if not np.array_equal(row, timeline.ids):
+            raise ValueError(f"episode {episode.uuid}: row {index} holds other tokens than its timeline")
+    return replace(episode, timelines=cut)
 
 
-def _of_timeline(timeline: Timeline, index: int) -> dict[str, Any]:
-    return {
-        "index": index,
-        "leaf": timeline.leaf,
-        "agent": timeline.agent,
-        "target": timeline.target,
-        "spans": [list(span) for span in timeline.spans],
-        "versions": _runs(timeline.versions[timeline.mask]),
-    }
-
-
-def _runs(versions: Ids) -> list[list[int]]:
-    """[how many tokens, their version] of each run of equal ones."""
-    starts = np.flatnonzero(np.diff(versions, prepend=-2))
-    counts = np.diff(starts, append=versions.size)
-    return [[int(count), int(versions[start])] for start, count in zip(starts, counts, strict=True)]
+def _up_to_the_last(timeline: Timeline) -> Timeline:
+    stop = int(np.flatnonzero(timeline.mask)[-1]) + 1
+    arrays = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
+    return replace(timeline, **{name: getattr(timeline, name)[:stop] for name in arrays})
 
 
 def _row(
@@ -182,24 +166,3 @@ def _verdict(episode: Episode, about: dict[str, Any], calls: Sequence[Call], pol
             "ajet": about,
         },
     }
-
-
-def _timeline(about: Mapping[str, Any], prompt: Any, response: Any, response_mask: Any, logprobs: Any) -> Timeline:
-    none = np.zeros(prompt.size)
-    mask = np.concatenate([none, response_mask]).astype(np.bool_)
-    values = np.concatenate([none, logprobs]).astype(np.float32)
-    versions = np.where(mask, 0, -1).astype(np.int32)
-    if "versions" in about:  # a row that an earlier version of ajet left in a checkpoint does not say them
-        counts, each = zip(*about["versions"], strict=True)
-        versions[mask] = np.repeat(each, counts)
-    return Timeline(
-        leaf=about["leaf"],
-        agent=about["agent"],
-        target=about["target"],
-        ids=np.concatenate([prompt, response]).astype(np.int32),
-        mask=mask,
-        logprobs=values,
-        logprobs_unit=values,
-        versions=versions,
-        spans=tuple(SampledSpan(*span) for span in about["spans"]),
-    )

@@ -39,4 +39,7 @@ class WorkflowLoop(AgentLoopBase):
         if not group.scored and session == sessions - 1:
             raise NothingToTrain(f"task {task.task_id}: none of {sessions} episodes was scored")
         episode = group.episodes[session]
-        return [AgentLoopOutput(**row) for row in rows(episode, group_order=order, policy_version=host.version)]
+        first = bool(group.scored) and episode is group.scored[0]
+        others = [each for each in group.episodes if not each.scored] if first else []
+        made = rows(episode, group_order=order, policy_version=host.version, others=others)
+        return [AgentLoopOutput(**row) for row in made]
