@@ -23,6 +23,7 @@ from ajet.context_tracker.packing import pack
 from ajet.context_tracker.proof_findings import CLASSES, Proof, WrongToken
 from ajet.context_tracker.proof_lines import (
     prove_accounting,
+    prove_endings,
     prove_rows,
     prove_same,
     prove_structure,
@@ -55,6 +56,7 @@ def prove(
     episode: str = "",
     truncated: bool | None = None,
     newest: int | None = None,
+    temperature: float | None = None,
 ) -> Proof:
     """Everything that an episode's record alone can prove.
 
@@ -62,7 +64,8 @@ def prove(
     its methods). `lines` are the recorded timelines and `untrained` the recorded counts of what is in none; without
     them the timelines are made here, of all calls. `ignore_tools` as in `timelines`; `budget`: tokens of a packed
     row. `truncated`: whether trained calls that note nothing else were drawn with top_p or top_k; None: not known.
-    `newest`: the latest policy version that can have sampled them; None: not known. A structure in which nothing can
+    `newest`: the latest policy version that can have sampled them, `temperature`: that of trained calls; None: not
+    known. A structure in which nothing can
     be looked up (a call is missing) ends the proof there.
     """
     proof = Proof(episodes=1, calls=len(calls))
@@ -70,6 +73,7 @@ def prove(
     if proof.wrong:
         return proof
     proof.wrong += prove_versions(calls, newest, episode)
+    proof.wrong += prove_endings(calls, messages, temperature, episode)
     if truncated is False:
         proof.wrong += prove_untruncated(calls, episode)
     prove_prompts(proof, calls, messages, tools, words, episode)

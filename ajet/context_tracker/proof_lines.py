@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.context_tracker.proof_findings import WrongToken, at_position, first_difference, prompt_size
 from ajet.schema.batch import Sample
-from ajet.schema.call import Call, Ids, full_ids
+from ajet.schema.call import Call, FinishReason, Ids, full_ids
 from ajet.schema.timeline import Timeline
 
 SAME = 1e-3
@@ -130,6 +130,31 @@ def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
     return wrong
 
 
+_ENDS = ("stop", "tool_calls")
+"""How a reply without and with tool calls finishes."""
+
+
+def prove_endings(
+    calls: Sequence[Call], messages: Sequence[dict[str, Any]], temperature: float | None, episode: str
+) -> list[WrongToken]:
+    """Whether each call ended as its reply says, and trained ones were drawn at `temperature` (None: not known)."""
+    wrong = []
+    for call in calls:
+        reply = messages[call.reply] if call.reply is not None else {}
+        what = None
+        if call.finish not in get_args(FinishReason):
+            what = f"{call.finish!r} is no way to finish"
+        elif call.finish in _ENDS and call.reply is not None and call.finish != _ENDS[bool(reply.get("tool_calls"))]:
+            what = f"its reply does not finish with {call.finish!r}"
+        if what is None and call.error is not None and call.finish not in ("aborted", "error"):
+            what = "a call that came to its end names an error"
+        if what is None and temperature is not None and call.trained and call.temperature != temperature:
+            what = f"it is trained and was drawn at temperature {call.temperature:g}, not {temperature:g}"
+        if what is not None:
+            wrong.append(WrongToken(episode, call.index, prompt_size(call), what))
+    return wrong
+
+
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:
     """Whether each timeline is its leaf's ids (from the first on), with mask 1, log-probabilities and versions exactly
     where replies lie in the context that they were sampled in, and no reply is trained twice."""
@@ -202,6 +227,7 @@ def prove_same(lines: Sequence[Timeline], again: Sequence[Timeline], episode: st
     for line in lines:
         other, count = made.get(line.leaf), len(line.spans)
         same = other is not None and 0 < count <= len(other.spans) and line.spans[:-1] == other.spans[: count - 1]
+        same = same and other is not None and (line.agent, line.target) == (other.agent, other.target)
         if same and other is not None:
             last, whole = line.spans[-1], other.spans[count - 1]
             same = last[:2] == whole[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)

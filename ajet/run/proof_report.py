@@ -41,6 +41,9 @@ def as_json(report: Report) -> str:
         "forks": dict(proof.forks),
         "unchecked": dict(proof.unchecked),
         "unproven": dict(report.unproven),
+        "wrong_steps": [asdict(each) for each in report.wrong_steps],
+        "held_steps": report.held_steps,
+        "unheld_steps": dict(report.unheld_steps),
         "outside": list(OUTSIDE),
         "spreads": [
             {"step": each.step, "split": each.split, "version": each.version, "which": each.which}
@@ -102,18 +105,26 @@ def show(report: Report, console: Console) -> None:
         console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
     if len(proof.wrong) > SHOWN:
         _say(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
+    for wrong in report.wrong_steps[:SHOWN]:
+        console.print(Text.assemble(("wrong step  ", "bold red"), str(wrong)), soft_wrap=True)
+    if len(report.wrong_steps) > SHOWN:
+        _say(console, f"… and {len(report.wrong_steps) - SHOWN} more (--json lists all).")
     askew = [each for each in report.spreads if each.spread.problem is not None]
     for each in askew[:SHOWN]:
         console.print(Text.assemble(("wrong distribution  ", "bold red"), _askew(each)), soft_wrap=True)
     if len(askew) > SHOWN:
         _say(console, f"… and {len(askew) - SHOWN} more (--json lists all).")
+    if report.held_steps:
+        _say(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
+    for reason, count in report.unheld_steps.most_common():
+        _say(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
         _say(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
     _say(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
     if not report.ok:
-        console.print(f"[bold red]Not proven:[/] {len(proof.wrong) + len(askew)} wrong.")
+        console.print(f"[bold red]Not proven:[/] {len(proof.wrong) + len(report.wrong_steps) + len(askew)} wrong.")
     elif unproven:
         console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
     else:

@@ -26,6 +26,8 @@ class Target:
     run: Path
     files: tuple[Path, ...]
     episode: str = ""
+    whole: bool = False
+    """Whether these are all that the run has."""
 
 
 def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
@@ -36,7 +38,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
     folder = run_folder(named, root, holding=CONFIG)
     if (folder / CONFIG).exists():
         files = tuple(sorted((folder / "episodes").glob("step-*.jsonl"), key=_order))
-        return _kept(Target(folder.absolute(), files), steps)
+        return _kept(Target(folder.absolute(), files, whole=not steps), steps)
     found = list(_with_episode(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
     if len({uuid for uuid, _ in found}) > 1:
         raise UserError(
@@ -74,7 +76,7 @@ def _kept(target: Target, steps: Sequence[int]) -> Target:
     if not files:
         of = f" of step {', '.join(map(str, steps))}" if steps else ""
         raise UserError(f"No episodes{of} are recorded.", where=str(target.run / "episodes"))
-    return Target(target.run, files, target.episode)
+    return Target(target.run, files, target.episode, target.whole)
 
 
 def _run_of(file: Path) -> Path:

@@ -25,6 +25,7 @@ from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
+from ajet.run.proof_steps import HeldSteps, WrongStep
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
 from ajet.run.recompute import Recomputation, versions_of
 from ajet.schema.errors import UserError
@@ -37,9 +38,8 @@ TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
 20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
 OUTSIDE = (
-    "rewards and advantages",
-    "which tasks and episodes there are, and in which step",
-    "what tools and other models answered",
+    "what judges, tools and other models answered",
+    "what workflows printed and noted, names of agents within a conversation, times",
     "whether the recorded versions are those that sampled, where weights differ by less than rounding",
 )
 """What nothing here can contradict."""
@@ -84,13 +84,19 @@ class Report:
     """Number format and device of the recomputation; empty without one."""
     why_not: str = ""
     """Why nothing was recomputed, if so."""
+    wrong_steps: list[WrongStep] = field(default_factory=list)
+    """What of a step's credit, numbers or tasks does not follow from its episodes."""
+    held_steps: int = 0
+    """Training steps whose credit was computed again."""
+    unheld_steps: Counter[str] = field(default_factory=Counter)
+    """Those whose credit was not, by reason."""
     spreads: list[StepSpread] = field(default_factory=list)
     """The gaps of each step and version as a distribution, where they are enough for one."""
 
     @property
     def ok(self) -> bool:
-        """True when no token and no distribution is wrong."""
-        return self.proof.ok and all(each.spread.problem is None for each in self.spreads)
+        """True when no token, no step and no distribution is wrong."""
+        return self.proof.ok and not self.wrong_steps and all(each.spread.problem is None for each in self.spreads)
 
     @property
     def unproven(self) -> Counter[str]:
@@ -185,6 +191,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
         episode=episode.uuid,
         truncated=drawn.top_p < 1 or drawn.top_k > 0,
         newest=newest,
+        temperature=drawn.temperature if episode.split != "debug" else None,
     )
 
 
@@ -197,17 +204,27 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     assert settings.model.path is not None
     source = locate(settings.model.path)
     words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source, weights=False)))
+    steps = HeldSteps(experiment, report.target.run) if not report.target.episode else None
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
             play = Play(file, step, cast("Split", split))
-            for episode, outcome in _episodes(report.target, file, report.proof.wrong):
+            before = len(report.proof.wrong)
+            found = list(_episodes(report.target, file, report.proof.wrong))
+            for episode, outcome in found:
                 report.proof.add(prove_episode(episode, settings, words, newest=_newest(play, outcome)))
                 play.episodes += 1
                 for call in episode.calls:
                     play.sampled.update(versions_of(call).tolist())
+            if steps is not None:
+                sound = len(report.proof.wrong) == before
+                report.wrong_steps += steps.hold(step, split, found, sound=sound)
             report.plays.append(play)
             bar.advance()
+    if steps is not None:
+        played = [(play.step, play.split) for play in report.plays]
+        report.wrong_steps += steps.together(played if report.target.whole else None)
+        report.held_steps, report.unheld_steps = steps.held, steps.unheld
 
 
 def _prove_logprobs(

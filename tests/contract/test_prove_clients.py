@@ -34,6 +34,7 @@ ajet:
   experiment_name: clients
   backbone: local
   model: {path: "embedded:tiny-tools", dtype: float32}
+  rollout: {temperature: 0.7}
   trainer_common: {device: cpu}
 """
 

@@ -157,7 +157,8 @@ def proven(
     family(name).save_pretrained(model)
     (model / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 8000}')
     yaml = folder / "run.yaml"
-    yaml.write_text(f"ajet:\n  experiment_name: sessions\n  backbone: local\n  model: {{path: {model}}}\n")
+    settings = f"backbone: local, model: {{path: {model}}}, rollout: {{temperature: 0.7}}"
+    yaml.write_text(f"ajet: {{experiment_name: sessions, {settings}}}\n")
     (folder / "resolved.yaml").write_text(load_experiment(yaml).resolved_yaml())
     EpisodeFiles(folder / "episodes").write(1, "train", [session_of(name, seed) for seed in seeds])
     capsys.readouterr()

@@ -82,7 +82,7 @@ def test_from_the_index_to_a_token(tab, served):
     _, address = served
     tab.goto(address)
     tab.get_by_role("link", name="first", exact=True).click()
-    tab.get_by_text("Reward", exact=True).wait_for()
+    tab.get_by_text("Reward, of the scored", exact=True).wait_for()
     assert tab.locator("figure.chart canvas").count() >= 3
     tab.locator("#trail").get_by_role("link", name="episodes").click()
     tab.locator("tbody tr").nth(14).wait_for()
@@ -269,7 +269,7 @@ def test_a_file_opens_from_disk_without_a_network(tab, tmp_path):
     tab.context.set_offline(True)
     tab.goto((tmp_path / "alone.html").as_uri())
     tab.get_by_role("link", name="alone", exact=True).click()
-    tab.get_by_text("Reward", exact=True).wait_for()
+    tab.get_by_text("Reward, of the scored", exact=True).wait_for()
     tab.locator("#trail").get_by_role("link", name="episodes").click()
     tab.get_by_label("free text").fill("counted")
     tab.get_by_text("12 episodes").wait_for()

@@ -8,7 +8,7 @@ import { stateKind } from "./runs.js";
 
 // Subject, unit, and the metrics that belong to it: names, or the beginning of names.
 const SUBJECTS = [
-  ["Reward", "", ["train/reward", "validation/reward", "debug/reward"]],
+  ["Reward, of the scored", "", ["train/reward", "validation/reward", "debug/reward"]],
   ["Success", "", ["train/success_rate", "validation/success_rate", "debug/success_rate"]],
   ["KL", " nats", ["kl", "mismatch_kl"]],
   ["Entropy", " nats", ["entropy"]],

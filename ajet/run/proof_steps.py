@@ -1,0 +1,247 @@
+"""Steps held to their episodes: what a step says it did must follow from what it recorded.
+
+Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
+`run.accounting`, the names of episodes, the order of tasks). What cannot be is counted by reason: a reward with a
+KL penalty needs the reference model, credit under a `verl:` section of the user's needs verl, and a step that an
+earlier version recorded has no groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.algorithm import credit
+from ajet.record import Checkpoints
+from ajet.record.checkpoints import checkpoints_folder
+from ajet.record.files import read_rows
+from ajet.rollout.assembly import Identity
+from ajet.rollout.sampling import split_repeats
+from ajet.run.accounting import discarded, episode_metrics
+from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
+from ajet.schema.errors import UserError
+from ajet.task_reader.order import rank
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.schema.episode import Episode, Outcome
+
+HELD = (
+    *("episodes", "scored", "failed", "aborted", "no_score", "calls", "sampled_tokens", "forks", "reward"),
+    *("success_rate", "reply_tokens", "turns", "left_out", "untrained/", "checks/", "fork_rate/", "workflow/"),
+)
+"""Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
+change from version to version."""
+CLOSE = 1e-6
+NAMED_BY_RUN = "5"
+"""The kind of uuid that ajet gives what it plays; what clients play has random ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongStep:
+    """Something that does not follow."""
+
+    step: int
+    split: str
+    what: str
+
+    def __str__(self) -> str:
+        """As a person reads it."""
+        of = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
+        return f"{of}: {self.what}"
+
+
+class HeldSteps:
+    """Of one run, file by file, in the order of the steps."""
+
+    def __init__(self, experiment: Experiment, run: Path) -> None:
+        self._settings, self._verl = experiment.ajet, experiment.ajet.backbone == "verl"
+        self._foreign = self._verl and bool(experiment.backbone_overrides)
+        self._rows = _last_rows(run / "metrics.jsonl")
+        self._count = _tasks_an_epoch(run, self._settings)
+        self._seen: dict[str, int] = {}
+        self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
+        self.held = 0
+        """Steps whose credit was computed again."""
+        self.unheld: Counter[str] = Counter()
+        """Steps whose credit was not, by reason."""
+
+    def hold(
+        self, step: int, split: str, found: Sequence[tuple[Episode, Outcome]], *, sound: bool = True
+    ) -> list[WrongStep]:
+        """What is wrong with one file. `sound`: its tokens are right; else nothing is computed from them."""
+        if any(not episode.group for episode, _ in found):
+            self.unheld["an earlier version recorded them"] += split == "train"
+            return []
+        said = [*self._names(step, found), *self._groups(split, found), *self._order(split, found)]
+        if split == "train" and sound and not said:
+            said += self._credit(step, found)
+        return [WrongStep(step, split, what) for what in said]
+
+    def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        for episode, _ in found:
+            earlier = self._seen.setdefault(episode.uuid, step)
+            if earlier != step or sum(other.uuid == episode.uuid for other, _ in found) > 1:
+                yield f"episode {episode.uuid} is recorded twice"
+            if episode.uuid[12:13] == NAMED_BY_RUN:
+                own = Identity(
+                    episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
+                )  # fmt: skip
+                if (own.uuid, own.group) != (episode.uuid, episode.group):
+                    yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
+            if not self._verl and episode.step != step:
+                yield f"episode {episode.uuid} was played for step {episode.step}"
+            if episode.ending and episode.status != "aborted":
+                yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"
+
+    def _groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
+        for name, members in _by_group(found).items():
+            repeats = sorted(episode.repeat for episode, _ in members)
+            whole = members[0][0].uuid[12:13] == NAMED_BY_RUN
+            if repeats != list(range(wanted)) if whole else len({*repeats}) != len(repeats):
+                yield f"group {name} has the attempts {repeats}, not 0 to {wanted - 1}"
+            if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
+                yield f"group {name} stands at several places"
+            if any(episode.task != members[0][0].task for episode, _ in members):
+                yield f"group {name} has several tasks"
+
+    def _order(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        for episode, _ in found:
+            if episode.order < 0:
+                continue
+            count = self._count if split == "train" and self._count else episode.order + 1
+            epoch, place = divmod(episode.order, count)
+            told = (episode.task.task_id, episode.task.main_query)  # an agent may write into the rest
+            if self._tasks.setdefault((f"{split} {epoch}", place), told) != told:
+                yield f"position {episode.order} has another task in episode {episode.uuid}"
+
+    def _ranks(self) -> Iterator[str]:
+        if not self._count or not self._settings.data.shuffle:
+            return
+        epochs: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for (epoch, place), (task_id, _) in self._tasks.items():
+            if epoch.startswith("train "):
+                epochs[epoch].append((place, task_id))
+        for epoch, placed in epochs.items():
+            placed.sort()
+            ranks = [rank(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
+            for (place, task_id), one, other in zip(placed[1:], ranks, ranks[1:], strict=False):
+                if one >= other:
+                    yield f"task {task_id} does not stand at place {place} of epoch {int(epoch[6:]) + 1} by this seed"
+
+    def _credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        outcomes = {episode.uuid: outcome for episode, outcome in found}
+        groups = [
+            Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
+            for members in _by_group(found).values()
+        ]
+        left = {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
+        trained = sorted((group for group in groups if left[group.order] is None), key=lambda group: group.order)
+        row = self._rows.get(step)
+        if row is None:
+            if step < max(self._rows, default=step):
+                yield "its row in metrics.jsonl is missing"
+            else:
+                self.unheld["the step is not over, or was cut off"] += 1
+            return
+        yield from self._accounts(row, trained, groups, outcomes)
+        reason = self._why_no_credit()
+        if reason:
+            self.unheld[reason] += 1
+            return
+        self.held += 1
+        batch = credit(trained, self._settings, step=step)
+        expected: dict[str, Outcome] = dict(batch.outcomes)
+        for group in groups:
+            if (why := left[group.order]) is not None:
+                expected |= discarded([group], why)
+        for uuid, outcome in outcomes.items():
+            if not _alike(again := expected.get(uuid, NO_OUTCOME), outcome):
+                yield f"the credit of episode {uuid} is {_words(outcome)}; its group gives {_words(again)}"
+        for name, value in {"train/trained_tokens": batch.trained_tokens, **batch.metrics}.items():
+            if name in row and not _close(row[name], value):
+                yield f"{name} is {row[name]:g} in metrics.jsonl, {value:g} by the episodes"
+
+    def _accounts(
+        self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
+    ) -> Iterator[str]:
+        counted = groups if self._verl else trained
+        again = episode_metrics(episodes_of(counted), "train", outcomes)
+        said = {name: value for name, value in row.items() if name.startswith("train/")}
+        for name in sorted(again.keys() | said.keys()):
+            own = name.removeprefix("train/")
+            if own.startswith(HELD) and (name in said or "/" in own):
+                there, value = said.get(name, 0), again.get(name, 0)
+                if not _close(there, value):
+                    yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
+        used = sorted(group.order for group in trained if group.scored or not self._verl)
+        if sorted(row.get("tasks", ())) != used:
+            told = sorted(row.get("tasks", ()))
+            yield f"metrics.jsonl says that it trained the positions {told}, the episodes {used}"
+        if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
+            yield f"the episodes of the positions {sorted(lost)} are missing"
+
+    def _why_no_credit(self) -> str:
+        if self._settings.trainer_common.algorithm.use_kl_in_reward:
+            return "the reference model is part of their rewards (use_kl_in_reward)"
+        return "a verl: section decides over their credit" if self._foreign else ""
+
+    def together(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
+        """What is wrong over all that was held. `files`: all that the run has; None: some were left out."""
+        last = max(self._rows, default=0)
+        said = [WrongStep(last, "train", what) for what in self._ranks()]
+        if files is None:
+            return said
+        there = {step for step, split in files if split == "train"}
+        gone = [step for step, row in self._rows.items() if row["tasks"] and step not in there]
+        return said + [WrongStep(step, "train", "its episodes are missing") for step in gone]
+
+
+def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
+    groups: dict[str, list[tuple[Episode, Outcome]]] = defaultdict(list)
+    for episode, outcome in found:
+        groups[episode.group].append((episode, outcome))
+    for members in groups.values():
+        members.sort(key=lambda each: each[0].repeat)
+    return groups
+
+
+def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """Of each training step; `tasks` tells them from a validation's."""
+    return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
+
+
+def _tasks_an_epoch(run: Path, settings: AjetConfig) -> int | None:
+    """As the newest checkpoint says; None where none does."""
+    folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
+    try:
+        latest = Checkpoints(folder).latest()
+    except UserError:
+        return None
+    state = latest.state if latest is not None else {}
+    told = (state.get("frontier") or state.get("order") or {}).get("count")
+    return told if isinstance(told, int) and told > 0 else None
+
+
+def _alike(one: Outcome, other: Outcome) -> bool:
+    same = (one.step, dict(one.untrained), one.discarded) == (other.step, dict(other.untrained), other.discarded)
+    if one.advantage is None or other.advantage is None:
+        return same and one.advantage is other.advantage
+    return same and _close(one.advantage, other.advantage)
+
+
+def _close(one: Any, other: float) -> bool:
+    return isinstance(one, int | float) and math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
+
+
+def _words(outcome: Outcome) -> str:
+    parts = [f"trained in step {outcome.step}"] if outcome.step is not None else ["not trained"]
+    parts += [f"advantage {outcome.advantage:.4g}"] if outcome.advantage is not None else []
+    parts += [f"{count} tokens {reason}" for reason, count in outcome.untrained.items()]
+    parts += [f"discarded ({outcome.discarded})"] if outcome.discarded else []
+    return ", ".join(parts)
