@@ -20,11 +20,13 @@ _HOME = {
     "ModelTuner": "ajet.workflow.tuner",
     "AjetTuner": "ajet.workflow.tuner",
     "bp": "ajet.workflow.breakpoint",
+    "Algorithm": "ajet.algorithm.contract",
     "AgentJetJob": "ajet.run.job",
 }
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
+    from ajet.algorithm.contract import Algorithm as Algorithm
     from ajet.run.job import AgentJetJob as AgentJetJob
     from ajet.schema.task import Task as Task
     from ajet.schema.task import WorkflowOutput as WorkflowOutput

@@ -8,15 +8,21 @@ The standard deviation is the sample's (k - 1 in the denominator).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
 """Added to the standard deviation; groups of equal rewards do not need it, their advantages are exactly 0."""
 
 
-def advantages(returns_G: npt.NDArray[np.float64], *, norm_by_std: bool = True) -> npt.NDArray[np.float64]:
-    """[k] one advantage per attempt, from the [k] returns of one group; all 0 when the returns are equal."""
-    if returns_G.size < 2 or np.ptp(returns_G) == 0:
-        return np.zeros_like(returns_G)
-    centred = returns_G - returns_G.mean()
-    return centred / (returns_G.std(ddof=1) + EPSILON) if norm_by_std else centred
+class Grpo(Algorithm):
+    """`norm_adv_by_std: false` makes it Dr.GRPO."""
+
+    needs = frozenset({"group"})
+
+    def of_group(self, returns_G: Row) -> Row:
+        """All 0 when the returns are equal."""
+        if returns_G.size < 2 or np.ptp(returns_G) == 0:
+            return np.zeros_like(returns_G)
+        centred = returns_G - returns_G.mean()
+        return centred / (returns_G.std(ddof=1) + EPSILON) if self.settings.norm_adv_by_std else centred

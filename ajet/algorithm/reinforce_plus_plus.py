@@ -10,24 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from ajet.algorithm.contract import Algorithm, Row
 
 EPSILON = 1e-6
 
 
-def advantages(
-    rewards_E: npt.NDArray[np.float64], penalties_E_T: Sequence[npt.NDArray[np.float64]]
-) -> list[npt.NDArray[np.float64]]:
-    """[T] advantages per episode. `penalties_E_T`: per episode the [T] KL penalties (coefficient included) of its
-    trained tokens in the order they were sampled; zeros without KL in the reward."""
-    returns = [
-        reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
-    ]
-    counted = [row for row in returns if row.size]
-    if len(counted) < 2:
-        return [np.zeros_like(row) for row in returns]
-    if all(np.ptp(row) == 0 for row in counted) and np.ptp([row[0] for row in counted]) == 0:
-        return [np.zeros_like(row) for row in returns]
-    mean = float(np.mean([row.mean() for row in counted]))
-    variance = float(np.sum([np.mean((row - mean) ** 2) for row in counted])) / (len(counted) - 1)
-    return [(row - mean) / (variance**0.5 + EPSILON) for row in returns]
+class ReinforcePlusPlus(Algorithm):
+    """Compares each episode with the batch, so that one attempt at a task is enough."""
+
+    needs = frozenset()
+
+    def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
+        """All 0 when the returns of the batch are equal."""
+        returns = [
+            reward - np.cumsum(penalty[::-1])[::-1] for reward, penalty in zip(rewards_E, penalties_E_T, strict=True)
+        ]
+        counted = [row for row in returns if row.size]
+        if len(counted) < 2:
+            return [np.zeros_like(row) for row in returns]
+        if all(np.ptp(row) == 0 for row in counted) and np.ptp([row[0] for row in counted]) == 0:
+            return [np.zeros_like(row) for row in returns]
+        mean = float(np.mean([row.mean() for row in counted]))
+        variance = float(np.sum([np.mean((row - mean) ** 2) for row in counted])) / (len(counted) - 1)
+        return [(row - mean) / (variance**0.5 + EPSILON) for row in returns]

@@ -6,12 +6,18 @@ Back to Basics, arXiv 2402.14740, section 3.3: A_i = r_i - mean of r_j over j !=
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+
+from ajet.algorithm.contract import Algorithm, Row
 
 
-def advantages(returns_G: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """[k] one advantage per attempt, from the [k] returns of one group; all 0 when the returns are equal."""
-    k = returns_G.size
-    if k < 2 or np.ptp(returns_G) == 0:
-        return np.zeros_like(returns_G)
-    return (returns_G - returns_G.mean()) * (k / (k - 1))
+class Rloo(Algorithm):
+    """Unbiased: no attempt is in its own baseline."""
+
+    needs = frozenset({"group"})
+
+    def of_group(self, returns_G: Row) -> Row:
+        """All 0 when the returns are equal."""
+        k = returns_G.size
+        if k < 2 or np.ptp(returns_G) == 0:
+            return np.zeros_like(returns_G)
+        return (returns_G - returns_G.mean()) * (k / (k - 1))

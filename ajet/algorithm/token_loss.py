@@ -1,4 +1,5 @@
-"""The loss of each trained token, all terms together: importance * clipped policy loss + coefficient * KL estimate.
+"""The loss of each trained token, all terms together: importance * the algorithm's policy loss (of those that come with
+ajet, the clipped ratio) + coefficient * KL estimate.
 
 Invariant: one place says which terms there are and in which order they are joined, so that every backbone trains the
 same loss. Weights (DESIGN decision 8) and sums are the caller's.
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from ajet.algorithm.importance import truncated_weights
 from ajet.algorithm.kl import Estimator, estimate
-from ajet.algorithm.policy_loss import policy_loss
 
 if TYPE_CHECKING:
+    from ajet.algorithm.contract import Algorithm
     from ajet.config.schema.trainer_common import TrainerCommon
 
 
@@ -35,11 +36,9 @@ class Terms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """What of the settings the loss of a token depends on."""
+    """What the loss of a token depends on."""
 
-    clip_low: float
-    clip_high: float
-    clip_dual: float | None
+    algorithm: Algorithm
     is_cap: float | None
     """None: no importance weights."""
     kl_coef: float | None
@@ -47,13 +46,10 @@ class TokenLoss:
     kl_type: Estimator
 
     @classmethod
-    def from_settings(cls, trainer: TrainerCommon) -> TokenLoss:
-        """Of a YAML's `trainer_common`."""
-        algorithm = trainer.algorithm
+    def from_settings(cls, trainer: TrainerCommon, algorithm: Algorithm) -> TokenLoss:
+        """Of a YAML's `trainer_common`, and the algorithm that it names."""
         return cls(
-            algorithm.clip_low,
-            algorithm.clip_high,
-            algorithm.clip_dual,
+            algorithm,
             trainer.importance_cap,
             trainer.kl_loss_coef if trainer.use_kl_loss else None,
             trainer.kl_loss_type,
@@ -70,14 +66,7 @@ class TokenLoss:
     ) -> Terms:
         """`old_T`: the policy's logprobs before the update; `engine_T`: those of the distribution sampled from, read
         with `is_cap`; `reference_T`: the reference model's, read with `kl_coef`. Raises ValueError where one lacks."""
-        loss, clipped = policy_loss(
-            logprobs_T,
-            old_T,
-            advantages_T,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            clip_dual=self.clip_dual,
-        )
+        loss, clipped = self.algorithm.policy_loss(logprobs_T, old_T, advantages_T)
         weights = capped = divergence = None
         if self.is_cap is not None:
             if engine_T is None:

@@ -53,6 +53,7 @@ def why(
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Check a YAML: keys, types, and whether a run could start."""
     from ajet.cli.opened import opened
+    from ajet.run.assembly import algorithm_of
     from ajet.schema.errors import UserError
 
     if conf is None:
@@ -61,10 +62,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     experiment.require_ready()
     for key, reason in experiment.ignored:
         typer.echo(f"ignored: {key} ({reason})")
-    if experiment.ajet.backbone == "verl":
-        from ajet.backbone.verl import verl_settings
-
-        verl_settings(experiment)
+    algorithm_of(experiment)
     typer.echo(f"{conf} is valid.")
 
 

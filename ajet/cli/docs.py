@@ -1,8 +1,8 @@
 """`python -m ajet.cli.docs [--check]`: what is generated from the code.
 
 Invariant: docs/configuration.md, docs/cli.md and default_config/ajet_default.yaml say what the schema and the command
-line say, and the table of rooms in docs/architecture.md what their docstrings say; `--check` (part of `make check`)
-exits 1 and names what is stale.
+line say, the table of rooms in docs/architecture.md what their docstrings say, and that of algorithms in
+docs/algorithms.md what their descriptors say; `--check` (part of `make check`) exits 1 and names what is stale.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
+ALGORITHMS = "<!-- Generated from ajet/config/algorithms.py by `make docs`. -->"
 
 
 def generated() -> dict[Path, str]:
@@ -28,6 +29,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "configuration.md": configuration_md(),
         ROOT / "docs" / "cli.md": cli_md(),
         ROOT / "docs" / "architecture.md": architecture_md(),
+        ROOT / "docs" / "algorithms.md": algorithms_md(),
     }
 
 
@@ -35,11 +37,27 @@ def architecture_md() -> str:
     """The page with its table of rooms: the first line of each one's docstring, in the order in which they import."""
     layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
     assert layers is not None
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    before, rest = page.split(TABLE, 1)
-    after = rest.split("\n\n", 2)[2]
     rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in re.findall(r'"ajet\.(\w+)"', layers[1])]
-    return "\n".join([before + TABLE, "", "| Folder | What it is for |", "|---|---|", *rows, "", after])
+    return _with_table("architecture.md", TABLE, ["| Folder | What it is for |", "|---|---|", *rows])
+
+
+def algorithms_md() -> str:
+    """The page with its table of advantages: the descriptors of the algorithms that come with ajet."""
+    from ajet.config.algorithms import ALGORITHMS as KNOWN
+
+    rows = [
+        f"| `{each.name}` | {_cell(each.advantage)} | "
+        f"{'the other attempts at its task' if 'group' in each.needs else 'all episodes of the batch'} | {each.paper} |"
+        for each in KNOWN.values()
+    ]
+    head = ["| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
+    return _with_table("algorithms.md", ALGORITHMS, [*head, *rows])
+
+
+def _with_table(name: str, mark: str, table: list[str]) -> str:
+    """The page docs/`name` with `table` in place of the one that follows `mark`."""
+    before, rest = (ROOT / "docs" / name).read_text(encoding="utf-8").split(mark, 1)
+    return "\n".join([before + mark, "", *table, "", rest.split("\n\n", 2)[2]])
 
 
 def _purpose(room: str) -> str:

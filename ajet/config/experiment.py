@@ -6,7 +6,6 @@ Invariant: `ajet` is the only thing that our code reads; the user's own sections
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ajet.config.document import Document, dump_yaml, parse_document, read_docum
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.overrides import parse_overrides
 from ajet.config.readiness import ignored, names_tasks, require_ready, value_at
-from ajet.config.references import located_file, parse_reference
+from ajet.config.references import located_file, parse_reference, within
 from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve, unresolved, without_secrets, writable
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
@@ -104,7 +103,7 @@ class Experiment:
         settled = self.settled()
         for path, _, notes in walk(AjetConfig):
             if notes.get("kind") in ("path", "reference"):
-                _set(settled, path, _within(_at(settled, path), self.base))
+                _set(settled, path, within(_at(settled, path), self.base))
         flat: dict[str, Any] = {}
         for path, _, notes in walk(AjetConfig):
             if notes.get("training", True) and self._bears(path):
@@ -274,16 +273,6 @@ def _local(text: str, base: Path) -> Path | None:
 def _settled_path(text: str, base: Path) -> str:
     found = None if text.startswith("embedded:") else _local(text, base)
     return str(found) if found is not None else text
-
-
-def _within(value: Any, base: Path) -> Any:
-    """A path, or a list of them, relative to `base` where it lies below it."""
-    if isinstance(value, list):
-        return [_within(each, base) for each in value]
-    for folder in (base, base.resolve()):
-        if isinstance(value, str) and value.startswith(f"{folder}{os.sep}"):
-            return value[len(str(folder)) + 1 :]
-    return value
 
 
 def _plain(value: Any) -> Any:

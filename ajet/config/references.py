@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import os
 import traceback
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -80,6 +81,16 @@ def located_file(reference: str, base: Path) -> Path | None:
     if not parsed.is_file:
         return None
     return next((path for path in _file_candidates(parsed, base) if path.is_file()), None)
+
+
+def within(value: Any, base: Path) -> Any:
+    """A path or a reference, or a list of them, relative to `base` where it lies below it."""
+    if isinstance(value, list):
+        return [within(each, base) for each in value]
+    for folder in (base, base.resolve()):
+        if isinstance(value, str) and value.startswith(f"{folder}{os.sep}"):
+            return value[len(str(folder)) + 1 :]
+    return value
 
 
 def code_file(reference: str, base: Path) -> Path | None:

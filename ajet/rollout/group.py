@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ajet.algorithm import has_signal
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 
@@ -78,9 +77,3 @@ class GroupPlay:
         self._late = True
         if sum(episode.scored for episode in self.episodes) >= self._enough:
             self.stop("group_deadline")
-
-
-def useful(group: Group, equal: float = 0.0) -> bool:
-    """Whether there is something to learn from it: at least two scores that differ by more than `equal` (or one score,
-    in groups of one)."""
-    return bool(group.scored) if len(group.episodes) == 1 else has_signal(group, equal)

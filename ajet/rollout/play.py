@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import queue
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ajet.rollout.group import GroupPlay, useful
+from ajet.rollout.group import GroupPlay
 from ajet.schema.episode import Episode, Group
 
 
@@ -35,16 +36,24 @@ class Tally:
     """Orders of the tasks whose groups were cut short: give them back to the task order."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which groups of a play are yielded, where not all are."""
+
+    count: int
+    learns_from: Callable[[Group], bool]
+    """Whether there is something to learn from a group: the algorithm's to say."""
+
+
 class Play:
     """Collects closed groups; lives on the rollout's loop, but for `events`, which the caller's thread empties."""
 
-    def __init__(self, keep: int | None, *, in_order: bool, equal: float = 0.0) -> None:
-        """`keep` None yields every group. `in_order` yields by place among the tasks instead of by time. `equal`: how
-        far apart equal rewards may be."""
+    def __init__(self, kept: Kept | None, *, in_order: bool) -> None:
+        """`kept` None yields every group. `in_order` yields by place among the tasks instead of by time."""
         self.groups: list[GroupPlay] = []
         self.events: queue.SimpleQueue[Episode | Group | BaseException | None] = queue.SimpleQueue()
         self.tally = Tally()
-        self._keep, self._in_order, self._equal = keep, in_order, equal
+        self._kept, self._in_order = kept, in_order
         self._closed: dict[int, GroupPlay] = {}
         self._given: set[int] = set()
         self._next = 0
@@ -52,7 +61,7 @@ class Play:
     @property
     def enough(self) -> bool:
         """True when as many groups are yielded as were asked for."""
-        return self._keep is not None and len(self._given) >= self._keep
+        return self._kept is not None and len(self._given) >= self._kept.count
 
     def closed(self, group: GroupPlay) -> None:
         """A group has closed."""
@@ -75,7 +84,7 @@ class Play:
         left = [group for group in self._closed.values() if group.index not in self._given]
         left.sort(key=lambda group: (not group.group().scored, group.index))
         for group in left:
-            if self._keep is not None and not self.enough and not group.cut_short:
+            if self._kept is not None and not self.enough and not group.cut_short:
                 self._yield(group)
             elif group.cut_short:
                 self.tally.unfinished.append(group.order)
@@ -86,10 +95,10 @@ class Play:
         self.events.put(None)
 
     def _offer(self, group: GroupPlay) -> None:
-        if self._keep is None:
+        if self._kept is None:
             if not group.cut_short:
                 self._yield(group)
-        elif not self.enough and not group.cut_short and useful(group.group(), self._equal):
+        elif not self.enough and not group.cut_short and self._kept.learns_from(group.group()):
             self._yield(group)
             if self.enough and not self._in_order:
                 self.stop("enough_groups")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
 from ajet.rollout.assembly import Identity, Played, build_episode, workflow_task
 from ajet.rollout.attempt import Attempt
@@ -24,7 +25,7 @@ from ajet.rollout.collector import rare_collections
 from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.play import Play, Tally
+from ajet.rollout.play import Kept, Play, Tally
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
@@ -60,7 +61,7 @@ class Rollout:
         Raises ConfigError for settings that exclude each other.
         """
         settings = experiment.ajet
-        self._settings, self._config = settings, experiment.config
+        self._settings, self._config, self._base = settings, experiment.config, experiment.base
         self._gateway = gateway
         self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
@@ -107,8 +108,8 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        equal = self._settings.trainer_common.algorithm.equal_rewards
-        play = Play(keep, in_order=rollout.deterministic, equal=equal)
+        kept = None if keep is None else Kept(keep, opened(self._settings, base=self._base).learns_from)
+        play = Play(kept, in_order=rollout.deterministic)
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)
         conducted = asyncio.run_coroutine_threadsafe(

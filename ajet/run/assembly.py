@@ -19,6 +19,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
     from ajet.config import AjetConfig
     from ajet.gateway import Gateway
     from ajet.rollout import Rollout
@@ -67,6 +68,20 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
     )
     found.check(experiment.config)
     return found
+
+
+def algorithm_of(experiment: Experiment) -> Algorithm:
+    """The algorithm that gives credit in a run of it; on verl the one that verl's own keys name. Raises UserError, on
+    verl for whatever else it would refuse, too."""
+    from ajet.algorithm import opened
+
+    settings = experiment.ajet
+    if settings.backbone == "verl":
+        from ajet.backbone.verl import verl_settings
+        from ajet.config.verl.credit import credit_settings
+
+        settings = credit_settings(verl_settings(experiment))
+    return opened(settings, base=experiment.base)
 
 
 def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:

@@ -14,6 +14,7 @@ import yaml
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
     from ajet.workflow import Workflow
 
 _READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy": "random_dummy"}
@@ -22,8 +23,9 @@ _READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy"
 class AgentJetJob:
     """Build an experiment step by step: `AgentJetJob(model=…).set_workflow(…).set_data(…).tune()`.
 
-    `n_gpu` is GPUs per node (0: CPU); `algorithm` is `trainer_common.algorithm.adv_estimator`; `n_gpu_for_infer`
-    is the number of inference engines where the backbone separates them. Anything else goes through `set(key=…)`.
+    `n_gpu` is GPUs per node (0: CPU); `algorithm` is `trainer_common.algorithm.adv_estimator`, or a class of your own;
+    `n_gpu_for_infer` is the number of inference engines where the backbone separates them. Anything else goes through
+    `set(key=…)`.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class AgentJetJob:
         backbone: str = "local",
         model: str = "embedded:smollm2-135m",
         n_gpu: int = 0,
-        algorithm: str = "grpo",
+        algorithm: type[Algorithm] | str = "grpo",
         n_gpu_for_infer: int | None = None,
         *,
         name: str = "ajet_job",
@@ -41,7 +43,7 @@ class AgentJetJob:
             "experiment_name": name,
             "backbone": backbone,
             "model": {"path": model},
-            "trainer_common": {"n_gpus_per_node": n_gpu, "algorithm": {"adv_estimator": algorithm}},
+            "trainer_common": {"n_gpus_per_node": n_gpu, "algorithm": {"adv_estimator": _named(algorithm)}},
         }
         if n_gpu_for_infer is not None:
             self._tree["rollout"] = {"n_vllm_engine": n_gpu_for_infer}
@@ -49,10 +51,7 @@ class AgentJetJob:
 
     def set_workflow(self, workflow: type[Workflow] | str) -> AgentJetJob:
         """A Workflow class or a reference to one."""
-        if isinstance(workflow, str):
-            self._tree.setdefault("rollout", {})["user_workflow"] = workflow
-        else:
-            self._tree.setdefault("rollout", {})["user_workflow"] = _reference_to(workflow)
+        self._tree.setdefault("rollout", {})["user_workflow"] = _named(workflow)
         return self
 
     def set_judge(self, reference: str) -> AgentJetJob:
@@ -107,15 +106,18 @@ class AgentJetJob:
         return experiment.root / experiment.name
 
 
-def _reference_to(workflow: type[Workflow]) -> str:
+def _named(kind: type | str) -> str:
+    """A name, a reference, or the reference to a class."""
     import sys
 
-    module = sys.modules[workflow.__module__]
+    if isinstance(kind, str):
+        return kind
+    module = sys.modules[kind.__module__]
     file = getattr(module, "__file__", None)
-    if file is None or "." in workflow.__qualname__:
+    if file is None or "." in kind.__qualname__:
         raise UserError(
-            f"{workflow.__qualname__} can't be named by a reference.",
+            f"{kind.__qualname__} can't be named by a reference.",
             expected="a class at the top level of a file",
             do="move it there, or pass a reference such as workflow.py->MyWorkflow",
         )
-    return f"{Path(file).resolve()}->{workflow.__name__}"
+    return f"{Path(file).resolve()}->{kind.__name__}"

@@ -74,12 +74,14 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
 
 
 def refuse_untrainable(experiment: Experiment) -> None:
-    """Raises UserError for an engine whose replies cannot be trained on, unless nothing is trained."""
-    if experiment.ajet.backbone == "verl":
-        from ajet.backbone.verl import verl_settings
+    """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
+    nothing is trained."""
+    from ajet.run.assembly import algorithm_of
 
-        verl_settings(experiment)
-    if experiment.ajet.rollout.engine == "endpoint" and experiment.ajet.backbone != "debug":
+    if experiment.ajet.backbone == "debug":
+        return
+    algorithm_of(experiment)
+    if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
             "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
             where="ajet.rollout.engine",

@@ -19,17 +19,14 @@ def dry_run(experiment: Experiment) -> None:
     """Resolve references, read one task, render one prompt, print the plan. Raises UserError for what is wrong."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.assembly import renderer_of, workflow_of
+    from ajet.run.assembly import algorithm_of, renderer_of, workflow_of
     from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
     experiment.require_ready()
     settings = experiment.ajet
-    if settings.backbone == "verl":
-        from ajet.backbone.verl import verl_settings
-
-        verl_settings(experiment)
+    algorithm_of(experiment)
     workflow_of(experiment)
     reader = open_reader(experiment)
     open_judge(experiment, reader_judge=reader.judge)

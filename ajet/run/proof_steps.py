@@ -2,8 +2,8 @@
 
 Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
 `run.accounting`, the names of episodes, the order of tasks). What cannot be is counted by reason: a reward with a
-KL penalty needs the reference model, credit under a `verl:` section of the user's needs verl, and a step that an
-earlier version recorded has no groups.
+KL penalty needs the reference model, credit under a `verl:` section of the user's needs verl, an algorithm of the
+user's own is code, and a step that an earlier version recorded has no groups.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import credit
+from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
@@ -189,6 +190,8 @@ class HeldSteps:
     def _why_no_credit(self) -> str:
         if self._settings.trainer_common.algorithm.use_kl_in_reward:
             return "the reference model is part of their rewards (use_kl_in_reward)"
+        if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
+            return "an algorithm of their own decides over their credit, and a record's code is not run"
         return "a verl: section decides over their credit" if self._foreign else ""
 
     def together(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:

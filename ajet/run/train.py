@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
-from ajet.algorithm import credit
+from ajet.algorithm import Algorithm, credit, opened
 from ajet.record.held_out import Measurement
 from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
@@ -66,8 +66,10 @@ class Training:
     measured: Measurement | None = None
     """What it measured, in this process."""
     proof: StepProof = field(init=False)
+    algorithm: Algorithm = field(init=False)
 
     def __post_init__(self) -> None:
+        self.algorithm = opened(self.parts.experiment.ajet, base=self.parts.experiment.base)
         settings, tokenizer = self.parts.experiment.ajet, self.parts.backbone.tokenizer
         self.proof = StepProof(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
 
@@ -183,7 +185,11 @@ def learn(
     run.status.set(phase="update", step=step)
     with interrupts.held():
         batch = credit(
-            groups, settings, step=step, reference=_reference(training) if _needs_reference(settings) else None
+            groups,
+            settings,
+            training.algorithm,
+            step=step,
+            reference=_reference(training) if _needs_reference(settings) else None,
         )
         outcomes, version = dict(batch.outcomes), parts.backbone.version
         for reason, each in unused.items():

@@ -309,6 +309,18 @@ def test_groups_without_variance_fill_up() -> None:
         assert len(made.play(3, split="validation", repeats=1)) == 3
 
 
+@pytest.mark.parametrize(("algorithm", "kept"), [("reinforce_plus_plus", [0]), ("grpo", [1])])
+def test_the_algorithm_says_what_is_useful(algorithm, kept):
+    """The only attempt with a score is compared with the batch, or with nobody."""
+    tree = {"data": {"train_batch_size": 1}, "trainer_common": {"algorithm": {"adv_estimator": algorithm}}}
+
+    def script(request: TokenRequest) -> str:
+        return ["perhaps" if request.key.repeat else "yes", "no" if request.key.repeat else "yes"][request.key.task]
+
+    with stage(flows.Asks, script, tree=tree, enable_oversample=True, max_env_worker=1) as made:
+        assert [group.order for group in made.play(2)] == kept
+
+
 # checks
 
 

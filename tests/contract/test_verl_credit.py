@@ -57,7 +57,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cap": CAP,
     "kl in the reward": {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.1},
     "two mini batches of tokens, with everything": TWO | KL | CAP | {AGGREGATION: "token"},
-    "a rate that falls": {
+    "a rate that falls, for an algorithm of one's own": {
+        f"{TC}.algorithm.adv_estimator": "tests.own_algorithms->AgainstTheMedian",
         f"{TC}.optim.lr_schedule": "linear",
         f"{TC}.optim.lr_warmup_steps": 1,
         f"{TC}.optim.min_lr_ratio": 0.2,
@@ -153,7 +154,7 @@ def of_one_rank() -> dict[str, Any]:
     made = scenarios(SETTINGS, 1)
     made["a row for each reply"] = {**made["cap"], "steps": split_rows(groups_of_steps())}
     late, *groups = groups_of_steps()
-    made |= scenarios({"a rate past a silent step": SETTINGS["a rate that falls"]}, 1)
+    made |= scenarios({"a rate past a silent step": SETTINGS["a rate that falls, for an algorithm of one's own"]}, 1)
     made["a rate past a silent step"]["steps"] = [late[2:3], *groups]
     made |= scenarios({"adapters": KL | {f"{TC}.lora.rank": 4, f"{TC}.optim.lr": 0.05}}, 1)
     made["no signal"] = {**made["cap"], "steps": [groups[2:3] for groups in groups_of_steps()]}

@@ -120,6 +120,7 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
+    from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
     from ajet.backbone.verl.hooks import CreditHooks
     from ajet.backbone.verl.losses import WeightedSum
@@ -127,6 +128,7 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)
+    trainer.algorithm = opened(trainer.settings)
     trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
     trainer.parameter_sync_step, trainer.global_steps = 1, 1
     trainer.ref_in_actor = config.actor_rollout_ref.model.get("lora_rank", 0) > 0
@@ -134,7 +136,7 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     if trainer.use_reference_policy and not trainer.ref_in_actor:
         trainer.ref_policy_wg = Group(queue, worker_of(config, "ref"), "ref", rank, world)
     actor = worker_of(config, "actor")
-    actor.set_loss_fn(WeightedSum(TokenLoss.from_settings(trainer.settings.trainer_common)))
+    actor.set_loss_fn(WeightedSum(TokenLoss.from_settings(trainer.settings.trainer_common, trainer.algorithm)))
     trainer.actor_rollout_wg = Group(queue, actor, "actor", rank, world)
     return trainer
 

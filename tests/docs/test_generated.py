@@ -6,7 +6,13 @@ from ajet.cli.docs import ROOT, cli_md, generated
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 
-FILES = ["default_config/ajet_default.yaml", "docs/configuration.md", "docs/architecture.md", "docs/cli.md"]
+FILES = [
+    "default_config/ajet_default.yaml",
+    "docs/configuration.md",
+    "docs/architecture.md",
+    "docs/algorithms.md",
+    "docs/cli.md",
+]
 
 
 @pytest.mark.parametrize("name", FILES)

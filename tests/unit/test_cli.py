@@ -263,6 +263,8 @@ def test_config_validate(project, run):
     assert run("config", "validate", "--conf", "x.yaml")[:2] == (0, "x.yaml is valid.\n")
     assert "ajet.rollout.mode" in run("config", "validate", "--conf", "x.yaml", "rollout.mode=sync")[1]
     assert run("config", "validate", "--conf", "x.yaml", "--backbone", "trinity")[0] == 2
+    code, _, said = run("config", "validate", "--conf", "x.yaml", "trainer_common.algorithm.adv_estimator=own.py->A")
+    assert code == 2 and "names own.py, which is not there" in said and "Traceback" not in said
     (project / "x.yaml").write_text("ajet: {}")
     assert run("config", "validate", "--conf", "x.yaml")[0] == 2
 

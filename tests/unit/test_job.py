@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from ajet import AgentJetJob
+from ajet.algorithm import opened
 from ajet.config import load_experiment, resolve_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.workflow import Workflow
+from tests.own_algorithms import AgainstTheMedian
 
 WORKFLOW = """
 from ajet import Workflow, WorkflowOutput
@@ -63,6 +65,11 @@ def test_a_workflow_class_becomes_a_reference_that_finds_it(mine, tmp_path):
     reference = load_experiment(path).ajet.rollout.user_workflow
     found = resolve_reference(reference, base=tmp_path / "elsewhere", expect=Workflow)
     assert found.__name__ == "Mine" and issubclass(found, Workflow)
+
+
+def test_an_algorithm_may_be_a_class(tmp_path):
+    path = AgentJetJob(algorithm=AgainstTheMedian).dump_job_as_yaml(tmp_path / "elsewhere.yaml")
+    assert type(opened(load_experiment(path).ajet, base=tmp_path)) is AgainstTheMedian
 
 
 def test_a_class_that_no_reference_can_name_is_refused():

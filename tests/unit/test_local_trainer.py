@@ -33,7 +33,7 @@ def gradient_of(trainer, samples, temperature=1.0):
     """The gradient of one step, by parameter name."""
     from ajet.backbone.local.losses import StepLoss
 
-    loss = StepLoss(samples, trainer.settings, 1.0, compare_engine=True)
+    loss = StepLoss(samples, trainer.tokens, 1.0, compare_engine=True)
     trainer._gradients(loss, temperature)
     weights = trainer.policy.weights
     flat = weights.gradients.clone()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
+from ajet.algorithm import Algorithm
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
@@ -25,7 +26,7 @@ def test_the_cap_is_that_of_the_mode_but_what_is_written_stays(written, asynchro
     for mode, wanted in (("sync", sync), ("colocate_async", asynchronous), ("separate_async", asynchronous)):
         found = TrainerCommon.model_validate({"mode": mode, "algorithm": written})
         assert found.importance_cap == wanted
-        assert TokenLoss.from_settings(found).is_cap == wanted
+        assert TokenLoss.from_settings(found, Algorithm(found.algorithm)).is_cap == wanted
 
 
 @pytest.mark.parametrize(("written", "served"), [({}, 2.0), ({"is_cap": None}, None)])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from ajet.algorithm import credit, opened
+from ajet.algorithm.token_loss import TokenLoss
+from ajet.backbone.verl.losses import WeightedSum
+from ajet.config import Experiment
 from ajet.config.verl import verl_config
 from ajet.config.verl.credit import credit_settings
+from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
@@ -30,6 +38,7 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
         {f"{TC}.algorithm.loss_aggregation": "sequence-sum", f"{TC}.algorithm.dynamic_sampling": True},
         {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.5},
         {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.adv_estimator": "reinforce_plus_plus"},
+        {f"{TC}.algorithm.adv_estimator": "package.algorithm->Mine"},
     ],
 )
 def test_what_the_layer_writes_is_read_back(ajet):
@@ -50,6 +59,42 @@ def test_the_users_own_section_wins():
     )
     algorithm = credit_settings(tree).trainer_common.algorithm
     assert algorithm.clip_low == 0.05 and algorithm.norm_adv_by_std is False
+
+
+MINE = """
+from ajet import Algorithm
+
+class Mine(Algorithm):
+    def of_group(self, returns_G):
+        return 2 * returns_G
+
+    def policy_loss(self, logprobs_T, old_T, advantages_T):
+        return -3 * advantages_T * logprobs_T, advantages_T > 9
+"""
+
+
+@pytest.mark.parametrize("section", ["ajet", "verl"])
+def test_an_algorithm_of_the_users_own_gives_credit_and_loss_there(tmp_path, section):
+    """From the configuration that verl's processes get, and as their workers get the loss. verl's own key holds the
+    reference, relative to the project's folder."""
+    (tmp_path / "mine.py").write_text(MINE)
+    roots: dict[str, Any] = {"ajet": {"backbone": "verl", "model": {"path": "some/model"}}}
+    own = {"algorithm": {"adv_estimator": "mine.py->Mine"}}
+    if section == "ajet":
+        roots["ajet"]["trainer_common"] = own
+    else:
+        roots["verl"] = own
+    config = verl_config(Experiment.from_dict(roots, base=tmp_path))
+    assert config["algorithm"]["adv_estimator"] == "mine.py->Mine"
+    settings = credit_settings(config)
+    algorithm = opened(settings)
+    batch = credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.5, uuid="b"))], settings, algorithm)
+    assert [batch.outcomes[uuid].advantage for uuid in "ab"] == [2.0, 1.0]
+    sent = WeightedSum(TokenLoss.from_settings(settings.trainer_common, algorithm))
+    found = pickle.loads(pickle.dumps(sent)).tokens
+    logprobs = torch.tensor([-1.0, -2.0])
+    terms = replace(found, kl_coef=None)(logprobs, logprobs, torch.tensor([1.0, 2.0]))
+    assert terms.loss.tolist() == [3.0, 12.0]
 
 
 def test_what_our_loss_does_not_have_is_an_error_there_too():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loguru import logger
 
+from ajet.algorithm import opened
 from ajet.backbone.canary import Canary, gap_of
 from ajet.backbone.contract import Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
@@ -43,7 +44,7 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        self.trainer = Trainer(model, config)
+        self.trainer = Trainer(model, config, opened(config, base=experiment.base))
         weights = self.trainer.policy.weights
         logger.info(
             "{} trains {:.1f}M weights in {} on {}",

@@ -25,7 +25,6 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
-    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.context_tracker.packing import Indices, Targets
 
 
@@ -61,7 +60,7 @@ class StepLoss:
     """The losses of one optimizer step over `samples`. `old` and `reference`: [T] per sample, or None."""
 
     samples: Sequence[Sample]
-    trainer: TrainerCommon
+    tokens: TokenLoss
     scale: float
     compare_engine: bool
     """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
@@ -69,7 +68,6 @@ class StepLoss:
     version: int = 0
     """The policy's, before the update."""
     tally: Tally = field(default_factory=Tally)
-    tokens: TokenLoss = field(init=False)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
     _weights: Floats = field(init=False)
@@ -79,7 +77,6 @@ class StepLoss:
     _reference: Floats | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = TokenLoss.from_settings(self.trainer)
         lengths = [sample.timeline.ids.size for sample in self.samples]
         self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
@@ -93,7 +90,7 @@ class StepLoss:
     @property
     def needs_reference(self) -> bool:
         """Whether rows must bring the reference's logprobs along: a KL term asks, and the samples have none."""
-        return self.trainer.use_kl_loss and self._reference is None
+        return self.tokens.kl_coef is not None and self._reference is None
 
     def row(self, targets: Targets, device: torch.device, reference_K: Tensor | None) -> RowLoss:
         """The loss of one row's targets."""
@@ -111,7 +108,7 @@ class StepLoss:
             pick(self._engine),
             self._stale[at],
             pick(self._old) if self._old is not None else None,
-            reference_K if self.trainer.use_kl_loss else None,
+            reference_K if self.tokens.kl_coef is not None else None,
         )
 
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
+from ajet.algorithm import opened
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import Schedule
 from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import StepLoss, Tally
@@ -31,15 +33,18 @@ from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import AjetConfig
 
 
 class Trainer:
-    """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over."""
+    """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over; `algorithm` None is the one
+    that `config` names."""
 
-    def __init__(self, model: Any, config: AjetConfig) -> None:
+    def __init__(self, model: Any, config: AjetConfig, algorithm: Algorithm | None = None) -> None:
         self.settings = config.trainer_common
+        self.tokens = TokenLoss.from_settings(self.settings, algorithm or opened(config))
         self.temperature = config.rollout.temperature
         self.truncates = config.rollout.truncates
         optim = self.settings.optim
@@ -88,7 +93,7 @@ class Trainer:
                 samples = [batch.samples[index] for index in part]
                 loss = StepLoss(
                     samples,
-                    self.settings,
+                    self.tokens,
                     mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
                     compare_engine=not self.truncates,
                     old=[old[index] for index in part] if old is not None else None,

@@ -26,7 +26,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ajet.algorithm import credit
+from ajet.algorithm import Algorithm, credit
 from ajet.algorithm.importance import stale_metrics, truncated_weights
 from ajet.algorithm.mini_batches import mini_batches
 from ajet.algorithm.weights import mini_batch_scale
@@ -50,10 +50,12 @@ PER_TOKEN = (
 
 
 class CreditHooks(PPOTrainer):
-    """A mix-in for verl's trainers. The class that uses it sets `settings` before verl's `__init__`."""
+    """A mix-in for verl's trainers. The class that uses it sets `settings` and `algorithm` before verl's `__init__`."""
 
     settings: AjetConfig
     """What `credit_settings` reads from verl's config."""
+    algorithm: Algorithm
+    """The one that they name."""
     _ranks: int
     _parts: list[list[int]]
     """Rows of each optimizer step, as indices into the batch; silent groups are in none."""
@@ -107,6 +109,7 @@ class CreditHooks(PPOTrainer):
         credited = credit(
             rebuilt.groups,
             self.settings,
+            self.algorithm,
             step=self.global_steps,
             reference=lambda samples: (spread("old_log_probs", samples), spread("ref_log_prob", samples)),
         )

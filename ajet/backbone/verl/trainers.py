@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1 import (
     register_trainer,
 )
 
+from ajet.algorithm import opened
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.backbone.verl.hooks import CreditHooks
 from ajet.backbone.verl.losses import WeightedSum
@@ -33,9 +34,11 @@ class _Ours(Reporting, CreditHooks):
     """verl's name of it."""
 
     def __init__(self, config: DictConfig) -> None:
-        """Raises ValueError for a setting that our credit and loss do not have."""
+        """Raises ValueError for a setting that our credit and loss do not have, UserError for an algorithm that cannot
+        be had here."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self.settings = credit_settings(plain)
+        self.algorithm = opened(self.settings)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)
@@ -44,7 +47,7 @@ class _Ours(Reporting, CreditHooks):
     def on_init_end(self) -> None:
         """Once the workers are there: the loss is ours."""
         super().on_init_end()
-        tokens = TokenLoss.from_settings(self.settings.trainer_common)
+        tokens = TokenLoss.from_settings(self.settings.trainer_common, self.algorithm)
         entropy_coeff = float(self.config.actor_rollout_ref.actor.entropy_coeff or 0)
         self.actor_rollout_wg.set_loss_fn(WeightedSum(tokens, entropy_coeff))
 

@@ -14,14 +14,14 @@ def is_reference(text: str) -> bool:
     return bool(arrow and left and right.strip().isidentifier())
 
 
-def name_or_reference(names: Sequence[str]) -> Callable[[str], str]:
-    """A validator: one of `names`, or a reference."""
+def name_or_reference(names: Sequence[str], example: str) -> Callable[[str], str]:
+    """A validator: one of `names`, or a reference such as `example`."""
 
     def check(text: str) -> str:
         if text in names or is_reference(text):
             return text
         near = get_close_matches(text, names, 1)
         hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"one of {', '.join(names)}, or a reference such as reader.py->MyReader{hint}")
+        raise ValueError(f"one of {', '.join(names)}, or a reference such as {example}{hint}")
 
     return check

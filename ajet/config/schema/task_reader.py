@@ -142,7 +142,7 @@ class Columns(Section):
 class TaskReader(Section):
     """Where tasks come from."""
 
-    type: Annotated[str, AfterValidator(name_or_reference(READERS))] = key(
+    type: Annotated[str, AfterValidator(name_or_reference(READERS, "reader.py->MyReader"))] = key(
         "huggingface_dat_repo",
         f"One of {', '.join(READERS)}, or a reference to a reader of your own.",
         kind="reference",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from ajet.config.algorithms import ALGORITHMS, OWN
 from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.choices import name_or_reference
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
@@ -15,7 +17,11 @@ STALE_CAP = 2.0
 class Algorithm(Section):
     """The policy gradient."""
 
-    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = key("grpo", "How rewards become advantages.")
+    adv_estimator: Annotated[str, AfterValidator(name_or_reference(tuple(ALGORITHMS), OWN))] = key(
+        "grpo",
+        f"How rewards become advantages: one of {', '.join(ALGORITHMS)}, or a reference to an algorithm of your own.",
+        kind="reference",
+    )
     norm_adv_by_std: bool = key(True, "GRPO: divide by the group's standard deviation (Dr.GRPO: false).")
     clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
     clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
@@ -34,8 +40,8 @@ class Algorithm(Section):
     )
     dynamic_sampling: bool = key(
         False,
-        "Leave groups whose rewards are all equal out of the batch (DAPO); with `rollout.enable_oversample` others "
-        "take their place.",
+        "Leave groups with nothing to learn from, such as those whose rewards are all equal, out of the batch (DAPO); "
+        "with `rollout.enable_oversample` others take their place.",
     )
     equal_rewards: float = key(
         1e-4,

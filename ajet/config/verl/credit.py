@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ajet.config.algorithms import ALGORITHMS, OWN
 from ajet.config.schema import AjetConfig
+from ajet.config.schema.choices import is_reference
 
 AGGREGATIONS = {
     "token-mean": "token",
@@ -18,11 +20,13 @@ AGGREGATIONS = {
     "seq-mean-token-sum-norm": "sequence-sum",
 }
 """verl's names of ours."""
-ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
+ESTIMATOR = "algorithm.adv_estimator"
+"""One of ours, which verl has by the same names, or a reference to one of the user's: verl itself reads the key only
+where we replace it."""
 KL_TYPES = ("low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse")
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("algorithm.adv_estimator", ESTIMATORS),
+    (ESTIMATOR, tuple(ALGORITHMS)),
     ("algorithm.gamma", (1, None)),
     ("algorithm.kl_penalty", ("kl", "k1", None)),
     ("algorithm.kl_ctrl.type", ("fixed", None)),
@@ -62,13 +66,11 @@ def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     filters = value("algorithm.filter_groups.enable")
     for key, taken in (*_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
-        if found not in taken:
+        own = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
+        if found not in taken and not own:
             names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]
-            yield (
-                key,
-                found,
-                " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"]),
-            )
+            some = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
+            yield key, found, f"{some}, or a reference such as {OWN}" if key == ESTIMATOR else some
     cap = value(f"{_CORRECTION}.rollout_is_threshold")
     if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
         yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
@@ -85,6 +87,7 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
     tasks, mini = verl["data"]["train_batch_size"], actor["ppo_mini_batch_size"]
     return AjetConfig.model_validate(
         {
+            "base_dir": verl["trainer"]["ajet_base"],
             "data": {"max_response_length": actor["loss_scale_factor"], "train_batch_size": tasks},
             "rollout": {
                 "temperature": rollout["temperature"],

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.locations import default_config
+from ajet.config.references import within
 from ajet.config.resolution import HIDDEN, is_secret
 from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.config.verl.limits import ModelLimits
@@ -112,6 +113,8 @@ def _ajet_node(
     trainer["algorithm"]["is_cap"] = experiment.ajet.trainer_common.algorithm.is_cap  # `auto` is settled by verl's mode
     if trainer["device"] == "auto" and device is not None:
         trainer["device"] = device
+    # relative: a node without the project's folder has a copy of it as its working directory
+    trainer["algorithm"]["adv_estimator"] = within(trainer["algorithm"]["adv_estimator"], experiment.base)
     slots = experiment.layers.winner(("ajet", "trainer_common", "n_gpus_per_node"))
     if trainer["device"] == "cpu" and slots is experiment.layers.stack[0]:
         trainer["n_gpus_per_node"] = 1

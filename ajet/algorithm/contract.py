@@ -1,0 +1,107 @@
+"""Algorithm: how groups become credit, which loss a token has, and what both need. One class a file.
+
+Invariant: an algorithm keeps nothing between two calls: the same groups get the same credit, so that a resumed run, and
+each of verl's processes, which find it again by its reference, get what one uninterrupted process would. What is the
+same for all of them (penalties, token weights, which samples are trained) is done by `credit`, the terms that join the
+policy loss by `token_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet.config.algorithms import Need
+from ajet.schema.episode import Group
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ajet.config.schema.trainer_common import Algorithm as Settings
+
+Row = npt.NDArray[np.float64]
+
+
+class Algorithm:
+    """Subclass it, write `of_group` or `advantages`, and name the class in `trainer_common.algorithm.adv_estimator`."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({"group"})
+    """See `ajet.config.algorithms.Need`. Without "group" one scored attempt is enough to learn from a task."""
+    name: str = ""
+    """As the YAML has it: a name or a reference. Written by whoever opens it."""
+    base: str = ""
+    """The folder that the reference is relative to; likewise."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """It travels as its name, so that a class in a user's file reaches processes that have not loaded the file."""
+        from ajet.algorithm.registry import made
+
+        return made, (self.name, self.base, self.settings)
+
+    def of_group(self, returns_G: Row) -> Row:
+        """[k] one advantage per attempt from the k returns of one group: rewards less their summed KL penalties."""
+        raise NotImplementedError
+
+    def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
+        """[T] advantages per scored episode of a batch; here every token of an episode gets what `of_group` says.
+
+        `rewards_E`: those of one group that are no further apart than `equal_rewards` are the same number.
+        `penalties_E_T`: per episode the [T] KL penalties (coefficient included) of its trained tokens in the order
+        they were sampled; zeros without KL in the reward. `groups_E`: equal numbers mark one group.
+        """
+        returns = rewards_E - np.array([penalties.sum() for penalties in penalties_E_T])
+        rows: list[Row] = [np.zeros(0)] * len(penalties_E_T)
+        for members in members_of(groups_E):
+            values = np.asarray(self.of_group(returns[members]), np.float64)
+            if values.shape != (len(members),):
+                raise UserError(
+                    f"{self.name}: of_group gave advantages of shape {values.shape} for {len(members)} returns.",
+                    expected="one advantage for each of the returns that it was given",
+                )
+            for index, value in zip(members, values, strict=True):
+                rows[index] = np.full(penalties_E_T[index].size, value)
+        return rows
+
+    def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
+        """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off. `old_T`:
+        the policy's logprobs before the update. Here: the clipped ratio. Tensors are on the trainer's device."""
+        from ajet.algorithm.policy_loss import policy_loss
+
+        low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
+        return policy_loss(logprobs_T, old_T, advantages_T, clip_low=low, clip_high=high, clip_dual=dual)
+
+    def learns_from(self, group: Group) -> bool:
+        """Whether there is something to learn from a group: the one definition, for oversampling (which groups are
+        kept), dynamic sampling (which belong to the batch) and the count of those with nothing.
+
+        There is where its rewards, credited by themselves and without KL penalties, give any attempt an advantage. An
+        attempt that is the only one with a score is compared with nobody then; it is something to learn from for
+        algorithms that do not need a group.
+        """
+        rewards = np.array([episode.reward for episode in group.scored], np.float64)
+        if rewards.size < 2:
+            return rewards.size == 1 and "group" not in self.needs
+        rows = self.advantages(
+            without_rounding(rewards, self.settings.equal_rewards), [np.zeros(1)] * rewards.size, [0] * rewards.size
+        )
+        return any(np.any(row) for row in rows)
+
+
+def without_rounding(rewards_G: Row, equal: float) -> Row:
+    """[k] the rewards of one group; all the first one where they are no further apart than `equal`."""
+    return np.full_like(rewards_G, rewards_G[0]) if np.ptp(rewards_G) <= equal else rewards_G
+
+
+def members_of(groups_E: Sequence[int]) -> list[list[int]]:
+    """The indices of each group's episodes, groups in order of their first."""
+    found: dict[int, list[int]] = {}
+    for index, group in enumerate(groups_E):
+        found.setdefault(group, []).append(index)
+    return list(found.values())
