@@ -107,7 +107,7 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        equal = self._settings.trainer_common.algorithm.equal_rewards
+        equal = self._settings.trainer_common.algorithm.equal_rewards if keep is not None else 0.0
         play = Play(keep, in_order=rollout.deterministic, equal=equal)
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)
