@@ -65,7 +65,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
 
         verl_settings(experiment)
     typer.echo(f"{conf} is valid.")
-    if idle := idle_lines(experiment.idle(), experiment.ajet.backbone):
+    if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
         typer.echo(idle)
 
 

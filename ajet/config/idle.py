@@ -68,13 +68,13 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     ]
 
 
-def idle_lines(found: Sequence[Idle], backbone: str) -> str:
-    """All of it for a screen or a log, under one heading; "" for nothing."""
+def idle_lines(found: Sequence[Idle], place: str) -> str:
+    """All of it for a screen or a log, under a heading that names the place; "" for nothing."""
     if not found:
         return ""
     names, places = max(len(each.name) for each in found), max(len(each.where) for each in found)
     rows = [f"  {each.name:<{names}}  {each.where:<{places}}  {each.why}" for each in found]
-    return "\n".join([f"Set, and without effect on the backbone {backbone}:", *rows])
+    return "\n".join([f"Set, and without effect {place}:", *rows])
 
 
 def users_layers(layers: Layers) -> tuple[Layer, ...]:

@@ -95,7 +95,8 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
     `ajet serve`."""
     from ajet.config.idle import idle_lines
 
-    if idle := idle_lines(experiment.idle(serving=serving), experiment.ajet.backbone):
+    place = "in ajet serve" if serving else f"on the backbone {experiment.ajet.backbone}"
+    if idle := idle_lines(experiment.idle(serving=serving), place):
         logger.info("{}", idle)
     outcome = "failed"
     try:

@@ -65,6 +65,6 @@ def dry_run(experiment: Experiment) -> None:
         plan.add_row("stale tokens", importance_weights(trainer.importance_cap))
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)
-    if idle := idle_lines(experiment.idle(), settings.backbone):
+    if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
         console.print(idle, markup=False, highlight=False, soft_wrap=True)
     console.print("Nothing was started (--dry-run).")

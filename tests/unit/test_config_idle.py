@@ -77,16 +77,18 @@ def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
 def test_what_only_a_server_reads_is_idle_in_a_launch_alone(tmp_path):
     launched, served = idle(tmp_path, "local"), idle(tmp_path, "local", serving=True)
     assert launched.keys() - served.keys() == {"ajet.gateway.idle_timeout", "ajet.trainer_common.max_staleness"}
+    new = "ajet.trainer_common.total_epochs", ("x.yaml:11", "it ends after `total_training_steps`, or never")
+    assert dict([new]).items() <= served.items() and new[0] not in launched
 
 
 def test_the_screen_is_one_heading_and_a_line_each(tmp_path):
     idle(tmp_path, "verl")
     experiment = load_experiment(tmp_path / "x.yaml", backbone="verl")
-    heading, *rows = idle_lines(experiment.idle(), "verl").splitlines()
+    heading, *rows = idle_lines(experiment.idle(), "on the backbone verl").splitlines()
     assert heading == "Set, and without effect on the backbone verl:"
     assert len({row.index("verl's servers") for row in rows if VLLM in row}) == 1, "in columns"
     assert len(rows) == len(experiment.idle()) == 5
-    assert idle_lines([], "verl") == ""
+    assert idle_lines([], "anywhere") == ""
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
