@@ -45,7 +45,7 @@ def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, ser
     """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
     place = SERVE if serving and SERVE in notes["idle"] else backbone
-    reasons = [notes["idle"][place]] if place in notes["idle"] and notes["idle"][place].why is not None else []
+    reasons: list[Reason] = [notes["idle"][place]] if notes["idle"].get(place) is not None else []
     for choice in notes["when"]:
         chosen: Any = config
         for name in choice.key.split("."):

@@ -117,11 +117,11 @@ def subsection(field: FieldInfo) -> type[Section] | None:
 
 
 class Reason(NamedTuple):
-    """Why a key has no effect; `why` None: it has one."""
+    """Why a key has no effect."""
 
     said_by: tuple[str, ...]
     """Path of the section or key that says so."""
-    why: str | None
+    why: str
 
 
 class Choice(NamedTuple):
@@ -135,7 +135,7 @@ class Choice(NamedTuple):
 @lru_cache(maxsize=4)
 def walk(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
     """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections. Of the
-    notes, `idle` is by backbone (or SERVE) a `Reason`, and `when` a list of `Choice`, all of which must be made."""
+    notes, `idle` is by backbone (or SERVE) a `Reason` or None, and `when` lists each `Choice` that must be made."""
     return tuple(_walk(model, (), {"idle": {}, "when": []}))
 
 
@@ -147,7 +147,9 @@ def _walk(
         notes = {**inherited, **own}
         if inherited.get("training") is False:
             notes["training"] = False
-        notes["idle"] = inherited["idle"] | {place: Reason(path, why) for place, why in own.get("idle", {}).items()}
+        notes["idle"] = inherited["idle"] | {
+            place: why and Reason(path, why) for place, why in own.get("idle", {}).items()
+        }
         notes["when"] = inherited["when"] + ([Choice(path, *own["when"])] if "when" in own else [])
         nested = subsection(field)
         if nested is None:
