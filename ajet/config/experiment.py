@@ -150,10 +150,10 @@ class Experiment:
         return self.with_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
     def _bears(self, notes: dict[str, Any]) -> bool:
-        """Whether a key changes what is trained: a reader that was not chosen changes nothing. Debug trains nothing and
-        continues nothing; what it would compare is what local does."""
+        """Whether a key changes what is trained, in a launch or in `ajet serve`: a reader that was not chosen changes
+        nothing. Debug trains nothing and continues nothing; what it would compare is what local does."""
         backbone = "local" if self.ajet.backbone == "debug" else self.ajet.backbone
-        return idle_reason(notes, self.ajet, backbone, serving=True) is None
+        return any(idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in (False, True))
 
     def settled(self) -> dict[str, Any]:
         """The typed config as plain values in which nothing depends on the YAML's name or place, nor on what a later
