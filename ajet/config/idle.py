@@ -32,7 +32,7 @@ class Idle:
     section: str
     """The one that they are in, where there are several."""
     where: str
-    """file:line of the first, or the override."""
+    """file:line of the first, or which override."""
     why: str
 
     @property
@@ -129,7 +129,9 @@ def _written_by_ajet(layer: Layer) -> bool:
 
 
 def _key(path: tuple[str, ...], said_by: tuple[str, ...], layer: Layer, users: Sequence[Layer], why: str) -> _Key:
-    where, line = layer.where(path), 0
-    if (column := re.search(r":(\d+):\d+$", where)) is not None:
+    line, where = 0, layer.where(path)
+    if layer.document is None:
+        where = where.partition("=")[0]  # an override may hold a secret
+    elif (column := re.search(r":(\d+):\d+$", where)) is not None:
         where, line = where[: column.end(1)], int(column[1])
     return _Key(".".join(path), ".".join(said_by), (users.index(layer), line), where, why)

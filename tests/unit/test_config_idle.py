@@ -50,7 +50,7 @@ def test_on_verl_local_engines_do_nothing(tmp_path):
     assert found == {
         "ajet.rollout.engine": ("x.yaml:4", VLLM),
         "ajet.rollout.vllm (2 keys)": ("x.yaml:7", VLLM),
-        "ajet.trainer_common.threads": ("override trainer_common.threads=2", "Ray says how many verl's processes have"),
+        "ajet.trainer_common.threads": ("override trainer_common.threads", "Ray says how many verl's processes have"),
         "ajet.debug.debug_first_n_tasks": ("x.yaml:15", "it is the debug backbone's own"),
         "ajet.gateway.idle_timeout": ("x.yaml:16", "only `ajet serve` reads it"),
         "ajet.rollout.mode": ("x.yaml:5", "requests are always asynchronous"),
