@@ -51,8 +51,9 @@ def why(
 
 @app.command("validate")
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Check a YAML: keys, types, and whether a run could start."""
+    """Check a YAML: keys, types, and whether a run could start. Keys that were set in vain are named."""
     from ajet.cli.opened import opened
+    from ajet.config.idle import idle_lines
     from ajet.run.assembly import algorithm_of
     from ajet.schema.errors import UserError
 
@@ -60,10 +61,14 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready()
-    for key, reason in experiment.ignored:
-        typer.echo(f"ignored: {key} ({reason})")
     algorithm_of(experiment)
+    if experiment.ajet.backbone == "verl":
+        from ajet.backbone.verl import verl_settings
+
+        verl_settings(experiment)
     typer.echo(f"{conf} is valid.")
+    if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
+        typer.echo(idle)
 
 
 def _for_verl(experiment: Experiment) -> str:

@@ -16,8 +16,9 @@ from pydantic import SecretStr
 from ajet.config.compose import ABSENT, Layers, collect_layers, compose, leaves
 from ajet.config.document import Document, dump_yaml, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
+from ajet.config.idle import RESOLVED, Idle, idle_keys, idle_reason, users_layers
 from ajet.config.overrides import parse_overrides
-from ajet.config.readiness import ignored, names_tasks, require_ready, value_at
+from ajet.config.readiness import names_tasks, require_ready, value_at
 from ajet.config.references import located_file, parse_reference, within
 from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve, unresolved, without_secrets, writable
 from ajet.config.schema import AjetConfig
@@ -84,16 +85,16 @@ class Experiment:
         """Whether a task reader is configured."""
         return names_tasks(self.ajet)
 
-    @property
-    def ignored(self) -> list[tuple[str, str]]:
-        """Keys that were set and have no effect, each with the reason; a run says so once in its log."""
-        return ignored(self.layers)
+    def idle(self, *, serving: bool = False) -> list[Idle]:
+        """What was set and has no effect here, each with the place and the reason; a run says so once. `serving`: in
+        `ajet serve`."""
+        return idle_keys(self.ajet, self.layers, serving=serving)
 
     def resolved_yaml(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
         """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder. `own` and
         `hide`: see `writable`."""
-        tree = {"ajet": self._effective(), **self.sections, **self.backbone_overrides}
-        head = f"# The resolved config of {self.name}: `ajet --conf` on this file repeats the run.\n"
+        tree = {"ajet": self.settled(), **self.sections, **self.backbone_overrides}
+        head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
         return head + dump_yaml(writable(tree, self.raw, own=own, hide=hide))
 
     def training_relevant(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class Experiment:
                 _set(settled, path, within(_at(settled, path), self.base))
         flat: dict[str, Any] = {}
         for path, _, notes in walk(AjetConfig):
-            if notes.get("training", True) and self._bears(path):
+            if notes.get("training", True) and self._bears(notes):
                 flat[f"ajet.{'.'.join(path)}"] = _at(settled, path)
         if self.ajet.trainer_common.optim.lr_schedule != "constant":
             for name in ("total_epochs", "total_training_steps"):
@@ -122,12 +123,11 @@ class Experiment:
 
     def given(self) -> list[str]:
         """The keys below `ajet` that the person set, in the YAML or beside it; all others have defaults."""
-        users = max(at for at, layer in enumerate(self.layers.stack) if layer.document is not None)
-        paths = [path for path, _, _ in walk(AjetConfig)]
+        users = users_layers(self.layers)
         return [
             ".".join(("ajet", *path))
-            for path in paths
-            if any(layer.value(("ajet", *path)) is not ABSENT for layer in self.layers.stack[users:])
+            for path, _, _ in walk(AjetConfig)
+            if any(layer.value(("ajet", *path)) is not ABSENT for layer in users)
         ]
 
     def with_defaults(self, values: Mapping[str, Any]) -> Experiment:
@@ -148,26 +148,11 @@ class Experiment:
             return self
         return self.with_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
-    def _effective(self) -> dict[str, Any]:
-        """The settled config without keys that are accepted and ignored."""
-        tree = self.settled()
-        for path, _, notes in walk(AjetConfig):
-            if "ignored" in notes:
-                del _at(tree, path[:-1])[path[-1]]
-        return {name: value for name, value in tree.items() if value != {}}
-
-    def _bears(self, path: tuple[str, ...]) -> bool:
-        """Whether a key's section is in use: a reader that was not chosen changes nothing."""
-        reader = self.ajet.task_reader.type
-        if path[0] == "task_reader" and len(path) > 2 and path[1] != "columns":
-            return path[1] == reader
-        if path[:2] == ("rollout", "endpoint"):
-            return self.ajet.rollout.engine == "endpoint"
-        if path == ("trainer_common", "strategy"):
-            return self.ajet.backbone == "verl"
-        if path[:2] == ("task_judge", "rubrics_auto_grader"):
-            return self.ajet.task_judge.judge_type == "rubrics_auto_grader"
-        return True
+    def _bears(self, notes: dict[str, Any]) -> bool:
+        """Whether a key changes what is trained, in a launch or in `ajet serve`: a reader that was not chosen changes
+        nothing. Debug trains nothing and continues nothing; what it would compare is what local does."""
+        backbone = "local" if self.ajet.backbone == "debug" else self.ajet.backbone
+        return any(idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in (False, True))
 
     def settled(self) -> dict[str, Any]:
         """The typed config as plain values in which nothing depends on the YAML's name or place, nor on what a later

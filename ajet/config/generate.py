@@ -10,9 +10,11 @@ import textwrap
 from typing import Any
 
 import yaml
+from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.base import Section, meta, subsection
+from ajet.config.schema.accepted import ACCEPTED
+from ajet.config.schema.base import BACKBONES, SERVE, Section, meta, subsection
 from ajet.config.validate import expectation
 
 _HEAD = """\
@@ -57,28 +59,30 @@ def configuration_md() -> str:
             with or without the leading `ajet.`."""
         ),
         "",
-        "Keys marked *ignored* are accepted so that existing YAMLs load; each says why it has no effect.",
+        textwrap.dedent(
+            """\
+            A key has an effect on every backbone, and in `ajet serve`, unless it says where it has none. `ajet config
+            validate`, `--dry-run` and every start name the keys that were set and have no effect there."""
+        ),
         "",
-        *_table("ajet", AjetConfig),
+        *_table((), AjetConfig),
+        *_accepted_table(),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(title: str, model: type[Section]) -> list[str]:
-    """A heading and a table for one section, then its subsections."""
-    heading = "#" * min(title.count(".") + 2, 5)
-    lines = [f"{heading} `{title}`", ""]
-    if title != "ajet":
-        lines += [model.__doc__ or "", ""]
+def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[str]:
+    """A heading and a table for one section, then its subsections. `said`: where all of it has no effect."""
+    title = ".".join(("ajet", *path))
+    lines = [f"{'#' * min(title.count('.') + 2, 5)} `{title}`", ""]
+    if path:
+        lines += [f"{model.__doc__ or ''}{said}", ""]
     plain = [(name, field) for name, field in model.model_fields.items() if subsection(field) is None]
     if plain:
         lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, field in plain:
-        notes = meta(field)
-        meaning = field.description or ""
-        if "ignored" in notes:
-            meaning = f"*Ignored*: {notes['ignored']}."
-        for _, sentence in notes.get("later", ()):
+        meaning = f"{field.description or ''}{_without_effect(field)}"
+        for _, sentence in meta(field).get("later", ()):
             meaning += f" {sentence}"
         default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
         cells = [f"`{name}`", f"`{default}`", expectation(field), meaning]
@@ -86,11 +90,39 @@ def _table(title: str, model: type[Section]) -> list[str]:
     lines += [""] if plain else []
     for name, field in model.model_fields.items():
         nested = subsection(field)
-        if nested is None:
-            continue
-        if "ignored" in meta(field):
-            keys = ", ".join(f"`{key}`" for key in nested.model_fields)
-            lines += [f"{heading}# `{title}.{name}`", "", f"*Ignored*: {meta(field)['ignored']}. Keys: {keys}.", ""]
-        else:
-            lines += _table(f"{title}.{name}", nested)
+        if nested is not None:
+            lines += _table((*path, name), nested, _without_effect(field))
+    return lines
+
+
+def _without_effect(field: FieldInfo) -> str:
+    """The sentences that say where a key, or all of a section, is not read."""
+    notes = meta(field)
+    reasons: dict[str, list[str]] = {}
+    for place, why in notes.get("idle", {}).items():
+        if why is not None:
+            reasons.setdefault(why, []).append(_NAMES.get(place, place))
+    said = [f"*No effect {_listed(where)}*: {why}." for why, where in reasons.items()]
+    said += [f"*Also {_NAMES.get(place, place)}.*" for place, why in notes.get("idle", {}).items() if why is None]
+    if "when" in notes:
+        chooser, value = notes["when"]
+        said.append(f"*Read with* `{chooser}: {value}`.")
+    return "".join(f" {sentence}" for sentence in said)
+
+
+_NAMES = {**{backbone: f"on {backbone}" for backbone in BACKBONES}, SERVE: "in `ajet serve`"}
+
+
+def _listed(places: list[str]) -> str:
+    if len(places) == len(BACKBONES) and _NAMES[SERVE] not in places:
+        return "on any backbone"
+    return " and ".join(places)
+
+
+def _accepted_table() -> list[str]:
+    lines = ["## Accepted for older YAMLs", ""]
+    lines += ["They may be set to anything, and have no effect.", "", "| in | key | why it has none |", "|---|---|---|"]
+    for name, why in ACCEPTED.items():
+        section, _, key = f"ajet.{name}".rpartition(".")
+        lines.append(f"| `{section}` | `{key}` | {why} |")
     return lines

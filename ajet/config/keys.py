@@ -1,6 +1,7 @@
 """Keys by their dotted path: does one exist, and which is nearest.
 
-Invariant: the schema is the only list of keys; this module reads it and adds nothing.
+Invariant: the schema is the only list of keys, and its table of accepted names of those that do nothing; this module
+reads them and adds nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import ACCEPTED, accepted
 from ajet.config.schema.base import Section, subsection, walk
 from ajet.schema.errors import ConfigError
 
 
 def first_names() -> Collection[str]:
-    """The keys directly under `ajet:`."""
-    return AjetConfig.model_fields.keys()
+    """The keys directly under `ajet:`, those that are only accepted among them."""
+    return {*AjetConfig.model_fields, *(name.split(".")[0] for name in ACCEPTED)}
+
+
+def may_be_set(path: Sequence[Any]) -> bool:
+    """Whether a YAML may hold something at `path` below `ajet`, with an effect or without."""
+    return find_key(path) is not None or accepted(path) is not None
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:

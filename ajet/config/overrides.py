@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.keys import find_key, first_names, unknown_key
+from ajet.config.keys import first_names, may_be_set, unknown_key
 from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
 
@@ -46,7 +46,7 @@ def _parse(text: str, roots: Collection[str]) -> Override:
     path = tuple(key.split("."))
     if path[0] == "hydra" or "/" in key or "@" in key:
         raise _bad(text, "Hydra's own settings and groups have no use here")
-    if path[0] != "ajet" and path[0] not in BACKBONE_ROOTS and (path[0] not in roots or find_key(path) is not None):
+    if path[0] != "ajet" and path[0] not in BACKBONE_ROOTS and (path[0] not in roots or may_be_set(path)):
         if path[0] in first_names():
             path = ("ajet", *path)
         elif not sign and path[0] not in roots:
@@ -83,8 +83,7 @@ def _sign(sign: str, path: tuple[str, ...], text: str) -> str:
         return "++"
     if path[0] != "ajet":
         return sign
-    found = find_key(path[1:])
-    if found is None:
+    if not may_be_set(path[1:]):
         raise unknown_key(path[1:], where=f"override {text}")
     return "++" if sign != "~" else sign
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet.config.compose import ABSENT, Layers
+from ajet.config.compose import Layers
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.schema.errors import ConfigError
@@ -37,17 +37,21 @@ def names_tasks(config: AjetConfig) -> bool:
     return all(value is not None for _, value, _ in _of_reader(config))
 
 
+_FIRST_KEYS = {
+    "huggingface_dat_repo": ("dataset_path", "the data set"),
+    "jsonl_dataset_file": ("training.file_path", "the task file"),
+    "reasoning_gym": ("dataset", "the task family"),
+}
+"""Of each reader that cannot do without one."""
+
+
 def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
-    reader = config.task_reader
-    of_reader = {
-        "huggingface_dat_repo": ("dataset_path", reader.huggingface_dat_repo.dataset_path, "the data set"),
-        "jsonl_dataset_file": ("training.file_path", reader.jsonl_dataset_file.training.file_path, "the task file"),
-        "reasoning_gym": ("dataset", reader.reasoning_gym.dataset, "the task family"),
-    }
-    if reader.type not in of_reader:
+    kind = config.task_reader.type
+    if kind not in _FIRST_KEYS:
         return []
-    name, value, meaning = of_reader[reader.type]
-    return [(f"task_reader.{reader.type}.{name}", value, meaning)]
+    name, meaning = _FIRST_KEYS[kind]
+    key = f"task_reader.{kind}.{name}"
+    return [(key, value_at(config, tuple(key.split("."))), meaning)]
 
 
 def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
@@ -65,16 +69,6 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do="add it to the YAML, or as key=value")
-
-
-def ignored(layers: Layers) -> list[tuple[str, str]]:
-    """The keys that somebody set although they have no effect, each with the reason."""
-    said = layers.stack[1:]  # the first layer is the defaults, which hold every key
-    return [
-        (f"ajet.{'.'.join(path)}", notes["ignored"])
-        for path, _, notes in walk(AjetConfig)
-        if "ignored" in notes and any(layer.value(("ajet", *path)) is not ABSENT for layer in said)
-    ]
 
 
 def value_at(config: Any, path: tuple[str, ...]) -> Any:

@@ -18,6 +18,7 @@ from ajet.config.compose import Layers, leaves
 from ajet.config.document import KeyPath
 from ajet.config.keys import find_key, unknown_key
 from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import without_accepted
 from ajet.config.schema.base import type_name
 from ajet.schema.errors import ConfigError
 
@@ -29,7 +30,7 @@ def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
     """The typed config of a resolved tree (`{"ajet": …, …}`). Raises ConfigError."""
     problems = [_placeholder(path, value, layers) for path, value in leaves(dict(tree)) if _unfilled(value)]
     try:
-        config = AjetConfig.model_validate(tree["ajet"])
+        config = AjetConfig.model_validate(without_accepted(tree["ajet"]))
     except ValidationError as error:
         known = {problem.where for problem in problems}
         problems += [problem for problem in _explained(error, layers) if problem.where not in known]

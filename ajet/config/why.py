@@ -11,14 +11,22 @@ from typing import Any
 from ajet.config.compose import ABSENT
 from ajet.config.document import KeyPath
 from ajet.config.experiment import Experiment
+from ajet.config.idle import idle_reason
 from ajet.config.keys import find_key, unknown_key
 from ajet.config.resolution import is_literal, is_secret
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import accepted
+from ajet.config.schema.base import walk
 from ajet.schema.secrets import without_secret_shapes
 
 
 def explain(experiment: Experiment, key: str) -> Iterator[str]:
     """Lines that say, for a key (or each key of a section that anybody set), the value in each layer and the winner.
     Raises ConfigError for a key that does not exist."""
+    named = key.removeprefix("ajet.")
+    if (sentence := accepted(named.split("."))) is not None:
+        yield f"ajet.{named} may be set, and has no effect: {sentence}"
+        return
     path = _path(experiment, key)
     value = _at(experiment.config.to_dict(), path)
     if not isinstance(value, dict):
@@ -48,6 +56,7 @@ def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
         field = find_key(path[1:])
         if field is not None and not isinstance(field, type):
             yield f"  {field.description}"
+            yield from _without_effect(experiment, path[1:])
     winner = experiment.layers.winner(path)
     titles = [layer.title for layer in experiment.layers.stack]
     width = max(map(len, titles))
@@ -58,6 +67,13 @@ def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
             continue
         place = f"  {layer.where(path)}" if layer.document else ""
         yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_shown(path, said)}{place}"
+
+
+def _without_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
+    config = experiment.ajet
+    for path, _, notes in walk(AjetConfig):
+        if path == inside and (idle := idle_reason(notes, config, config.backbone)) is not None:
+            yield f"  It has no effect on the backbone {config.backbone}: {idle.why}"
 
 
 def _leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def dry_run(experiment: Experiment) -> None:
     """Resolve references, read one task, render one prompt, print the plan. Raises UserError for what is wrong."""
+    from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.assembly import algorithm_of, renderer_of, workflow_of
@@ -61,4 +62,6 @@ def dry_run(experiment: Experiment) -> None:
         plan.add_row("stale tokens", importance_weights(trainer.importance_cap))
     plan.add_row("record", str(experiment.root / experiment.name))
     console.print(plan)
+    if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
+        console.print(idle, markup=False, highlight=False, soft_wrap=True)
     console.print("Nothing was started (--dry-run).")

@@ -84,7 +84,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         fresh=fresh,
     )
     experiment = run.experiment
-    with recorded(experiment, run):
+    with recorded(experiment, run, serving=True):
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()
         recording = Recording(run)

@@ -281,7 +281,7 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
 
     experiment = load_experiment(made / f"{template}.yaml", backbone="local")
     experiment.require_ready()
-    assert experiment.ignored == []
+    assert experiment.idle() == []
     reader = resolve_reference(experiment.ajet.task_reader.type, base=experiment.base)(experiment.config)
     train, held_out = reader.tasks("train"), reader.tasks("validation")
     assert len(held_out) >= 32 and all(isinstance(task, Task) for task in (*train, *held_out))

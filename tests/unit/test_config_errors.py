@@ -126,11 +126,3 @@ def test_what_is_missing_for_a_run_is_one_sentence(tmp_path):
 def test_a_missing_section_is_named(tmp_path, tree, key):
     with pytest.raises(ConfigError, match=key):
         Experiment.from_dict({"ajet": tree}, base=tmp_path).require_ready()
-
-
-def test_ignored_keys_are_named_with_their_reason_and_only_when_set(tmp_path):
-    assert Experiment.from_dict({"ajet": {"seed": 1}}, base=tmp_path).ignored == []
-    tree = {"rollout": {"mode": "async"}, "task_runner": {"wrapper_type": "asyncio"}, "execute_test": "x"}
-    ignored = dict(Experiment.from_dict({"ajet": tree}, base=tmp_path).ignored)
-    assert set(ignored) == {"ajet.rollout.mode", "ajet.task_runner.wrapper_type", "ajet.execute_test"}
-    assert all(ignored.values())

@@ -75,7 +75,7 @@ def test_the_resolved_config_repeats_the_run_from_another_folder(project, tmp_pa
     assert again.resolved_yaml() == experiment.resolved_yaml()
     assert again.ajet.rollout.user_workflow == f"{project / 'workflow.py'}->W"
     assert again.ajet.task_reader.jsonl_dataset_file.training.file_path == str(project / "tasks.jsonl")
-    assert again.ignored == []
+    assert [idle.name for idle in again.idle()] == [idle.name for idle in experiment.idle()] == ["verl"]
 
 
 def test_no_secret_is_written(project):
@@ -135,6 +135,8 @@ def test_what_does_not_bear_on_training(tmp_path, change):
     ("change", "key"),
     [
         ({"ajet": {"rollout": {"num_repeat": 5}}}, "ajet.rollout.num_repeat"),
+        ({"ajet": {"rollout": {"user_workflow": "a.py->B"}}}, "ajet.rollout.user_workflow"),
+        ({"ajet": {"trainer_common": {"max_staleness": 9}}}, "ajet.trainer_common.max_staleness"),
         ({"ajet": {"trainer_common": {"optim": {"lr": 1.0}}}}, "ajet.trainer_common.optim.lr"),
         ({"ajet": {"model": {"path": "m"}}}, "ajet.model.path"),
         ({"ajet": {"seed": 3}}, "ajet.seed"),
@@ -145,6 +147,21 @@ def test_what_bears_on_training(tmp_path, change, key):
     plain = Experiment.from_dict({"ajet": {}, "frozen_lake": {"size": 4}}, base=tmp_path).training_relevant()
     changed = Experiment.from_dict({"frozen_lake": {"size": 4}, **change}, base=tmp_path).training_relevant()
     assert [name for name in plain if plain[name] != changed[name]] == [key]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "change"),
+    [
+        ("verl", {"rollout": {"engine": "vllm"}}),
+        ("verl", {"rollout": {"submit_oversample_multiplier": 3.0}}),
+        ("local", {"trainer_common": {"strategy": "fsdp2", "max_staleness_strategy": "wait"}}),
+        ("local", {"rollout": {"multi_turn": {"expected_steps": 7}}}),
+    ],
+)
+def test_what_has_no_effect_on_the_backbone_does_not_bear_on_training(tmp_path, backbone, change):
+    plain = Experiment.from_dict({"ajet": {"backbone": backbone}}, base=tmp_path).training_relevant()
+    changed = Experiment.from_dict({"ajet": {"backbone": backbone, **change}}, base=tmp_path).training_relevant()
+    assert changed == plain
 
 
 def test_total_steps_matter_only_where_the_schedule_depends_on_them(tmp_path):

@@ -1,7 +1,8 @@
 """Every key under `ajet:`, documented once: one file a section, pydantic models, importable without torch.
 
 What enters: plain dicts. What leaves: `AjetConfig`. Invariant: a key that is not here is an error, and a key that is
-here does what its description says, is refused with one sentence (`later`) or is said to be ignored (`ignored`).
+here does what its description says, is refused with one sentence (`later`) or says where it does nothing, and why
+(`idle`, `when`); what only older YAMLs have is a table of names and reasons (`accepted`).
 `docs/configuration.md` and `default_config/ajet_default.yaml` are generated from these descriptions.
 """
 

@@ -1,17 +1,24 @@
 """What a section and a key are.
 
-Invariant: all that ajet knows about a key (its type, default, meaning, and whether it bears on training) is in one
-place, the field; documentation, defaults file, refusals and the comparison of two runs are derived from it.
+Invariant: all that ajet knows about a key (its type, default, meaning, where it has an effect, and whether it bears on
+training) is in one place, the field; documentation, defaults file, refusals, what is said of a key that does nothing
+here, and the comparison of two runs are derived from it. A test records what real runs read, and holds it against this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, get_args, get_origin
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
+
+BACKBONES = ("debug", "local", "verl")
+"""Those that run."""
+SERVE = "serve"
+"""Stands for `ajet serve` where a key has an effect there and not in a launch on the same backbone, or the reverse."""
 
 
 class Section(BaseModel):
@@ -42,7 +49,7 @@ def key(
     description: str,
     *,
     training: bool = True,
-    ignored: str | None = None,
+    idle: Mapping[str, str | None] | None = None,
     later: Mapping[Any, str] | None = None,
     only: Mapping[Any, str] | None = None,
     kind: str | None = None,
@@ -51,14 +58,16 @@ def key(
     """A key of a section.
 
     training: whether two runs that differ in it count as different trainings (a resume is refused).
-    ignored: why the key is accepted and has no effect; said once in the log when it is set.
+    idle: backbones on which it has no effect, each with the reason or what does it there instead; None: it has one
+    there, although its section has not. What it says of SERVE holds in `ajet serve`, whatever the backbone. A key
+    without declares that every backbone reads it.
     later: values that are refused for now, each with the sentence that says so.
     only: values that are refused on another backbone than verl, likewise.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     """
-    extra: dict[str, Any] = {"training": training and ignored is None}
-    if ignored is not None:
-        extra["ignored"] = ignored
+    extra: dict[str, Any] = {"training": training}
+    if idle is not None:
+        extra["idle"] = dict(idle)
     if later is not None:
         extra["later"] = [[value, sentence] for value, sentence in later.items()]
     if only is not None:
@@ -68,9 +77,29 @@ def key(
     return Field(default=default, description=description, json_schema_extra=extra, **constraints)
 
 
-def section(model: type[Section], description: str, **extra: Any) -> Any:
-    """A nested mapping with its own keys; `training=False` and `ignored=` apply to all of them."""
+def section(
+    model: type[Section],
+    description: str,
+    *,
+    training: bool = True,
+    idle: Mapping[str, str | None] | None = None,
+    when: tuple[str, str] | None = None,
+) -> Any:
+    """A nested mapping with its own keys; `training=False` and `idle` apply to all of them.
+
+    when: the key that chooses it, and the value for which its keys are read; for any other they have no effect.
+    """
+    extra: dict[str, Any] = {} if training else {"training": False}
+    if idle is not None:
+        extra["idle"] = dict(idle)
+    if when is not None:
+        extra["when"] = list(when)
     return Field(default_factory=model, description=description, json_schema_extra=extra or None)
+
+
+def nowhere(why: str) -> dict[str, str | None]:
+    """`idle` of what has no effect on any backbone."""
+    return dict.fromkeys(BACKBONES, why)
 
 
 def meta(field: FieldInfo) -> dict[str, Any]:
@@ -87,24 +116,46 @@ def subsection(field: FieldInfo) -> type[Section] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
-def walk(model: type[Section], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
-    """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections."""
-    yield from _walk(model, prefix, {})
+class Reason(NamedTuple):
+    """Why a key has no effect."""
+
+    said_by: tuple[str, ...]
+    """Path of the section or key that says so."""
+    why: str
+
+
+class Choice(NamedTuple):
+    """What must be chosen for a key to have an effect."""
+
+    said_by: tuple[str, ...]
+    key: str
+    value: str
+
+
+@lru_cache(maxsize=4)
+def walk(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
+    """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections. Of the
+    notes, `idle` is by backbone (or SERVE) a `Reason` or None, and `when` lists each `Choice` that must be made."""
+    return tuple(_walk(model, (), {"idle": {}, "when": []}))
 
 
 def _walk(
     model: type[Section], prefix: tuple[str, ...], inherited: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
     for name, field in model.model_fields.items():
-        notes = {**inherited, **meta(field)}
-        for heritable in ("training",):
-            if inherited.get(heritable) is False:
-                notes[heritable] = False
+        path, own = (*prefix, name), meta(field)
+        notes = {**inherited, **own}
+        if inherited.get("training") is False:
+            notes["training"] = False
+        notes["idle"] = inherited["idle"] | {
+            place: why and Reason(path, why) for place, why in own.get("idle", {}).items()
+        }
+        notes["when"] = inherited["when"] + ([Choice(path, *own["when"])] if "when" in own else [])
         nested = subsection(field)
         if nested is None:
-            yield (*prefix, name), field, notes
+            yield path, field, notes
         else:
-            yield from _walk(nested, (*prefix, name), notes)
+            yield from _walk(nested, path, notes)
 
 
 def _mentions(annotation: Any, wanted: type) -> bool:

@@ -10,12 +10,6 @@ from ajet.config.schema.base import Section, key, section
 class TimelineMergingPolicy(Section):
     """When two calls belong to one timeline."""
 
-    timeline_compare_level: Literal["text", "token"] = key(
-        "text",
-        "Accepted, ignored.",
-        ignored="calls are joined where their ids agree; that a client's text is what was sampled is settled before, "
-        "when a request comes in",
-    )
     ignore_tools: bool = key(True, "Calls may be merged although their tool lists differ.")
 
 
@@ -38,10 +32,8 @@ class ContextTracker(Section):
         "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
         "metrics `proof/…`. 0 proves none.",
         training=False,
+        idle={"debug": "`ajet prove` proves what debug plays"},
         ge=0,
-    )
-    fix_retokenization_drift: bool = key(
-        True, "Accepted, ignored.", ignored="replies are kept as the exact ids that were sampled, so none drifts"
     )
     log_tool_format_check: bool = key(False, "Log every reply whose tool call has the wrong form.", training=False)
     log_tool_format_error_detail: bool = key(False, "Log those replies in full.", training=False)

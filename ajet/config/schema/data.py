@@ -12,8 +12,17 @@ class Data(Section):
 
     max_prompt_length: int = key(3000, "Tokens before the first trained token, at most.", ge=1)
     max_response_length: int = key(15000, "Tokens of a timeline after its prompt, at most.", ge=1)
-    train_batch_size: int = key(32, "Tasks of one training step; each is played `rollout.num_repeat` times.", ge=1)
-    shuffle: bool = key(True, "Shuffle the training tasks, anew each epoch, by `seed`.")
+    train_batch_size: int = key(
+        32,
+        "Tasks of one training step; each is played `rollout.num_repeat` times.",
+        idle={"debug": "`debug.debug_first_n_tasks` says how many tasks are played"},
+        ge=1,
+    )
+    shuffle: bool = key(
+        True,
+        "Shuffle the training tasks, anew each epoch, by `seed`.",
+        idle={"debug": "debug plays the first tasks of the reader"},
+    )
     on_overlong: Literal["filter", "error"] = key(
         "filter", "A task whose prompt exceeds `max_prompt_length`: left out and counted, or an error."
     )

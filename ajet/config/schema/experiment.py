@@ -7,27 +7,27 @@ Invariant: the names and defaults are those that people's YAMLs already use; a p
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
-from ajet.config.schema.accepted import InterchangeServer, TaskRunner
 from ajet.config.schema.base import Section, key, section
 from ajet.config.schema.context_tracker import ContextTracker
 from ajet.config.schema.data import Data
 from ajet.config.schema.debug import Debug
 from ajet.config.schema.gateway import Gateway
 from ajet.config.schema.model import Model
+from ajet.config.schema.reasons import DEBUGS_OWN, TRAINS_NOTHING
 from ajet.config.schema.rollout import Rollout
 from ajet.config.schema.task_judge import TaskJudge
 from ajet.config.schema.task_reader import TaskReader
 from ajet.config.schema.trainer_common import TrainerCommon
 
-NO_SWITCH = "every client library reaches the gateway without it"
-
 
 class AjetConfig(Section):
     """What one experiment is: model, tasks, workflow, judge, and how to train."""
 
-    project_name: str = key("ajet_default_project", "Groups experiments in trackers.", training=False)
+    project_name: str = key(
+        "ajet_default_project", "A label of your own, kept in the record; no tracker groups by it.", training=False
+    )
     experiment_name: str = key(
         "read_yaml_name",
         "Name of the run and of its folder below the experiment directory; `read_yaml_name` takes the YAML file's.",
@@ -60,18 +60,11 @@ class AjetConfig(Section):
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
     task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
-    trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
-    debug: Debug = section(Debug, "The debug backbone.", training=False)
+    trainer_common: TrainerCommon = section(
+        TrainerCommon, "How the policy is updated, validated and saved.", idle={"debug": TRAINS_NOTHING}
+    )
+    debug: Debug = section(Debug, "The debug backbone.", training=False, idle={"local": DEBUGS_OWN, "verl": DEBUGS_OWN})
     gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
-    enable_experimental_interchange_server: bool = key(False, "Accepted, ignored.", ignored=NO_SWITCH)
-    interchange_server: InterchangeServer = section(
-        InterchangeServer, "Accepted, ignored.", training=False, ignored=NO_SWITCH
-    )
-    task_runner: TaskRunner = section(
-        TaskRunner, "Accepted, ignored.", training=False, ignored="rollout.isolation decides how workflows run"
-    )
-    execute_test: Any = key(False, "Accepted, ignored.", ignored="it is a switch of another system's own tests")
-    execute_testing_lambda: Any = key("", "Accepted, ignored.", ignored="it is a switch of another system's own tests")
 
     def total_steps(self, tasks: int) -> int:
         """Training steps over so many tasks: `total_training_steps`, or else `total_epochs` of them."""

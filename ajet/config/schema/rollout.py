@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, nowhere, section
+from ajet.config.schema.reasons import (
+    CLIENTS_BEGIN,
+    NO_TRINITY,
+    NO_VALIDATION,
+    ONE_DEVICE,
+    OWN_AGENTS,
+    TEXT_ONLY,
+    TRAINS_NOTHING,
+    VERLS_SERVERS,
+)
 
 
 class MultiTurn(Section):
@@ -13,8 +23,18 @@ class MultiTurn(Section):
     max_sample_per_task: int = key(
         30, "Timelines of one episode to train on, at most; more are left out by a seeded choice and counted.", ge=1
     )
-    max_steps: int = key(30, "For workflows to read: the number of turns after which they should stop.", ge=1)
-    expected_steps: int = key(1, "Turns an episode is expected to take (batch sizing on the trinity backbone).", ge=1)
+    max_steps: int = key(
+        30,
+        "For workflows to read: the number of turns after which they should stop.",
+        idle={SERVE: OWN_AGENTS},
+        ge=1,
+    )
+    expected_steps: int = key(
+        1,
+        "Turns an episode is expected to take (batch sizing on the trinity backbone).",
+        idle=nowhere(NO_TRINITY),
+        ge=1,
+    )
 
 
 class ValKwargs(Section):
@@ -45,7 +65,12 @@ class Vllm(Section):
     base_url: str | None = key(
         None, "A running vLLM server to sample from (debug only); null starts vLLM in child processes."
     )
-    api_key_env: str = key("VLLM_API_KEY", "Environment variable that holds the server's key.", training=False)
+    api_key_env: str = key(
+        "VLLM_API_KEY",
+        "Environment variable that holds the server's key.",
+        training=False,
+        idle={"local": "a vLLM that the local backbone starts asks for no key"},
+    )
     cache_gib: float | None = key(
         None,
         "GiB for keys and values; null: enough for `max_num_seqs` sequences, at most an eighth of the free memory.",
@@ -61,21 +86,39 @@ class Rollout(Section):
     """How tasks are turned into episodes."""
 
     user_workflow: str | None = key(
-        None, "Reference to the Workflow class, e.g. `workflow.py->MathAgentWorkflow`.", kind="reference"
+        None,
+        "Reference to the Workflow class, e.g. `workflow.py->MathAgentWorkflow`.",
+        kind="reference",
+        idle={SERVE: OWN_AGENTS},
     )
     engine: Literal["auto", "transformers", "vllm", "endpoint"] = key(
         "auto",
         "Who produces tokens on debug and local; auto is transformers. An endpoint serves debug only.",
+        idle={"verl": VERLS_SERVERS},
     )
-    vllm: Vllm = section(Vllm, "The vLLM engine, for `engine: vllm`.")
-    endpoint: RemoteEndpoint = section(RemoteEndpoint, "An OpenAI-compatible server, for `engine: endpoint`.")
+    vllm: Vllm = section(
+        Vllm, "The vLLM engine, for `engine: vllm`.", idle={"verl": VERLS_SERVERS}, when=("rollout.engine", "vllm")
+    )
+    endpoint: RemoteEndpoint = section(
+        RemoteEndpoint,
+        "An OpenAI-compatible server, for `engine: endpoint`.",
+        idle={"local": TEXT_ONLY, "verl": TEXT_ONLY},
+        when=("rollout.engine", "endpoint"),
+    )
     isolation: Literal["thread", "loop", "process"] = key(
         "thread",
         "Where workflow code runs: a thread and event loop per episode; one shared loop (for code known to be async); "
         "or a process (the only one whose hang can be killed).",
         training=False,
+        idle={SERVE: OWN_AGENTS},
     )
-    max_env_worker: int = key(64, "Episodes that run at the same time, at most.", training=False, ge=1)
+    max_env_worker: int = key(
+        64,
+        "Episodes that run at the same time, at most.",
+        training=False,
+        idle={"debug": "`debug.debug_max_parallel` says it there", SERVE: None},
+        ge=1,
+    )
     episode_timeout: float | None = key(600.0, "Seconds after which an episode fails; null waits for ever.", gt=0)
     max_retries: int = key(1, "Further attempts at an episode that failed for a retryable reason.", ge=0)
     group_deadline: float | None = key(
@@ -83,14 +126,18 @@ class Rollout(Section):
     )
     min_group: int = key(2, "Episodes a group needs to close at its deadline.", ge=1)
     deterministic: bool = key(
-        False, "Admit requests in rounds, so that a killed and resumed run equals an uninterrupted one bit for bit."
+        False,
+        "Admit requests in rounds, so that a killed and resumed run equals an uninterrupted one bit for bit (verl "
+        "refuses it).",
     )
     num_repeat: int = key(4, "Episodes per task: the size of a group.", ge=1)
     temperature: float = key(0.9, "Sampling temperature in training.", ge=0)
     top_p: float = key(1.0, "Nucleus sampling; 1 does not truncate.", gt=0, le=1)
     top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate.", ge=-1)
     gamma: float = key(1.0, "Discount over a list of per-turn rewards.", ge=0, le=1)
-    val_kwargs: ValKwargs = section(ValKwargs, "Sampling during validation.", training=False)
+    val_kwargs: ValKwargs = section(
+        ValKwargs, "Sampling during validation.", training=False, idle=dict.fromkeys(("debug", SERVE), NO_VALIDATION)
+    )
     max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
     max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
     multi_turn: MultiTurn = section(MultiTurn, "Limits of an episode with several turns.")
@@ -106,20 +153,43 @@ class Rollout(Section):
         "raised at, its time lost over one; null: such an episode is recorded and not trained on.",
     )
     max_num_seqs: int = key(10, "Replies that the engine decodes at the same time.", training=False, ge=1)
-    enable_oversample: bool = key(False, "Start more groups than the batch needs and train on the first that close.")
-    submit_oversample_multiplier: float = key(1.5, "How many more, as a factor, with `enable_oversample`.", ge=1)
-    step_skip_action: int = key(
-        0, "Accepted, ignored.", ignored="failed episodes are counted and left out, whole steps are not skipped"
+    enable_oversample: bool = key(
+        False,
+        "Start more groups than the batch needs and train on the first that close (verl refuses it).",
+        idle={"debug": TRAINS_NOTHING, SERVE: CLIENTS_BEGIN},
+    )
+    submit_oversample_multiplier: float = key(
+        1.5,
+        "How many more, as a factor, with `enable_oversample`.",
+        idle={
+            "debug": TRAINS_NOTHING,
+            "verl": "verl plays the groups that a batch needs, not more",
+            SERVE: CLIENTS_BEGIN,
+        },
+        ge=1,
     )
     tensor_model_parallel_size: int = key(
-        1, "GPUs that one engine is split over (verl and trinity).", training=False, ge=1
+        1,
+        "GPUs that one engine is split over (verl and trinity).",
+        training=False,
+        idle={"debug": ONE_DEVICE, "local": ONE_DEVICE},
+        ge=1,
     )
     gpu_memory_utilization: float = key(
-        0.5, "Part of each GPU's memory that the engine takes for weights and cache (verl).", training=False, gt=0, le=1
+        0.5,
+        "Part of each GPU's memory that the engine takes for weights and cache (verl).",
+        training=False,
+        idle=dict.fromkeys(("debug", "local"), "`rollout.vllm.cache_gib` says what vLLM takes here"),
+        gt=0,
+        le=1,
     )
-    n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
-    name: Literal["vllm", "sglang"] = key("vllm", "Engine of the verl and trinity backbones.", training=False)
-    mode: Any = key(None, "Accepted, ignored.", ignored="requests are always asynchronous")
+    n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, idle=nowhere(NO_TRINITY), ge=1)
+    name: Literal["vllm", "sglang"] = key(
+        "vllm",
+        "Engine of the verl and trinity backbones.",
+        training=False,
+        idle=dict.fromkeys(("debug", "local"), "`rollout.engine` says it here"),
+    )
 
     @property
     def truncates(self) -> bool:

@@ -43,4 +43,8 @@ class TaskJudge(Section):
     )
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", "For judges to read: a model to ask.")
     alien_llm_response_length: int = key(512, "For judges to read: tokens of its reply.", ge=1)
-    rubrics_auto_grader: RubricsAutoGrader = section(RubricsAutoGrader, "A model that writes rubrics and grades.")
+    rubrics_auto_grader: RubricsAutoGrader = section(
+        RubricsAutoGrader,
+        "A model that writes rubrics and grades.",
+        when=("task_judge.judge_type", "rubrics_auto_grader"),
+    )

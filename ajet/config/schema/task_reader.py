@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, SecretStr
 
-from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, section
 from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.reasons import NO_VALIDATION
 
+NOT_HELD_OUT = dict.fromkeys(("debug", SERVE), NO_VALIDATION)
 READERS = (
     "huggingface_dat_repo",
     "jsonl_dataset_file",
@@ -27,7 +29,7 @@ class HuggingfaceDatRepo(Section):
     )
     dataset_name: str | None = key(None, "Configuration of the data set, where it has several.")
     training_split: str = key("train", "Split to train on.")
-    validation_split: str | None = key("test", "Split to validate on; null: none.", training=False)
+    validation_split: str | None = key("test", "Split to validate on; null: none.", training=False, idle=NOT_HELD_OUT)
 
 
 class TaskFile(Section):
@@ -39,7 +41,9 @@ class TaskFile(Section):
 class ValidationFile(Section):
     """A file of validation tasks."""
 
-    file_path: str | None = key(None, "A JSON Lines file; null: no validation.", kind="path", training=False)
+    file_path: str | None = key(
+        None, "A JSON Lines file; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT
+    )
 
 
 class JsonlDatasetFile(Section):
@@ -63,7 +67,7 @@ class RandomDummy(Section):
     """Tasks that carry nothing but a distinct `metadata.random_number`."""
 
     size: int = key(1000, "Training tasks.", ge=1)
-    validation_size: int = key(16, "Validation tasks.", training=False, ge=0)
+    validation_size: int = key(16, "Validation tasks.", training=False, idle=NOT_HELD_OUT, ge=0)
 
 
 class ReasoningGym(Section):
@@ -71,7 +75,13 @@ class ReasoningGym(Section):
 
     dataset: str | None = key(None, "Name of the task family, e.g. `basic_arithmetic`.")
     size: int = key(1000, "Training tasks.", ge=1)
-    validation_size: int = key(100, "Validation tasks; they never occur in training.", training=False, ge=0)
+    validation_size: int = key(
+        100,
+        "Validation tasks; they never occur in training.",
+        training=False,
+        idle=NOT_HELD_OUT,
+        ge=0,
+    )
     seed: int = key(42, "Seed of the generator.")
     params: dict[str, Any] = key({}, "Parameters of the family, as its package documents them.")
 
@@ -155,9 +165,23 @@ class TaskReader(Section):
         "error", "A row that is no task: an error that names its line, or left out and counted."
     )
     columns: Columns = section(Columns, "Which columns of a row mean what.")
-    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "A data set of the hub, a folder or a file.")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "JSON Lines files.")
-    random_dummy: RandomDummy = section(RandomDummy, "Tasks that carry nothing but a random number.")
-    reasoning_gym: ReasoningGym = section(ReasoningGym, "Tasks of the reasoning-gym package.")
-    env_service: EnvService = section(EnvService, "An environment service that lists its own tasks.")
-    data_generation: DataGeneration = section(DataGeneration, "Tasks written by a model.")
+    huggingface_dat_repo: HuggingfaceDatRepo = section(
+        HuggingfaceDatRepo,
+        "A data set of the hub, a folder or a file.",
+        when=("task_reader.type", "huggingface_dat_repo"),
+    )
+    jsonl_dataset_file: JsonlDatasetFile = section(
+        JsonlDatasetFile, "JSON Lines files.", when=("task_reader.type", "jsonl_dataset_file")
+    )
+    random_dummy: RandomDummy = section(
+        RandomDummy, "Tasks that carry nothing but a random number.", when=("task_reader.type", "random_dummy")
+    )
+    reasoning_gym: ReasoningGym = section(
+        ReasoningGym, "Tasks of the reasoning-gym package.", when=("task_reader.type", "reasoning_gym")
+    )
+    env_service: EnvService = section(
+        EnvService, "An environment service that lists its own tasks.", when=("task_reader.type", "env_service")
+    )
+    data_generation: DataGeneration = section(
+        DataGeneration, "Tasks written by a model.", when=("task_reader.type", "data_generation")
+    )

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.config.algorithms import ALGORITHMS, OWN
-from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, nowhere, section
 from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.reasons import NO_CLUSTER, NO_TRINITY, NO_VALIDATION, ONLY_SERVED
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
@@ -109,12 +110,14 @@ class TrainerCommon(Section):
         4,
         "Training steps between an episode's first weights and those that it trains, at most; null: any number (verl, "
         "in its asynchronous modes; ajet serve, which drops older groups).",
+        idle={"local": ONLY_SERVED, SERVE: None},
         ge=0,
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
         "drop",
         "What becomes of a group that is about to be older: drop it and play another task, or wait for it before "
         "training goes on (verl, in its asynchronous modes).",
+        idle={"local": "older groups are dropped here"},
     )
     algorithm: Algorithm = section(Algorithm, "The policy gradient.")
     optim: Optim = section(Optim, "AdamW.")
@@ -138,13 +141,21 @@ class TrainerCommon(Section):
         "in a row with more stop the run (local and verl). auto: 0.01 in float32, 0.2 in bfloat16; null: any.",
         training=False,
     )
-    total_epochs: int = key(50, "Passes over the training tasks.", training=False, ge=1)
+    total_epochs: int = key(
+        50,
+        "Passes over the training tasks.",
+        training=False,
+        idle={SERVE: "it ends after `total_training_steps`, or never"},
+        ge=1,
+    )
     total_training_steps: int | None = key(
         None, "Steps after which to stop, whatever the epochs; null: no limit.", training=False, ge=1
     )
-    val_before_train: bool = key(False, "Validate before the first step.", training=False)
-    test_freq: int = key(20, "Validate every n steps; 0 or less: never.", training=False)
-    val_pass_n: int = key(4, "The n of the metric pass@n in validation.", training=False, ge=1)
+    val_before_train: bool = key(False, "Validate before the first step.", training=False, idle={SERVE: NO_VALIDATION})
+    test_freq: int = key(20, "Validate every n steps; 0 or less: never.", training=False, idle={SERVE: NO_VALIDATION})
+    val_pass_n: int = key(
+        4, "The n of the metric pass@n in validation.", training=False, idle={SERVE: NO_VALIDATION}, ge=1
+    )
     save_freq: int = key(20, "Save a checkpoint every n steps; the last step is always saved.", training=False)
     max_checkpoints_to_keep: int = key(2, "Older checkpoints are removed.", training=False, ge=1)
     keep_best: bool = key(
@@ -164,26 +175,42 @@ class TrainerCommon(Section):
         training=False,
     )
     log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
-    save_trajectory_as_json_file: bool = key(
-        False, "Accepted, ignored.", ignored="every episode is kept in the run directory's `episodes/`"
-    )
     device: str = key(
-        "auto", "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).", training=False
+        "auto",
+        "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).",
+        training=False,
+        idle={"debug": None},
     )
-    threads: int | Literal["auto"] = key("auto", "Threads of torch on a CPU.", training=False)
-    nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)
-    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, ge=0)
+    threads: int | Literal["auto"] = key(
+        "auto",
+        "Threads of torch on a CPU.",
+        training=False,
+        idle={"debug": None, "verl": "Ray says how many verl's processes have"},
+    )
+    nnodes: int = key(1, "Machines (verl and trinity).", training=False, idle={"local": NO_CLUSTER}, ge=1)
+    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, idle={"local": NO_CLUSTER}, ge=0)
     strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
-        "fsdp", "How weights and optimizer are spread over the GPUs (verl)."
+        "fsdp", "How weights and optimizer are spread over the GPUs (verl).", idle={"local": NO_CLUSTER}
     )
     fsdp_config: FsdpConfig = section(
-        FsdpConfig, "What the verl backbone keeps in main memory, whatever the `strategy`.", training=False
+        FsdpConfig,
+        "What the verl backbone keeps in main memory, whatever the `strategy`.",
+        training=False,
+        idle={"local": NO_CLUSTER},
     )
     ulysses_sequence_parallel_size: int = key(
-        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, ge=1
+        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, idle={"local": NO_CLUSTER}, ge=1
     )
-    megatron: Megatron = section(Megatron, "How Megatron splits the model (verl).", training=False)
-    trinity_only__n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
+    megatron: Megatron = section(
+        Megatron,
+        "How Megatron splits the model (verl).",
+        training=False,
+        idle={"local": NO_CLUSTER},
+        when=("trainer_common.strategy", "megatron"),
+    )
+    trinity_only__n_vllm_engine: int = key(
+        1, "Number of engines (trinity).", training=False, idle=nowhere(NO_TRINITY), ge=1
+    )
 
     @property
     def importance_cap(self) -> float | None:

@@ -1,0 +1,137 @@
+"""Keys that somebody set and that have no effect here.
+
+Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the table of
+accepted ones, and from the layers; nothing is refused for it. Each has one line: the key, where it was set, and why it
+does nothing or what does it instead. Keys of a section with one reason share a line. Of a file that ajet wrote, which
+holds every key, only what is no default was set by anybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import ACCEPTED
+from ajet.config.schema.base import SERVE, Reason, walk
+from ajet.config.shapes import BACKBONE_ROOTS
+
+RESOLVED = "# The resolved config of "
+"""How such a file begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """What was set in vain."""
+
+    keys: tuple[str, ...]
+    """By their full names."""
+    section: str
+    """The one that they are in, where there are several."""
+    where: str
+    """file:line of the first, or which override."""
+    why: str
+
+    @property
+    def name(self) -> str:
+        """The key, or the section and how many of its keys."""
+        return self.keys[0] if len(self.keys) == 1 else f"{self.section} ({len(self.keys)} keys)"
+
+
+def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, serving: bool = False) -> Reason | None:
+    """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
+    the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
+    place = SERVE if serving and SERVE in notes["idle"] else backbone
+    reasons: list[Reason] = [notes["idle"][place]] if notes["idle"].get(place) is not None else []
+    for choice in notes["when"]:
+        chosen: Any = config
+        for name in choice.key.split("."):
+            chosen = getattr(chosen, name)
+        if chosen != choice.value:
+            reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
+    return min(reasons, key=lambda reason: len(reason.said_by), default=None)
+
+
+def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[Idle]:
+    """What a person set and this run does not read, in the order in which it was set."""
+    users = users_layers(layers)
+    shared: dict[tuple[str, str], list[_Key]] = {}
+    found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config.backbone, users)]
+    for each in sorted(found, key=lambda each: each.place):
+        shared.setdefault((each.section, each.why), []).append(each)
+    return [
+        Idle(tuple(each.name for each in alike), section, alike[0].where, why)
+        for (section, why), alike in shared.items()
+    ]
+
+
+def idle_lines(found: Sequence[Idle], place: str) -> str:
+    """All of it for a screen or a log, under a heading that names the place; "" for nothing."""
+    if not found:
+        return ""
+    names, places = max(len(each.name) for each in found), max(len(each.where) for each in found)
+    rows = [f"  {each.name:<{names}}  {each.where:<{places}}  {each.why}" for each in found]
+    return "\n".join([f"Set, and without effect {place}:", *rows])
+
+
+def users_layers(layers: Layers) -> tuple[Layer, ...]:
+    """Those that a person wrote: the YAML, and what the command line lays over it."""
+    return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
+
+
+class _Key(NamedTuple):
+    """One that was set in vain."""
+
+    name: str
+    section: str
+    place: tuple[int, int]
+    """The layer, and the line in it."""
+    where: str
+    why: str
+
+
+def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_Key]:
+    for path, field, notes in walk(AjetConfig):
+        full = ("ajet", *path)
+        layer = _last_with(full, users)
+        if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
+            continue  # what is "auto" is settled when ajet writes it
+        if (reason := idle_reason(notes, config, config.backbone, serving=serving)) is not None:
+            yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
+
+
+def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
+    for name, why in ACCEPTED.items():
+        full = ("ajet", *name.split("."))
+        layer = _last_with(full, users)
+        if layer is not None:
+            yield _key(full, full, layer, users, why)
+
+
+def _of_other_backbones(backbone: str, users: Sequence[Layer]) -> Iterator[_Key]:
+    for root in BACKBONE_ROOTS:
+        owner = root if root == "trinity" else "verl"
+        layer = _last_with((root,), users)
+        if layer is not None and owner != backbone:
+            yield _key((root,), (root,), layer, users, f"it is {owner}'s own")
+
+
+def _last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
+    """Where the key's value was set, if a person set it."""
+    return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
+
+
+def _written_by_ajet(layer: Layer) -> bool:
+    return layer.document is not None and layer.document.text.startswith(RESOLVED)
+
+
+def _key(path: tuple[str, ...], said_by: tuple[str, ...], layer: Layer, users: Sequence[Layer], why: str) -> _Key:
+    line, where = 0, layer.where(path)
+    if layer.document is None:
+        where = where.partition("=")[0]  # an override may hold a secret
+    elif (column := re.search(r":(\d+):\d+$", where)) is not None:
+        where, line = where[: column.end(1)], int(column[1])
+    return _Key(".".join(path), ".".join(said_by), (users.index(layer), line), where, why)

@@ -1,0 +1,139 @@
+"""What is said of keys that were set and have no effect here: which, where they were set, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.config import Experiment, load_experiment
+from ajet.config.generate import configuration_md
+from ajet.config.idle import idle_lines
+from ajet.config.schema import AjetConfig
+from ajet.config.schema.accepted import ACCEPTED, accepted
+from ajet.config.schema.base import BACKBONES, walk
+from ajet.config.why import explain
+
+VLLM = "verl's servers are configured under verl.actor_rollout_ref.rollout"
+YAML = """\
+ajet:
+  model: {path: some/model}
+  rollout:
+    engine: vllm
+    mode: async
+    vllm:
+      cache_gib: 4
+      eager: true
+    max_env_worker: 8
+  trainer_common:
+    total_epochs: 2
+    nnodes: 1
+    optim: {lr: 1.0e-5}
+    max_staleness: 2
+  debug: {debug_first_n_tasks: 1}
+  gateway: {idle_timeout: 10}
+verl: {trainer: {balance_batch: true}}
+"""
+
+
+def idle(folder: Path, backbone: str, *overrides: str, serving: bool = False) -> dict[str, tuple[str, str]]:
+    """Name -> (where, why)."""
+    (folder / "x.yaml").write_text(YAML)
+    experiment = load_experiment(folder / "x.yaml", backbone=backbone, overrides=overrides)
+    found = experiment.idle(serving=serving)
+    return {each.name: (each.where.removeprefix(f"{folder}/"), each.why) for each in found}
+
+
+def test_on_verl_local_engines_do_nothing(tmp_path):
+    found = idle(tmp_path, "verl", "trainer_common.threads=2")
+    assert found == {
+        "ajet.rollout.engine": ("x.yaml:4", VLLM),
+        "ajet.rollout.vllm (2 keys)": ("x.yaml:7", VLLM),
+        "ajet.trainer_common.threads": ("override trainer_common.threads", "Ray says how many verl's processes have"),
+        "ajet.debug.debug_first_n_tasks": ("x.yaml:15", "it is the debug backbone's own"),
+        "ajet.gateway.idle_timeout": ("x.yaml:16", "only `ajet serve` reads it"),
+        "ajet.rollout.mode": ("x.yaml:5", "requests are always asynchronous"),
+    }
+
+
+def test_a_value_that_is_the_default_was_set_too(tmp_path):
+    assert idle(tmp_path, "local")["ajet.trainer_common.nnodes"][0] == "x.yaml:12"
+
+
+def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
+    found = idle(tmp_path, "debug")
+    assert found["ajet.trainer_common (4 keys)"] == ("x.yaml:11", "debug trains nothing")
+    assert found["ajet.rollout.max_env_worker"][1] == "`debug.debug_max_parallel` says it there"
+    assert found["verl"] == ("x.yaml:17", "it is verl's own")
+    assert "ajet.rollout.vllm (2 keys)" not in found
+
+
+def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
+    found = idle(tmp_path, "local", "rollout.engine=transformers")
+    assert found["ajet.rollout.vllm (2 keys)"] == ("x.yaml:7", "rollout.engine is transformers")
+
+
+def test_what_only_a_server_reads_is_idle_in_a_launch_alone(tmp_path):
+    launched, served = idle(tmp_path, "local"), idle(tmp_path, "local", serving=True)
+    assert launched.keys() - served.keys() == {"ajet.gateway.idle_timeout", "ajet.trainer_common.max_staleness"}
+    new = "ajet.trainer_common.total_epochs", ("x.yaml:11", "it ends after `total_training_steps`, or never")
+    assert dict([new]).items() <= served.items() and new[0] not in launched
+
+
+def test_the_screen_is_one_heading_and_a_line_each(tmp_path):
+    idle(tmp_path, "verl")
+    experiment = load_experiment(tmp_path / "x.yaml", backbone="verl")
+    heading, *rows = idle_lines(experiment.idle(), "on the backbone verl").splitlines()
+    assert heading == "Set, and without effect on the backbone verl:"
+    assert len({row.index("verl's servers") for row in rows if VLLM in row}) == 1, "in columns"
+    assert len(rows) == len(experiment.idle()) == 5
+    assert idle_lines([], "anywhere") == ""
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_file_that_ajet_wrote_was_not_set_by_anybody(tmp_path, backbone):
+    experiment = Experiment.from_dict({"ajet": {"backbone": backbone}}, base=tmp_path)
+    (tmp_path / "resolved.yaml").write_text(experiment.resolved_yaml())
+    assert load_experiment(tmp_path / "resolved.yaml", backbone=backbone).idle() == []
+
+
+def test_accepted_keys_take_anything_and_reach_nobody(tmp_path):
+    tree: dict[str, Any] = {}
+    for name in ACCEPTED:
+        *parents, last = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = {"anything": [1]}
+    experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
+    assert experiment.ajet == Experiment.from_dict({}, base=tmp_path).ajet
+    assert {each.name for each in experiment.idle()} == {f"ajet.{name}" for name in ACCEPTED}
+    assert not {".".join(path) for path, _, _ in walk(AjetConfig)} & {*ACCEPTED}
+
+
+def test_accepted_keys_may_stand_in_overrides_and_be_asked_for(tmp_path):
+    (tmp_path / "x.yaml").write_text("ajet: {task_runner: {wrapper_type: asyncio}}")
+    experiment = load_experiment(tmp_path / "x.yaml", overrides=["rollout.mode=sync", "++execute_test=x"])
+    assert [each.name for each in experiment.idle()] == [
+        "ajet.task_runner",
+        "ajet.rollout.mode",
+        "ajet.execute_test",
+    ]
+    (line,) = explain(experiment, "ajet.rollout.mode")
+    assert "has no effect: requests are always asynchronous" in line
+    assert accepted(("task_runner", "wrapper_type")) and accepted(("rollout", "engine")) is None
+
+
+def test_why_says_it_too(tmp_path):
+    (tmp_path / "x.yaml").write_text(YAML)
+    lines = list(explain(load_experiment(tmp_path / "x.yaml", backbone="verl"), "rollout.engine"))
+    assert lines[2] == f"  It has no effect on the backbone verl: {VLLM}"
+
+
+def test_each_reason_ends_a_line_and_is_in_the_docs():
+    page = configuration_md()
+    declared = {reason.why for _, _, notes in walk(AjetConfig) for reason in notes["idle"].values() if reason}
+    for why in declared | {*ACCEPTED.values()}:
+        assert why and not why.endswith(".") and "\n" not in why, why
+        assert why in page, why
