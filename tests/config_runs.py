@@ -163,7 +163,7 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     config, order, words = _config(experiment, run, own=True)
     tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, 1, dropped_after(config), order=order.state(), words=words)
+    record = Record(experiment, run, progress, 1, dropped_after(config), order=order.identity(), words=words)
     rollout = config["actor_rollout_ref"]["rollout"]
     engine = ServerEngine(
         _Servers(tokenizer), max_model_len=rollout["max_model_len"], vocabulary=len(tokenizer), server=rollout["name"]
