@@ -43,9 +43,12 @@ class Bench:
 
 
 @contextmanager
-def bench(script: Any = (), *, style: str = "qwen25", engine: Any = None, **options: Any) -> Iterator[Bench]:
-    """`script` and the engine's options latency, chunk and pace; the rest goes to the Gateway."""
-    renderer = Renderer(tokenizer(style))
+def bench(
+    script: Any = (), *, style: str = "qwen25", words: Renderer | None = None, engine: Any = None, **options: Any
+) -> Iterator[Bench]:
+    """`words`: the renderer, instead of that of a `style`. `script` and the options latency, chunk and pace are the
+    engine's; the rest goes to the Gateway."""
+    renderer = words or Renderer(tokenizer(style))
     scripted = {name: options.pop(name) for name in ("latency", "chunk", "pace", "version") if name in options}
     engine = engine or ScriptedEngine(
         script, encode=lambda text: renderer.encode(text).tolist(), end_id=renderer.end_ids[0], **scripted

@@ -7,7 +7,6 @@ error in the shape that its client reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from loguru import logger
 from starlette.applications import Starlette
@@ -27,28 +26,26 @@ from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect
 from ajet.gateway.exchange import Endpoint
 from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.models import describe_model, error_body, list_models
+from ajet.gateway.serving import Serving
+from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
 
-if TYPE_CHECKING:
-    from ajet.gateway.server import Gateway
-    from ajet.gateway.session import Session
 
-
-def build_app(gateway: Gateway) -> App:
+def build_app(serving: Serving) -> App:
     """The gateway's routes."""
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def models(request: Request) -> Response:
-        session = session_of(gateway, request)
-        return JSONResponse(list_models(request, gateway, session))
+        session = session_of(serving, request)
+        return JSONResponse(list_models(request, serving, session))
 
     async def model(request: Request) -> Response:
-        session = session_of(gateway, request)
+        session = session_of(serving, request)
         if request.path_params["name"] != session.model_name:
             raise Refused("The model does not exist.", status=404, code="model_not_found", param="model")
-        return JSONResponse(describe_model(request, gateway, session))
+        return JSONResponse(describe_model(request, serving, session))
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)
@@ -66,9 +63,9 @@ def build_app(gateway: Gateway) -> App:
         told = Refused("internal error", status=500, code="internal_error")
         return JSONResponse(error_body(request, told), status_code=told.status)
 
-    renderer = gateway.renderer
+    renderer = serving.renderer
     decode = renderer.decode if renderer is not None else None
-    room = min(gateway.max_model_len, getattr(gateway.engine, "max_model_len", gateway.max_model_len))
+    room = min(serving.max_model_len, getattr(serving.engine, "max_model_len", serving.max_model_len))
     dialects: tuple[Dialect, ...] = (
         ChatDialect(decode),
         CompletionsDialect(decode),
@@ -77,13 +74,13 @@ def build_app(gateway: Gateway) -> App:
         AnthropicDialect(room),
         CountTokensDialect(room),
     )
-    endpoints = {dialect.path: Endpoint(gateway.keys, dialect) for dialect in dialects}
+    endpoints = {dialect.path: Endpoint(serving.keys, dialect) for dialect in dialects}
     others = Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", model),
-            *response_routes(lambda request: session_of(gateway, request).kept),
+            *response_routes(lambda request: session_of(serving, request).kept),
             *[Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()],
         ],
         exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
@@ -117,8 +114,8 @@ class App:
         await (place or self._others)(scope, receive, send)
 
 
-def session_of(gateway: Gateway, request: Request) -> Session:
+def session_of(serving: Serving, request: Request) -> Session:
     """The session whose key a request bears. Raises Refused."""
-    session = grant_of(gateway.keys, request.scope, dict(request.scope["headers"]))[1].session
+    session = grant_of(serving.keys, request.scope, dict(request.scope["headers"]))[1].session
     welcome(request.scope)
     return session

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.contract import Caller
-from ajet.gateway.keys import Keys
-from ajet.gateway.session import Grant
+from ajet.gateway.keys import Grant, Keys
+from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
 
 Headers = Mapping[bytes, bytes]
@@ -21,7 +21,7 @@ PATH_KEY = "ajet.key"
 _LONGEST = 128
 
 
-def grant_of(keys: Keys, scope: Mapping[str, Any], headers: Headers) -> tuple[str, Grant]:
+def grant_of(keys: Keys[Session], scope: Mapping[str, Any], headers: Headers) -> tuple[str, Grant[Session]]:
     """The key and what it stands for: that of the path, of `Authorization: Bearer`, of `x-api-key` or `api-key`,
     whichever is one. Raises Refused."""
     offered = [scope[PATH_KEY]] if PATH_KEY in scope else []
@@ -36,7 +36,7 @@ def grant_of(keys: Keys, scope: Mapping[str, Any], headers: Headers) -> tuple[st
     return "", keys.look_up(offered[0] if offered else None)
 
 
-def caller_of(grant: Grant, headers: Headers, body: Mapping[str, Any]) -> Caller:
+def caller_of(grant: Grant[Session], headers: Headers, body: Mapping[str, Any]) -> Caller:
     """Who asks. Raises Refused."""
     agent, target = _from_model(body.get("model"), grant.session.model_name)
     if agent is None:

@@ -40,7 +40,7 @@ _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 class Endpoint:
     """One dialect's route."""
 
-    def __init__(self, keys: Keys, dialect: Dialect) -> None:
+    def __init__(self, keys: Keys[Session], dialect: Dialect) -> None:
         self._keys, self._dialect = keys, dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

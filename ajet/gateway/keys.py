@@ -1,4 +1,4 @@
-"""Keys: 128 random bits for each (episode, agent, target), looked up on the server side.
+"""Keys: 128 random bits for each (episode, agent, target), looked up on the server side, and what each stands for.
 
 Invariant: a key encodes nothing, is never logged, and dies with its episode; dead ones are remembered for a while (as
 digests) so that a late client learns that its episode has ended rather than that its key was wrong. Thread-safe.
@@ -11,36 +11,45 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ajet.gateway.turn import Refused
 
-if TYPE_CHECKING:
-    from ajet.gateway.session import Grant
-
+S = TypeVar("S")
 _REMEMBERED = 4096
 
 
-class Keys:
-    """The living keys of one gateway."""
+@dataclass(frozen=True, slots=True)
+class Grant(Generic[S]):
+    """What a key stands for: an agent of a session."""
+
+    session: S
+    agent: str
+    target: str
+    debug_model: str | None
+
+
+class Keys(Generic[S]):
+    """The living keys of one gateway, whose sessions are `S`."""
 
     def __init__(self) -> None:
-        self._grants: dict[str, Grant] = {}
+        self._grants: dict[str, Grant[S]] = {}
         self._dead: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def grant(self, grant: Grant) -> str:
+    def grant(self, grant: Grant[S]) -> str:
         """A new key for it."""
         secret = secrets.token_hex(16)
         with self._lock:
             self._grants[secret] = grant
         return secret
 
-    def find(self, secret: str) -> Grant | None:
+    def find(self, secret: str) -> Grant[S] | None:
         """What a key stands for; None for an unknown or dead one."""
         return self._grants.get(secret)
 
-    def look_up(self, secret: str | None) -> Grant:
+    def look_up(self, secret: str | None) -> Grant[S]:
         """What a key stands for. Raises Refused: 401 for an unknown key, 410 for that of an episode that has ended."""
         grant = self._grants.get(secret or "")
         if grant is not None:

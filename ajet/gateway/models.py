@@ -5,28 +5,26 @@ Invariant: a request that says `anthropic-version` is answered as Anthropic woul
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
 from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.serving import Serving
+from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
 
-if TYPE_CHECKING:
-    from ajet.gateway.server import Gateway
-    from ajet.gateway.session import Session
 
-
-def list_models(request: Request, gateway: Gateway, session: Session) -> dict[str, Any]:
+def list_models(request: Request, serving: Serving, session: Session) -> dict[str, Any]:
     """The one model that a session's clients know."""
-    told = describe_model(request, gateway, session)
+    told = describe_model(request, serving, session)
     return anthropic.model_page([told]) if _for_anthropic(request) else {"object": "list", "data": [told]}
 
 
-def describe_model(request: Request, gateway: Gateway, session: Session) -> dict[str, Any]:
+def describe_model(request: Request, serving: Serving, session: Session) -> dict[str, Any]:
     """The model of a session."""
     if _for_anthropic(request):
-        return anthropic.model_info(session.model_name, gateway.max_model_len, gateway.max_response_tokens)
+        return anthropic.model_info(session.model_name, serving.max_model_len, serving.max_response_tokens)
     return {"id": session.model_name, "object": "model", "created": 0, "owned_by": "ajet"}
 
 

@@ -24,6 +24,7 @@ from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Inspect, Waiting
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Server, listen
+from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
 from ajet.tokens import Renderer
@@ -54,20 +55,31 @@ class Gateway:
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.samples_tokens = isinstance(engine, TokenEngine)
-        if self.samples_tokens and renderer is None:
+        if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
-        self.engine, self.renderer = engine, renderer
-        self.max_model_len, self.max_response_tokens = max_model_len, max_response_tokens
-        self.force_disable_toolcalls, self.chat_engine_for = force_disable_toolcalls, chat_engine_for
-        self.keys, self.waiting, self.aside = Keys(), Waiting(max_calls), Aside()
-        self.app = build_app(self)
+        self._serving = Serving(
+            engine,
+            renderer,
+            max_model_len,
+            max_response_tokens,
+            force_disable_toolcalls,
+            chat_engine_for,
+            keys=Keys(),
+            waiting=Waiting(max_calls),
+            aside=Aside(),
+        )
+        self.app = build_app(self._serving)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def engine(self) -> TokenEngine | ChatEngine:
+        """Who answers."""
+        return self._serving.engine
 
     @property
     def base_url(self) -> str:
@@ -97,7 +109,7 @@ class Gateway:
             return
         self._server.stop()
         thread.join()
-        self.aside.close()
+        self._serving.aside.close()
 
     def open(
         self,
@@ -113,7 +125,8 @@ class Gateway:
         """A session for one episode. `key` is (seed, task order, repeat): it names the episode's random numbers.
         `inspect` names the abnormal-output checks that a reply fires. Thread-safe."""
         return Session(
-            self,
+            self._serving,
+            Reach(self._base_url, self.transport, self.on_loop),
             episode,
             key=key,
             sampling=sampling,
@@ -154,7 +167,7 @@ class Gateway:
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """An in-process transport for httpx clients, usable from any event loop."""
-        return GatewayTransport(self)
+        return GatewayTransport(self.app, lambda: self.loop)
 
     def _serve(self, listening: socket.socket, started: threading.Event) -> None:
         self._server = Server(self.app, self._limits, timeout_graceful_shutdown=1)

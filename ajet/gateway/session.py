@@ -11,32 +11,21 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
+from ajet.gateway.keys import Grant
 from ajet.gateway.ledger import Inspect, Ledger
 from ajet.gateway.proxy import chat_turn
 from ajet.gateway.reply import Reader, Reply
 from ajet.gateway.retries import Askings
+from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.token_turn import TokenTurns
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 from ajet.schema.endpoint import Endpoint
-
-if TYPE_CHECKING:
-    from ajet.gateway.server import Gateway
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What a key stands for."""
-
-    session: Session
-    agent: str
-    target: str
-    debug_model: str | None
 
 
 class Session:
@@ -44,7 +33,8 @@ class Session:
 
     def __init__(
         self,
-        gateway: Gateway,
+        serving: Serving,
+        reach: Reach,
         episode: str,
         *,
         key: tuple[int, int, int],
@@ -57,24 +47,24 @@ class Session:
         self.episode, self.model_name = episode, model_name
         self.kept: dict[str, Any] = {}
         """What dialects remember of this episode; see `Caller.kept`."""
-        self._gateway = gateway
+        self._serving, self._reach = serving, reach
         self.askings = Askings()
         """What its clients asked for and have not got yet."""
-        self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, gateway.max_response_tokens))
+        self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, serving.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
-        self.waiting = gateway.waiting
-        self._ledger = Ledger(gateway.waiting, inspect, terminate_on_inspect)
+        self.waiting = serving.waiting
+        self._ledger = Ledger(serving.waiting, inspect, terminate_on_inspect)
         self._tokens: TokenTurns | None = None
-        if gateway.samples_tokens:
-            assert gateway.renderer is not None, "a token engine needs a renderer"
+        if serving.samples_tokens:
+            assert serving.renderer is not None, "a token engine needs a renderer"
             self._tokens = TokenTurns(
                 self._ledger,
-                cast(TokenEngine, gateway.engine),
-                gateway.renderer.on_day(date.today()),
-                gateway.aside,
+                cast(TokenEngine, serving.engine),
+                serving.renderer.on_day(date.today()),
+                serving.aside,
                 key=key,
                 sampling=self._sampling,
-                max_model_len=gateway.max_model_len,
+                max_model_len=serving.max_model_len,
             )
         self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
         self._lock = threading.Lock()
@@ -99,9 +89,9 @@ class Session:
             if endpoint is None:
                 if self.closed:
                     raise Refused("this episode has ended", status=410, code="episode_finished")
-                secret = self._gateway.keys.grant(Grant(self, *wanted))
+                secret = self._serving.keys.grant(Grant(self, *wanted))
                 endpoint = self._endpoints[wanted] = Endpoint(
-                    self._gateway.base_url, secret, self.model_name, self._gateway.transport
+                    self._reach.base_url, secret, self.model_name, self._reach.transport
                 )
             return endpoint
 
@@ -171,10 +161,10 @@ class Session:
         """(the request, who answers it, whether in tokens, whether it trains)."""
         self._ledger.refuse_ended()
         own = self._trainable is None or (request.target or request.agent) in self._trainable
-        engine, samples_tokens = self._gateway.engine, self._gateway.samples_tokens
-        if not own and request.debug_model and self._gateway.chat_engine_for is not None:
-            engine, samples_tokens = self._gateway.chat_engine_for(request.debug_model), False
-        if self._gateway.force_disable_toolcalls and request.tools:
+        engine, samples_tokens = self._serving.engine, self._serving.samples_tokens
+        if not own and request.debug_model and self._serving.chat_engine_for is not None:
+            engine, samples_tokens = self._serving.chat_engine_for(request.debug_model), False
+        if self._serving.force_disable_toolcalls and request.tools:
             request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
         return request, engine, samples_tokens, own
 
@@ -182,6 +172,6 @@ class Session:
         """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""
         with self._lock:
             self._ledger.closed = True
-            self._gateway.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
-        self._gateway.on_loop(self._ledger.abort_all)
+            self._serving.keys.revoke([endpoint.api_key for endpoint in self._endpoints.values()])
+        self._reach.on_loop(self._ledger.abort_all)
         return self._ledger.recorder.capture

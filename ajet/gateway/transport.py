@@ -9,28 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, MutableMapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from typing import Any
 
 import httpx
+from starlette.types import ASGIApp
 
 from ajet.gateway.exchange import LOST
-
-if TYPE_CHECKING:
-    from ajet.gateway.server import Gateway
 
 Message = MutableMapping[str, Any]
 
 
 class GatewayTransport(httpx.AsyncBaseTransport):
-    """Hands requests to a gateway of this process. Holds no state of any loop."""
+    """Hands requests to the `app` of a gateway of this process, on the loop that `loop` answers while it runs. Holds no
+    state of any loop."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, app: ASGIApp, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._app, self._loop = app, loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """See httpx."""
-        exchange = _Exchange(self._gateway, request, await request.aread())
+        exchange = _Exchange(self._app, self._loop, request, await request.aread())
         try:
             exchange.begin()
             start = await exchange.next()
@@ -43,8 +42,10 @@ class GatewayTransport(httpx.AsyncBaseTransport):
 class _Exchange(httpx.AsyncByteStream):
     """One request: the ASGI app on the gateway's loop, its messages queued in the client's."""
 
-    def __init__(self, gateway: Gateway, request: httpx.Request, body: bytes) -> None:
-        self._gateway = gateway
+    def __init__(
+        self, app: ASGIApp, loop: Callable[[], asyncio.AbstractEventLoop], request: httpx.Request, body: bytes
+    ) -> None:
+        self._app, self._gateways_loop = app, loop
         self._loop = asyncio.get_running_loop()
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
@@ -73,7 +74,7 @@ class _Exchange(httpx.AsyncByteStream):
 
     def begin(self) -> None:
         try:
-            self._gateway.loop.call_soon_threadsafe(self._launch)
+            self._gateways_loop().call_soon_threadsafe(self._launch)
         except (RuntimeError, AssertionError) as error:
             raise httpx.ConnectError("the gateway is closed", request=self._request) from error
 
@@ -108,7 +109,7 @@ class _Exchange(httpx.AsyncByteStream):
         """The client has left. Thread-safe, idempotent."""
         self._left = True
         with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
-            self._gateway.loop.call_soon_threadsafe(self._leave)
+            self._gateways_loop().call_soon_threadsafe(self._leave)
 
     # On the client's loop.
 
@@ -140,7 +141,7 @@ class _Exchange(httpx.AsyncByteStream):
         self._task = task
 
     async def _answer(self) -> None:
-        await self._gateway.app(self._scope, self._receive, self._send)
+        await self._app(self._scope, self._receive, self._send)
         if self._left:
             self._leave()
 

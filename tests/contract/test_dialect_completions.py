@@ -224,8 +224,7 @@ def test_a_text_begins_as_the_tokenizer_begins_texts():
     assert renderer.raw("x").ids.tolist() == [begin, *renderer.encode("x").tolist()]
     assert renderer.raw("<|begin_of_text|>x").ids.tolist() == renderer.raw("x").ids.tolist()
     assert renderer.raw([5, 6]).ids.tolist() == [5, 6]
-    with bench() as on:
-        on.gateway.renderer = renderer
+    with bench(words=renderer) as on:
         scripted(on, ScriptedReply(ids=renderer.encode("ab").tolist(), ended=False), ScriptedReply(ids=[1]))
         session = on.open()
         endpoint = session("agent", "agent", None)

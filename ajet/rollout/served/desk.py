@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +25,7 @@ from ajet.gateway import Refused
 from ajet.rollout.assembly import Played
 from ajet.rollout.checks import open_checks
 from ajet.rollout.sampling import split_sampling
+from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 T = TypeVar("T")
-REMEMBERED = 10_000
-"""Ended episodes that can still be asked for."""
 LONGEST_GLANCE = 2.0
 """Seconds between two looks for episodes whose time is over, at most."""
 MANY_GROUPS = 1_000
@@ -78,12 +76,10 @@ class Desk:
         self._verdicts = Verdicts(judge, settings)
         self._endings = Endings(gateway, self._verdicts, settings, keeper)
         self._open: dict[str, Served] = {}
-        self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._ended = Ended()
         self._groups: list[OpenGroup] = []
         self._closing = False
         self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
-        self.counts = {"completed": 0, "failed": 0, "aborted": 0}
-        """Ended episodes by status."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-desk", daemon=True)
         self._thread.start()
@@ -139,7 +135,7 @@ class Desk:
         whole, open_ = self._store.closed(), self._store.lease_kept()
         for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
             for one in lease.kept:
-                self._remember(one.episode, outcome_of(one.episode), one.ended_by)
+                self._ended.remember(outcome_of(one.episode), one.ended_by)
             if lease.kept[0].alone:
                 self.results.put(lease.kept[0].episode)
                 continue
@@ -260,7 +256,7 @@ class Desk:
     async def _overview(self) -> dict[str, Any]:
         return {
             "open": list(self._open),
-            "ended": dict(self.counts),
+            "ended": dict(self._ended.counts),
             "open_groups": len(self._groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
             "version": self._version,
@@ -293,8 +289,8 @@ class Desk:
         if by != CLOSING:
             await self._endings.record(served)
         self._open.pop(episode.uuid, None)
-        self.counts[episode.status] += 1
-        self._remember(episode, outcome_of(episode), served.ended_by)
+        self._ended.counts[episode.status] += 1
+        self._ended.remember(outcome_of(episode), served.ended_by)
         self._hand_over(served.group, episode)
         return episode
 
@@ -305,18 +301,13 @@ class Desk:
             return
         logger.error("episode {} is lost ({}): its end could not be recorded", served.identity.uuid, reason)
         self._leave_group(served)
-        self.counts["aborted"] += 1
-        self._remember(served.made, given_up(served.made, reason), by)
+        self._ended.counts["aborted"] += 1
+        self._ended.remember(given_up(served.made, reason), by)
 
     def _leave_group(self, served: Served) -> None:
         self._open.pop(served.identity.uuid, None)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
-
-    def _remember(self, episode: Episode, outcome: dict[str, Any], by: str) -> None:
-        self._ended[episode.uuid] = {**outcome, "ended_by": by}
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
 
     def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
         if group is not None:

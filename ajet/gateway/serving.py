@@ -1,0 +1,56 @@
+"""Serving: what a gateway serves and within which bounds, as one value that its sessions and routes are given.
+
+Invariant: none of it changes while the gateway runs, and nobody needs the server itself to make a reply: keys and
+waiting calls, which do change, guard themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from ajet.engine.contract import ChatEngine, TokenEngine
+from ajet.gateway.aside import Aside
+from ajet.gateway.keys import Keys
+from ajet.gateway.ledger import Waiting
+from ajet.tokens import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """`max_model_len` bounds prompt + reply, `max_response_tokens` one reply."""
+
+    engine: TokenEngine | ChatEngine
+    renderer: Renderer | None
+    max_model_len: int
+    max_response_tokens: int
+    force_disable_toolcalls: bool
+    """Requests lose their tools."""
+    chat_engine_for: Callable[[str], ChatEngine] | None
+    """Finds the chat engine of a debug model by its name; None: such agents talk to the engine, untrained."""
+    keys: Keys[Any]
+    """Of its sessions."""
+    waiting: Waiting
+    """Calls under way, over all sessions."""
+    aside: Aside
+    """Where long requests are rendered, beside the gateway's loop."""
+
+    @property
+    def samples_tokens(self) -> bool:
+        """Whether the engine answers in tokens."""
+        return isinstance(self.engine, TokenEngine)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a running gateway is reached."""
+
+    base_url: str
+    """What clients are given; ends in /v1."""
+    transport: Callable[[], httpx.AsyncBaseTransport]
+    """The same for httpx clients of this process, from any event loop."""
+    on_loop: Callable[[Callable[[], None]], None]
+    """Runs a function on the gateway's own thread and waits for it."""
