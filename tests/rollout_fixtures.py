@@ -17,7 +17,7 @@ from ajet.config import Experiment
 from ajet.engine.contract import TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
-from ajet.rollout import Rollout, RoundEngine, rollout
+from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, rollout
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
@@ -66,6 +66,10 @@ class Stage:
     def play(self, count: int = 1, *, split: Any = "train", **more: Any) -> list[Group]:
         """All groups of `count` tasks."""
         return list(self.rollout.play(tasks(count), step=1, split=split, **more))
+
+    def stream(self, count: int, **more: Any) -> list[Closed | GivenBack]:
+        """How each of `count` tasks ended."""
+        return list(self.rollout.stream(tasks(count), step=1, split="train", **more))
 
     def episode(self) -> Episode:
         """The only episode of one task."""

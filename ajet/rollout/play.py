@@ -1,8 +1,8 @@
-"""Play: all groups of one call to `Rollout.play`, and what became of them.
+"""Play: all groups of one call to `Rollout.stream`, and how each ended.
 
-Invariant: every task handed in ends in exactly one place: yielded, discarded (played to its end and of no use), or
-unfinished (cut short because enough groups had closed; the task order hands it out first next time). With
-oversampling the first groups with something to learn from are kept; the others fill up only if those do not suffice.
+Invariant: every task handed in ends once, as `Closed` (kept, or played to its end and of no use) or as `GivenBack` (cut
+short, because enough groups had closed: it is to be played again). With oversampling the first groups with something
+to learn from are kept; the others fill up only if those do not suffice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,25 @@ from ajet.rollout.group import GroupPlay
 from ajet.schema.episode import Episode, Group
 
 
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A group that was played to its end."""
+
+    group: Group
+    kept: bool = True
+    """False: the batch was full by then, or there is nothing to learn from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """A task whose group was cut short."""
+
+    order: int
+    why: str
+    lost_tokens: int
+    """That its episodes had sampled."""
+
+
 @dataclass(slots=True)
 class Tally:
     """What a play came to; `Rollout.tally` of the last one."""
@@ -27,18 +46,14 @@ class Tally:
     retries: int = 0
     """Further attempts that were made."""
     lost_tokens: int = 0
-    """Sampled tokens of attempts that were made again, and of unfinished groups: no group that is kept has them."""
+    """Sampled tokens of attempts that were made again, and of groups that were cut short: no group has them."""
     abandoned: int = 0
     """Workflows that could not be ended and still run, when the play ended."""
-    discarded: list[Group] = field(default_factory=list)
-    """Groups that were played to their end and not yielded."""
-    unfinished: list[int] = field(default_factory=list)
-    """Orders of the tasks whose groups were cut short: give them back to the task order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Which groups of a play are yielded, where not all are."""
+    """Which groups of a play are kept, where not all are."""
 
     count: int
     learns_from: Callable[[Group], bool]
@@ -49,9 +64,9 @@ class Play:
     """Collects closed groups; lives on the rollout's loop, but for `events`, which the caller's thread empties."""
 
     def __init__(self, kept: Kept | None, *, in_order: bool) -> None:
-        """`kept` None yields every group. `in_order` yields by place among the tasks instead of by time."""
+        """`kept` None keeps every group. `in_order` tells them by place among the tasks instead of by time."""
         self.groups: list[GroupPlay] = []
-        self.events: queue.SimpleQueue[Episode | Group | BaseException | None] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Episode | Closed | GivenBack | BaseException | None] = queue.SimpleQueue()
         self.tally = Tally()
         self._kept, self._in_order = kept, in_order
         self._closed: dict[int, GroupPlay] = {}
@@ -60,7 +75,7 @@ class Play:
 
     @property
     def enough(self) -> bool:
-        """True when as many groups are yielded as were asked for."""
+        """True when as many groups are kept as were asked for."""
         return self._kept is not None and len(self._given) >= self._kept.count
 
     def closed(self, group: GroupPlay) -> None:
@@ -84,25 +99,25 @@ class Play:
         left = [group for group in self._closed.values() if group.index not in self._given]
         left.sort(key=lambda group: (not group.group().scored, group.index))
         for group in left:
-            if self._kept is not None and not self.enough and not group.cut_short:
-                self._yield(group)
-            elif group.cut_short:
-                self.tally.unfinished.append(group.order)
-                self.tally.lost_tokens += sum(episode.sampled_tokens for episode in group.episodes)
+            if group.cut_short:
+                lost = sum(episode.sampled_tokens for episode in group.episodes)
+                self.tally.lost_tokens += lost
+                self.events.put(GivenBack(group.order, group.stopped.result(), lost))
+            elif self.enough:
+                self.events.put(Closed(group.group(), kept=False))
             else:
-                self.tally.discarded.append(group.group())
-        self.tally.unfinished.sort()
+                self._keep(group)
         self.events.put(None)
 
     def _offer(self, group: GroupPlay) -> None:
         if self._kept is None:
             if not group.cut_short:
-                self._yield(group)
+                self._keep(group)
         elif not self.enough and not group.cut_short and self._kept.learns_from(group.group()):
-            self._yield(group)
+            self._keep(group)
             if self.enough and not self._in_order:
                 self.stop("enough_groups")
 
-    def _yield(self, group: GroupPlay) -> None:
+    def _keep(self, group: GroupPlay) -> None:
         self._given.add(group.index)
-        self.events.put(group.group())
+        self.events.put(Closed(group.group()))

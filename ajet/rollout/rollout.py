@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from ajet.rollout.collector import rare_collections
 from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.play import Kept, Play, Tally
+from ajet.rollout.play import Closed, GivenBack, Kept, Play, Tally
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
@@ -81,7 +82,14 @@ class Rollout:
         """Workflows that were stopped, could not be ended, and still run."""
         return self._isolation.abandoned
 
-    def play(
+    def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
+        """The groups of `stream` that are kept, for who hands in no task to get it back."""
+        with contextlib.closing(self.stream(tasks, **options)) as ended:
+            for each in ended:
+                if isinstance(each, Closed) and each.kept:
+                    yield each.group
+
+    def stream(
         self,
         tasks: Sequence[tuple[int, Task]],
         *,
@@ -90,13 +98,12 @@ class Rollout:
         repeats: int | None = None,
         sampling: Sampling | None = None,
         keep: int | None = None,
-    ) -> Iterator[Group]:
-        """Play every (order, task) `repeats` times and yield each group as it closes.
+    ) -> Generator[Closed | GivenBack, None, None]:
+        """Play every (order, task) `repeats` times and yield how each ended, as it does.
 
-        `keep`: stop after so many groups with something to learn from (`tally.unfinished` and `tally.discarded` hold
-        the rest); None keeps all, or, with `rollout.enable_oversample` in training, `data.train_batch_size`.
-        Leaving the iteration early, by an exception too, aborts what runs. `repeats` and `sampling` default to the
-        split's own settings.
+        `keep`: stop after so many groups with something to learn from; None keeps all, or, with
+        `rollout.enable_oversample` in training, `data.train_batch_size`. Leaving the iteration early, by an exception
+        too, aborts what runs. `repeats` and `sampling` default to the split's own settings.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -122,7 +129,7 @@ class Rollout:
                 while (event := play.events.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
-                    if isinstance(event, Group):
+                    if isinstance(event, Closed | GivenBack):
                         yield event
                     elif self._on_episode is not None:
                         self._on_episode(event)

@@ -18,6 +18,7 @@ from loguru import logger
 
 from ajet.algorithm import Algorithm, credit, opened
 from ajet.record.held_out import Measurement
+from ajet.rollout import GivenBack
 from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
@@ -155,12 +156,17 @@ def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: I
     training.run.status.set(phase="rollout", step=step)
     leases = {lease.order: lease for lease in training.store.lease(_tasks_to_start(settings))}
     taken = [(order, tasks.task(order)) for order in leases]
-    groups = sorted(parts.rollout.play(taken, step=step, split="train"), key=lambda group: group.order)
-    tally = parts.rollout.tally
+    groups: list[Group] = []
+    oversampled: list[Group] = []
+    given_back: list[Lease] = []
+    for ended in parts.rollout.stream(taken, step=step, split="train"):
+        if isinstance(ended, GivenBack):
+            given_back.append(leases[ended.order])
+        else:
+            (groups if ended.kept else oversampled).append(ended.group)
+    groups.sort(key=lambda group: group.order)
     refuse_if_all_failed(episodes_of(groups), step)
-    unused: Unused = {"oversampled": tally.discarded}
-    unfinished = [leases[order] for order in tally.unfinished]
-    learn(training, groups, interrupts, began=began, unused=unused, unfinished=unfinished)
+    learn(training, groups, interrupts, began=began, unused={"oversampled": oversampled}, unfinished=given_back)
 
 
 def learn(

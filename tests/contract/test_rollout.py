@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from ajet.engine.contract import DrawKey, TokenRequest
 from ajet.engine.scripted import ScriptedReply
+from ajet.rollout import Closed, GivenBack
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -293,19 +294,24 @@ def test_oversampling_keeps_the_first_useful_groups() -> None:
     script = by_task("yes", "mixed", "slow", "mixed", "slow")
     tree = {"data": {"train_batch_size": 2}}
     with stage(flows.Asks, script, tree=tree, enable_oversample=True) as made:
-        groups = made.play(5)
-        tally = made.rollout.tally
-    assert sorted(group.order for group in groups) == [1, 3]
-    assert tally.unfinished == [2, 4] or tally.unfinished == [0, 2, 4]
-    assert {group.order for group in tally.discarded} | set(tally.unfinished) == {0, 2, 4}
+        ended = made.stream(5)
+    kept, other, given_back = sorted_ends(ended)
+    assert sorted(kept) == [1, 3] and sorted(kept + other + given_back) == [0, 1, 2, 3, 4]
+    assert {2, 4} <= {*given_back} <= {0, 2, 4}
+    assert {each.why for each in ended if isinstance(each, GivenBack)} == {"enough_groups"}
+
+
+def sorted_ends(ended: Sequence[Closed | GivenBack]) -> tuple[list[int], list[int], list[int]]:
+    """Orders of the groups that were kept, of the others, and of what was given back."""
+    groups = [(each.group.order, each.kept) for each in ended if isinstance(each, Closed)]
+    given_back = [each.order for each in ended if isinstance(each, GivenBack)]
+    return [order for order, kept in groups if kept], [order for order, kept in groups if not kept], given_back
 
 
 def test_groups_without_variance_fill_up() -> None:
     script = by_task("yes", "mixed", "no")
     with stage(flows.Asks, script, tree={"data": {"train_batch_size": 2}}, enable_oversample=True) as made:
-        groups = made.play(3)
-        assert [group.order for group in groups] == [1, 0]
-        assert [group.order for group in made.rollout.tally.discarded] == [2]
+        assert sorted_ends(made.stream(3)) == ([1, 0], [2], [])
         assert len(made.play(3, split="validation", repeats=1)) == 3
 
 
@@ -414,9 +420,9 @@ def test_close_from_another_thread_ends_a_play() -> None:
     with stage(flows.Asks, script) as made:
         closer = threading.Thread(target=lambda: (started.wait(), made.rollout.close()))
         closer.start()
-        assert made.play(1) == []
+        assert sorted_ends(made.stream(1)) == ([], [], [0])
         closer.join()
-        assert made.rollout.tally.statuses == {"aborted": 2} and made.rollout.tally.unfinished == [0]
+        assert made.rollout.tally.statuses == {"aborted": 2}
         with pytest.raises(RuntimeError, match="closed"):
             made.play(1)
 
