@@ -29,6 +29,9 @@ from ajet.tokens.image_tokens import image_urls
 
 TRIES = 4
 """Replies drawn for one that keeps to its client's demands, where the engine cannot be held to them."""
+_RESUMED, _REDRAWN = 32, 48
+"""Bits by which the count of tokens that a reply begins with, and that of rejected ones, are shifted into the name of
+its draws: below them lies the number of the call, or a client's seed."""
 
 
 class TokenTurns:
@@ -116,7 +119,7 @@ class TokenTurns:
         self._ledger.refuse_ended()  # a long prompt takes its time
         sampling, ignored = self._sampling(request, prompt, trained)
         if sampling.seed is not None:  # a client's seed names one reply: another draw is another seed
-            sampling = replace(sampling, seed=sampling.seed ^ rejected << 48)
+            sampling = replace(sampling, seed=sampling.seed ^ (rejected << _REDRAWN))
         may_call = bool(request.tools) and request.tool_choice != "none"
         free = may_call or prompt.rendered.opens_thought
         if request.json_schema is not None and self._engine.constrains and not free:
@@ -220,7 +223,9 @@ def _asked(draft: Draft) -> TokenRequest:
     ids, sampling, draw = draft.sampled.ids, draft.sampling, draft.draw
     if not draft.begun:
         return TokenRequest(draft.prompt.ids, sampling, draw, draft.images)
-    again = draft.begun << 32
+    # The rest is drawn under a name of its own: the draws of the beginning were used up to a place that only the engine
+    # knew. No session has 2^32 calls, so no other call has that name.
+    again = draft.begun << _RESUMED
     seed = None if sampling.seed is None else sampling.seed ^ again
     return TokenRequest(
         np.concatenate([draft.prompt.ids, np.array(ids, dtype=np.int32)]),

@@ -68,6 +68,7 @@ class RunDirectory:
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         self.redact = redact
+        self._closed = self._taken_up = False
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
         try:
             self._prepare(experiment, place, kind)
@@ -153,8 +154,6 @@ class RunDirectory:
         if self._lock is not None or self.episodes.folder.exists():
             return
         _remove(self.path)
-
-    _closed = _taken_up = False
 
     def __enter__(self) -> RunDirectory:
         return self

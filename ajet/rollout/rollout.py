@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
+_LAST_WORDS = 0.1
+"""Seconds for which the loop still runs after `close`, so that what was just cancelled there ends."""
 
 
 class Rollout:
@@ -157,7 +159,7 @@ class Rollout:
             _wait(conducted)
         self._isolation.close()
         self._verdicts.close()
-        self._loop.call_soon_threadsafe(self._loop.call_later, 0.1, self._loop.stop)
+        self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS, self._loop.stop)
 
     async def _conduct(
         self,

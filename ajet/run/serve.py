@@ -28,7 +28,7 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
-from ajet.run.staleness import announce, staleness_metrics
+from ajet.run.staleness import announce, staleness
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
@@ -222,13 +222,13 @@ class Batch:
         if isinstance(result, Episode):
             self.alone.append(result)
             return
-        staleness = staleness_metrics(result.episodes, version).get("train/staleness_max", 0)
-        stale = max_staleness is not None and staleness > max_staleness
+        oldest = staleness(result.episodes, version)
+        stale = max_staleness is not None and oldest > max_staleness
         if stale:
             logger.warning(
                 "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
                 result.task.task_id,
-                staleness,
+                oldest,
             )
         (self.stale if stale else self.groups if result.scored else self.useless).append(result)
 

@@ -27,9 +27,20 @@ def announce(cap: float | None, oldest: int | None) -> None:
     logger.info("tokens sampled by {} are trained on with {}", age, importance_weights(cap))
 
 
+def staleness(episodes: Iterable[Episode], version: int) -> int:
+    """How many policy versions lie at most between the weights that sampled what is trained on and the present ones."""
+    return version - min(_sampled_by(episodes), default=version)
+
+
 def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
-    """How many policy versions lie between the weights that sampled what is trained on and the present ones."""
-    lows = [run.low for e in episodes if e.scored for call in e.calls if call.trained for run in call.versions]
-    if not lows:
-        return {}
-    return {"train/staleness_max": version - min(lows), "train/staleness_mean": version - fmean(lows)}
+    """That, and the mean."""
+    found = _sampled_by(episodes)
+    return (
+        {"train/staleness_max": version - min(found), "train/staleness_mean": version - fmean(found)} if found else {}
+    )
+
+
+def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
+    """The policy version of each run of tokens that are trained on."""
+    calls = (call for episode in episodes if episode.scored for call in episode.calls if call.trained)
+    return [run.low for call in calls for run in call.versions]

@@ -133,7 +133,7 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     try:
         if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
-            training.saved_step = -1
+            training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
         while training.step < total:
             train_step(training, parts, tasks, interrupts)
             if _owes_validation(training, parts):
