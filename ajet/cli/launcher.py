@@ -1,7 +1,8 @@
-"""Entry point: `ajet …` and `python -m ajet.cli.launcher …`.
+"""Entry point: `ajet …`, `python -m ajet …` and `python -m ajet.launcher …`.
 
 Invariant: no subcommand word is needed to launch. A first argument that begins with `-` (and does not ask for help, the
-version or shell completion) means `launch`; no argument at all means help.
+version or shell completion) means `launch`, one that ends as a YAML does means `launch --conf`; no argument at all
+means help.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["--help"]
     elif given[0].startswith("-") and not any(argument in _NOT_A_LAUNCH for argument in given):
         given = ["launch", *given]
+    elif given[0].endswith((".yaml", ".yml")):
+        given = ["launch", "--conf", *given]
     app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
 
 

@@ -95,6 +95,16 @@ def test_version_and_module_entry(tmp_path):
     assert ajet("--version", cwd=tmp_path).stdout.strip() == f"ajet {package.__version__}"
 
 
+@pytest.mark.parametrize("module", ["ajet", "ajet.launcher"])
+def test_it_is_a_module_by_all_its_names(module, capsys, monkeypatch):
+    import runpy
+
+    monkeypatch.setattr("sys.argv", ["ajet", "--version"])
+    with pytest.raises(SystemExit):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    assert capsys.readouterr().out.startswith("ajet ")
+
+
 def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched):
     code, out, err = run(
         "--backbone", "local", "rollout.num_repeat=2", "--conf", "x.yaml", "--exp-dir", "runs", "--fresh",
@@ -113,7 +123,9 @@ def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched
 def test_the_word_launch_and_quoted_choices(project, run, launched):
     assert run("launch", "--conf", "x.yaml", "--backbone=debug")[0] == 0
     assert run("--conf=x.yaml")[0] == 0
-    assert [experiment.ajet.backbone for experiment, _ in launched] == ["debug", "debug"]
+    assert run("x.yaml", "--backbone", "local", "rollout.num_repeat=2")[0] == 0
+    assert [experiment.ajet.backbone for experiment, _ in launched] == ["debug", "debug", "local"]
+    assert launched[-1][0].ajet.rollout.num_repeat == 2
 
 
 def test_backbones_of_later_versions_refuse_in_one_sentence(project, run, launched):
