@@ -51,17 +51,19 @@ def why(
 
 @app.command("validate")
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Check a YAML: keys, types, and whether a run could start. Keys that were set in vain are named."""
+    """Check a YAML: keys, types, and whether a run could start. Keys that were set in vain are named, and settings
+    that cannot do what a training is for."""
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
     from ajet.run.assembly import algorithm_of
+    from ajet.run.review import review_lines, review_settings
     from ajet.schema.errors import UserError
 
     if conf is None:
         raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready()
-    algorithm_of(experiment)
+    algorithm = algorithm_of(experiment)
     if experiment.ajet.backbone == "verl":
         from ajet.backbone.verl import verl_settings
 
@@ -69,6 +71,8 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     typer.echo(f"{conf} is valid.")
     if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
         typer.echo(idle)
+    if review := review_lines(review_settings(experiment.ajet, algorithm), experiment):
+        typer.echo(review)
 
 
 def _for_verl(experiment: Experiment) -> str:

@@ -21,18 +21,26 @@ def dry_run(experiment: Experiment) -> None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.assembly import algorithm_of, renderer_of, workflow_of
+    from ajet.run.review import review_lines, review_settings, review_tasks
     from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
+    from ajet.task_reader.overlong import within_prompt_length
 
     experiment.require_ready()
     settings = experiment.ajet
-    algorithm_of(experiment)
-    workflow_of(experiment)
+    algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
     reader = open_reader(experiment)
-    open_judge(experiment, reader_judge=reader.judge)
+    judge = open_judge(experiment, reader_judge=reader.judge)
     training = reader.tasks("train")
     validation = reader.tasks("validation") if reader.has("validation") else []
+    tokenizer = None
+    if settings.rollout.engine != "endpoint":
+        assert settings.model.path is not None, "require_ready asks for it"
+        trusted = settings.model.trust_remote_code
+        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
+        training = within_prompt_length(training, settings.data, tokenizer)
+        validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
     task = training[0]
     messages = task.init_messages or [{"role": "user", "content": task.main_query}]
 
@@ -45,12 +53,9 @@ def dry_run(experiment: Experiment) -> None:
     )
     plan.add_row("tasks", f"{len(training)} train, {len(validation) or 'no'} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
-    if settings.rollout.engine == "endpoint":
+    if tokenizer is None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
-        assert settings.model.path is not None, "require_ready asks for it"
-        trusted = settings.model.trust_remote_code
-        tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
         rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("model", settings.model.path)
         plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.shown}")
@@ -64,4 +69,9 @@ def dry_run(experiment: Experiment) -> None:
     console.print(plan)
     if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
         console.print(idle, markup=False, highlight=False, soft_wrap=True)
+    findings = review_settings(settings, algorithm) + review_tasks(
+        experiment, train=len(training), validates=bool(validation), workflow=workflow, judged=judge.judges
+    )
+    if review := review_lines(findings, experiment):
+        console.print(review, markup=False, highlight=False, soft_wrap=True)
     console.print("Nothing was started (--dry-run).")

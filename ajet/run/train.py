@@ -23,6 +23,7 @@ from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
 from ajet.run.interrupt import Interrupts
+from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
@@ -130,6 +131,7 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     tasks = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
     training = Training.begin(parts, run, open_store(run, tasks), tasks, on_step)
     total = training.total_steps
+    _review(parts, training.algorithm, len(tasks))
     try:
         if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
@@ -146,6 +148,15 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
         raise
     training.save()
     return training
+
+
+def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
+    settings, validates = parts.experiment.ajet, parts.reader.has("validation")
+    findings = review_settings(settings, algorithm) + review_tasks(
+        parts.experiment, train=tasks, validates=validates, workflow=parts.workflow, judged=parts.judge.judges
+    )
+    if said := review_lines(findings, parts.experiment):
+        logger.warning("{}", said)
 
 
 def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: Interrupts) -> None:

@@ -40,6 +40,11 @@ class Judge:
             return "none: the workflow sets the reward"
         return f"{type(self._judging).__module__}.{type(self._judging).__qualname__}"
 
+    @property
+    def judges(self) -> bool:
+        """Whether there is anybody to ask."""
+        return self._judging is not None
+
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
         """The workflow's own reward, else the judge's. Raises JudgeFailure, or the BoundaryError the judge raised."""
         if output.reward is not None:

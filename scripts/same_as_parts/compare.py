@@ -22,7 +22,7 @@ import numpy as np
 from ajet.record.earlier_schemas import todays
 
 LEFT_OUT = re.compile(
-    r"(^|/)(time|started|ended|saved|updated|digest|uuid|group|run|run_id|blob|transformers_version)$"
+    r"(^|/)(time|started|ended|saved|updated|digest|uuid|group|ledger|run|run_id|blob|transformers_version)$"
     r"|(^|/)(seconds|perf|memory)/|per_second|_gib$"
     r"|(^|/)base_model_name_or_path$"  # where the embedded model of that checkout lies
     r"|^(files|digests)/"  # in a checkpoint's state, of files whose contents are compared
@@ -32,8 +32,9 @@ FILES_LEFT_OUT = {"run.json", "status.json", "environment.json", "lock.json"}
 NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 """Of safetensors; bfloat16, which numpy lacks, is shown by its bits."""
 ABSENT = "(not there)"
-NEWER = re.compile(r"^\d+/(order|ending|printed)$")
-"""Of episodes: what the first schema did not have, and is not missed there."""
+NEWER = re.compile(r"^\d+/(order|ending|printed)$|^state/frontier/(brought|count|ledger|used)$")
+"""Of episodes what the first schema did not have, of checkpoints what they said before there was a store: it is not
+missed there."""
 
 
 @dataclass(frozen=True)

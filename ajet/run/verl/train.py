@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.algorithm import opened
 from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
 from ajet.backbone.verl.demand import Demand
@@ -27,6 +28,7 @@ from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.config.verl import SYNC
 from ajet.config.verl.credit import credit_settings
+from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
 from ajet.run.verl.record import Record
@@ -171,6 +173,10 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
+    findings = review_settings(settings, opened(credit_settings(config), base=experiment.base))
+    findings += review_tasks(experiment, train=len(tasks), validates=reader.has("validation"))
+    if said := review_lines(findings, experiment):
+        logger.warning("{}", said)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps
     if not reader.has("validation"):

@@ -1,0 +1,140 @@
+"""A review of the plan: settings that are valid and cannot do what a training is for, said before it costs anything.
+
+Invariant: it refuses nothing, starts nothing and changes nothing. Each finding names the key, where it was set, what
+follows from it and a way out. What a YAML alone says is reviewed by `validate`, too; what takes its tasks and its
+workflow, by `--dry-run` and a launch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.compose import ABSENT
+from ajet.config.idle import users_layers
+from ajet.record.console import counted
+
+if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
+    from ajet.config import AjetConfig, Experiment
+
+SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
+"""Learning rates of AdamW outside of which nothing moves, or any model comes apart; adapters bear more."""
+OFTEN = 4
+"""Times that a task may be played within one step before it is said."""
+REPLY = 16
+"""Tokens without which a reply is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One setting."""
+
+    key: str
+    what: str
+    do: str
+
+
+def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> list[Finding]:
+    """What is to be said of the YAML alone; nothing where nothing is trained. `algorithm`: the one that it names."""
+    return [] if settings.backbone == "debug" else list(_of_settings(settings, algorithm))
+
+
+def _of_settings(settings: AjetConfig, algorithm: Algorithm | None) -> Iterator[Finding]:
+    rollout, trainer = settings.rollout, settings.trainer_common
+    compares = algorithm is not None and "group" in algorithm.needs
+    if compares and rollout.num_repeat == 1:
+        yield Finding(
+            "rollout.num_repeat",
+            f"{trainer.algorithm.adv_estimator} compares the attempts at a task with each other, and there is one: no "
+            "token gets an advantage",
+            "4 or more, or adv_estimator: reinforce_plus_plus",
+        )
+    elif compares and rollout.temperature == 0:
+        yield Finding(
+            "rollout.temperature",
+            "at temperature 0 all attempts at a task say the same: their rewards are equal, and nothing is learnt",
+            "1.0",
+        )
+    rate, lora = trainer.optim.lr, trainer.lora.rank > 0
+    if rate < SLOWEST:
+        yield Finding("trainer_common.optim.lr", f"with a learning rate of {rate:g} no weight moves", "1e-6 to 1e-5")
+    elif rate > (FASTEST_LORA if lora else FASTEST):
+        usual = "1e-5 to 1e-3" if lora else "1e-6 to 1e-5"
+        yield Finding(
+            "trainer_common.optim.lr",
+            f"a learning rate of {rate:g} tears a model apart within a few steps",
+            f"{usual}; a model of a few million weights bears 1e-3",
+        )
+    room = rollout.max_model_len - settings.data.max_prompt_length
+    if room < REPLY:
+        yield Finding(
+            "rollout.max_model_len",
+            f"a prompt of data.max_prompt_length ({settings.data.max_prompt_length}) tokens leaves {max(room, 0)} for "
+            "its reply",
+            f"more than {settings.data.max_prompt_length + REPLY}, or a smaller data.max_prompt_length",
+        )
+
+
+def review_tasks(
+    experiment: Experiment, *, train: int, validates: bool, workflow: type[Any] | None = None, judged: bool = True
+) -> list[Finding]:
+    """What its tasks say. `train`: how many there are; `validates`: whether the reader has held-out ones; `judged`:
+    whether anybody but the workflow gives a reward."""
+    if experiment.ajet.backbone == "debug":
+        return []
+    return list(_of_tasks(experiment, train, validates, None if judged else workflow))
+
+
+def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: type[Any] | None) -> Iterator[Finding]:
+    settings = experiment.ajet
+    trainer, batch = settings.trainer_common, settings.data.train_batch_size
+    if batch > OFTEN * train:
+        yield Finding(
+            "data.train_batch_size",
+            f"{counted(batch, 'task')} a step and {train} in the data: each is played {batch // train} times within "
+            f"one step, {settings.rollout.num_repeat} attempts a time",
+            f"at most {train}",
+        )
+    asked = [name for name in ("val_before_train", "test_freq") if _is_set(experiment, f"trainer_common.{name}")]
+    asked = [name for name in asked if getattr(trainer, name) > 0]
+    if asked and not validates:
+        yield Finding(
+            f"trainer_common.{asked[0]}",
+            "the task reader has no held-out tasks: nothing is measured, and no checkpoint is picked as the best",
+            "a validation split of the reader",
+        )
+    if workflow is not None and not _speaks_of_rewards(workflow):
+        yield Finding(
+            "task_judge.judge_protocol",
+            f"no judge is named, and the code of {workflow.__name__} does not mention a reward: no episode would be "
+            "scored",
+            "a judge, or WorkflowOutput(reward=…)",
+        )
+
+
+def _is_set(experiment: Experiment, key: str) -> bool:
+    """Whether a person set it."""
+    path = ("ajet", *key.split("."))
+    return any(layer.value(path) is not ABSENT for layer in users_layers(experiment.layers))
+
+
+def _speaks_of_rewards(workflow: type[Any]) -> bool:
+    """Whether the file that it is written in does; True where that cannot be read."""
+    try:
+        return "reward" in inspect.getsource(inspect.getmodule(workflow) or workflow)
+    except (OSError, TypeError):
+        return True
+
+
+def review_lines(findings: Sequence[Finding], experiment: Experiment) -> str:
+    """For a screen or a log; "" for nothing."""
+    if not findings:
+        return ""
+    rows = []
+    for each in findings:
+        where = experiment.layers.where(("ajet", *each.key.split(".")))
+        rows.append(f"  ajet.{each.key} ({where}): {each.what}. Expected: {each.do}.")
+    return "\n".join(["Valid, and worth another look:", *rows])

@@ -1,0 +1,99 @@
+"""What a plan that is valid and cannot work is told before it costs anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.algorithm import opened
+from ajet.cli import launcher
+from ajet.config import Experiment
+from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.workflow import Workflow
+
+
+def experiment(backbone: str = "local", **sections: Any) -> Experiment:
+    return Experiment.from_dict({"ajet": {"backbone": backbone, **sections}}, base=Path.cwd())
+
+
+def keys(backbone: str = "local", **sections: Any) -> list[str]:
+    made = experiment(backbone, **sections)
+    return [each.key for each in review_settings(made.ajet, opened(made.ajet))]
+
+
+RATE = "trainer_common.optim.lr"
+
+
+@pytest.mark.parametrize(
+    ("sections", "found"),
+    [
+        ({}, []),
+        ({"rollout": {"num_repeat": 1}}, ["rollout.num_repeat"]),
+        ({"rollout": {"num_repeat": 1, "temperature": 0}}, ["rollout.num_repeat"]),
+        ({"rollout": {"temperature": 0}}, ["rollout.temperature"]),
+        ({"trainer_common": {"optim": {"lr": 0}}}, [RATE]),
+        ({"trainer_common": {"optim": {"lr": 0.1}}}, [RATE]),
+        ({"trainer_common": {"optim": {"lr": 5e-3}, "lora": {"rank": 8}}}, []),
+        ({"trainer_common": {"optim": {"lr": 1e-3}}}, []),
+        ({"rollout": {"max_model_len": 3000}}, ["rollout.max_model_len"]),
+        ({"rollout": {"max_model_len": 2000}, "data": {"max_prompt_length": 1000}}, []),
+    ],
+)
+def test_settings_that_cannot_do_what_a_training_is_for(sections: dict[str, Any], found: list[str]) -> None:
+    assert keys(**sections) == found
+    assert keys("debug", **sections) == [], "nothing is trained there"
+
+
+def test_what_compares_no_attempts_needs_no_group() -> None:
+    own = {"trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}}}
+    assert keys(rollout={"num_repeat": 1}, **own) == [] == keys(rollout={"temperature": 0}, **own)
+
+
+class Rewards(Workflow):
+    """Gives its own reward."""
+
+
+class Silent:
+    """Of a file that does not say the word."""
+
+
+def of_tasks(train: int = 8, validates: bool = False, **more: Any) -> list[str]:
+    made = experiment(data={"train_batch_size": 8}, trainer_common=more.pop("trainer", {}))
+    return [each.key for each in review_tasks(made, train=train, validates=validates, **more)]
+
+
+def test_tasks_that_do_not_fit_the_plan() -> None:
+    assert of_tasks() == of_tasks(train=2) == [], "that there is a default for it asks for no validation"
+    assert of_tasks(train=1) == ["data.train_batch_size"]
+    assert of_tasks(trainer={"test_freq": 2}) == ["trainer_common.test_freq"]
+    assert of_tasks(trainer={"val_before_train": True}) == ["trainer_common.val_before_train"]
+    assert of_tasks(trainer={"test_freq": 2, "val_before_train": True}, validates=True) == []
+
+
+def test_a_workflow_that_nobody_rewards(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(
+        "from ajet import Workflow, WorkflowOutput\n\nclass Flow(Workflow):\n"
+        "    async def execute(self, task, tuner):\n        return WorkflowOutput()\n"
+    )
+    from ajet.config import resolve_reference
+
+    flow = resolve_reference("flow.py->Flow", base=tmp_path)
+    assert of_tasks(workflow=flow, judged=False) == ["task_judge.judge_protocol"]
+    assert of_tasks(workflow=flow, judged=True) == of_tasks(workflow=Rewards, judged=False) == []
+
+
+def test_each_line_names_key_place_and_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    yaml = tmp_path / "x.yaml"
+    yaml.write_text(
+        "ajet:\n  model: {path: embedded:tiny-tools}\n  task_reader: {type: random_dummy}\n"
+        "  rollout:\n    user_workflow: flow.py->Flow\n    num_repeat: 1\n"
+    )
+    with pytest.raises(SystemExit):
+        launcher.main(["config", "validate", "--conf", str(yaml), "--backbone", "local"])
+    said = capsys.readouterr().out
+    assert "is valid." in said and f"ajet.rollout.num_repeat ({yaml}:6" in said
+    assert "there is one: no token gets an advantage. Expected: 4 or more" in said
+    made = experiment()
+    assert review_lines([], made) == ""
