@@ -68,7 +68,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         from ajet.backbone.verl import verl_settings
 
         verl_settings(experiment)
-    typer.echo(f"{conf} is valid.")
+    typer.echo(f"{conf} is valid. Not looked at: workflow, judge and tasks, which --dry-run opens.")
     if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
         typer.echo(idle)
     if review := review_lines(review_settings(experiment.ajet, algorithm), experiment):

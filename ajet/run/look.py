@@ -13,6 +13,7 @@ from typing import get_args
 from rich.table import Table
 
 from ajet.record.console import console, counted
+from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.viewer.episode_page import read_episode
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
@@ -40,6 +41,7 @@ def show_runs(root: Path) -> int:
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
+        state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
         table.add_row(
             _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"), _number(reward),
             row["held_out_short"] or _number(None), age(row["updated"]),

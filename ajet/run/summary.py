@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.held_out import words
+from ajet.record.learned import LEARNED_NOTHING, why_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,8 @@ class Tally:
 
 
 def finish(run: RunDirectory) -> None:
-    """Draw the curve, print accuracy before and after, the tally, and what to try next."""
+    """Draw the curve, print accuracy before and after, the tally, and what to try next; or that nothing was learned,
+    and why."""
     rows = run.metrics.rows()
     draw_curve(rows, run.path / "metrics.png")
     validations = [row for row in rows if "validation/tasks" in row]
@@ -82,4 +84,9 @@ def finish(run: RunDirectory) -> None:
     console.print(Tally.of(rows).line())
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
-    console.print(f"Try the tuned model: [bold]ajet chat {run.name}[/]")
+    if reason := why_nothing(rows):
+        run.status.set(**{LEARNED_NOTHING: reason})
+        console.print(f"[bold yellow]This run learned nothing[/]: {reason}.")
+        console.print("See what was played: ", f"ajet episodes {run.name}", sep="", markup=False)
+    else:
+        console.print(f"Try the tuned model: [bold]ajet chat {run.name}[/]")

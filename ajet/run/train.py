@@ -211,7 +211,7 @@ def learn(
         outcomes, version = dict(batch.outcomes), parts.backbone.version
         for reason, each in unused.items():
             outcomes |= discarded(each, reason)
-        numbers = {"train/trained_tokens": batch.trained_tokens, **batch.metrics}
+        numbers = dict(batch.metrics)
         if settings.rollout.truncates or not batch.samples:
             numbers |= training.proof.recomputed(episodes, step, parts.backbone)
         if batch.samples:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.held_out import NUMBERS, short, words
+from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.status import read_status, recorded_processes
 from ajet.schema.errors import AjetError, UserError
 
@@ -78,6 +79,7 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
         "state": state(status),
+        LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
         "phase": status.get("phase"),
         "step": _number(status.get("step")),
         "steps": _number(status.get("steps")),

@@ -1,0 +1,46 @@
+"""Whether a run learned anything, told from the rows of its metrics.
+
+Invariant: the reason is read from what was recorded, never assumed; a run that trained one token at a rate above 0 did
+learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LEARNED_NOTHING = "learned_nothing"
+"""The key in `status.json` under which the reason stands."""
+
+
+def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why a run whose training steps are among these rows of metrics.jsonl learned nothing; None where it did, or made
+    no step."""
+    steps = [row for row in rows if "tasks" in row]
+    if not steps or any("train/trained_tokens" not in row for row in steps):  # of an earlier version: not known
+        return None
+    if any(_number(row, "train/trained_tokens") > 0 and row.get("lr") != 0 for row in steps):
+        return None
+    episodes, failed, scored = (sum(_number(row, f"train/{name}") for row in steps) for name in _COUNTED)
+    if any(_number(row, "train/trained_tokens") > 0 for row in steps):
+        return "the learning rate was 0 in every step"
+    if episodes and failed == episodes:
+        return "every episode failed"
+    if not scored:
+        return "no episode had a reward: neither the workflow nor a judge gave one"
+    if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
+        return f"the attempts at each task had equal rewards in every step (the last mean: {_mean(steps)})"
+    return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
+
+
+_COUNTED = ("episodes", "failed", "scored")
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    value = row.get(name)
+    return value if isinstance(value, int | float) else 0.0
+
+
+def _mean(steps: list[Mapping[str, Any]]) -> str:
+    last = next((row["train/reward"] for row in reversed(steps) if row.get("train/reward") is not None), None)
+    return "none" if last is None else f"{last:.3g}"

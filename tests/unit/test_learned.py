@@ -1,0 +1,40 @@
+"""Whether a run learned anything, and the reason that its rows give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet.record.learned import why_nothing
+
+
+def step(trained: int = 0, **more: Any) -> dict[str, Any]:
+    row = {"train/episodes": 8, "train/failed": 0, "train/scored": 8, "credit/groups": 2, "lr": 1e-5, "tasks": [0, 1]}
+    row |= {"credit/zero_variance_groups": 0, "train/reward": 0.25, "train/trained_tokens": trained}
+    return row | {name.replace("__", "/"): value for name, value in more.items()}
+
+
+FAILED = step(train__failed=8, train__scored=0)
+UNSCORED = step(train__scored=0, train__reward=None)
+EQUAL = step(credit__zero_variance_groups=2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ([], None),
+        ([{"validation/tasks": 3}], None),
+        ([EQUAL, step(12)], None),
+        ([{"tasks": [0]}], None),
+        ([FAILED, FAILED], "every episode failed"),
+        ([UNSCORED, UNSCORED], "neither the workflow nor a judge gave one"),
+        ([FAILED, UNSCORED], "neither the workflow nor a judge gave one"),
+        ([EQUAL, EQUAL], "equal rewards in every step (the last mean: 0.25)"),
+        ([step(12, lr=0.0), step(9, lr=0.0)], "the learning rate was 0"),
+        ([step()], "no sampled token could be trained"),
+    ],
+)
+def test_the_reason_is_what_the_rows_say(rows: list[dict[str, Any]], reason: str | None) -> None:
+    found = why_nothing(rows)
+    assert found is None if reason is None else found is not None and reason in found
