@@ -7,81 +7,18 @@ What user code says of it (metadata, errors, a judge's reason) is bounded.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from ajet import context_tracker
 from ajet.rollout import bounds
 from ajet.rollout.blame import verdict_on_failure
-from ajet.schema.episode import Episode, Failure, Split, Verdict
-from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.rollout.identity import Identity
+from ajet.rollout.played import Played
+from ajet.schema.episode import Episode, Verdict
 from ajet.schema.timeline import Timeline
-
-if TYPE_CHECKING:
-    from ajet.gateway import Capture
-
-NAMESPACE = uuid.UUID("6f1f2d3c-8a35-5b0e-9c47-1f7a5c0e7d11")
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which episode it is."""
-
-    run: str
-    split: Split
-    step: int
-    task: Task
-    order: int
-    index: int
-    """The task's place within its play."""
-    repeat: int
-
-    @property
-    def uuid(self) -> str:
-        """The same for the same attempt of the same run, so that playing a step again writes no second episode."""
-        return uuid.uuid5(NAMESPACE, f"{self._of_group()}/{self.repeat}").hex
-
-    @property
-    def group(self) -> str:
-        """The same for all attempts of a group, and for those that are played again."""
-        return uuid.uuid5(NAMESPACE, self._of_group()).hex
-
-    def _of_group(self) -> str:
-        return f"{self.run}/{self.split}/{self.step}/{self.order}"
-
-
-@dataclass(slots=True)
-class Played:
-    """What the last attempt at an episode left behind; exactly one of output, failure and aborted says how it ended,
-    but for a check that ended it (then `capture.terminated` does)."""
-
-    output: WorkflowOutput | None = None
-    failure: Failure | None = None
-    aborted: str | None = None
-    """Why ajet stopped it."""
-    capture: Capture | None = None
-    started: float = 0.0
-    ended: float = 0.0
-    attempts: int = 1
-    printed: str = ""
-    """What the workflow wrote to its standard output, where the isolation keeps it."""
-
-
-def workflow_task(identity: Identity) -> WorkflowTask:
-    """What `execute` and the judge receive."""
-    task = identity.task
-    return WorkflowTask(
-        task=task,
-        episode_uuid=identity.uuid,
-        task_id=task.task_id,
-        env_type=task.env_type,
-        task_batch_index=identity.index,
-        task_thread_index=identity.repeat,
-        task_tag=f"T{task.task_id}#R{identity.repeat}",
-    )
 
 
 def build_episode(identity: Identity, played: Played, verdict: Verdict | None, settings: Any) -> Episode:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ajet.rollout.played import Played
 from ajet.schema.call import Call
 from ajet.schema.episode import Failure, Verdict
-
-if TYPE_CHECKING:
-    from ajet.rollout.assembly import Played
 
 REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
 """What the gateway refuses because of what the policy said: the context is full, no reply kept to a strict schema."""

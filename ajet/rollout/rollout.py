@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
-from ajet.rollout.assembly import Identity, Played, build_episode, workflow_task
+from ajet.rollout.assembly import build_episode
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.blame import timed_out
 from ajet.rollout.checks import open_checks
 from ajet.rollout.collector import rare_collections
 from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
+from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.play import Closed, GivenBack, Kept, Play, Tally
+from ajet.rollout.played import Played
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots

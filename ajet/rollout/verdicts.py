@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.assembly import Identity, Played, workflow_task
 from ajet.rollout.failure import classify, failed
+from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.rollout.played import Played
 from ajet.schema.episode import Failure, Verdict
 
 if TYPE_CHECKING:

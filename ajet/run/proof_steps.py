@@ -20,7 +20,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
-from ajet.rollout.assembly import Identity
+from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import discarded, episode_metrics
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of

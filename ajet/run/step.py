@@ -68,7 +68,8 @@ def conclude(
     taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
     metrics |= staleness_metrics(taken, trained.version)
     metrics |= proof.metrics(episodes, step, trained.newest)
-    metrics |= {"train/trained_tokens": sum(trained.tokens.values())} | trained.numbers
+    metrics["train/trained_tokens"] = sum(trained.tokens.values())
+    metrics |= trained.numbers
     run.episodes.write(step, "train", [*episodes, *others], outcomes)
     on_step(step, total, metrics)
     ahead = {"waiting": sorted(trained.waiting)} if trained.waiting else {}

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.assembly import Played
 from ajet.rollout.checks import open_checks
+from ajet.rollout.played import Played
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.assembly import Played, build_episode
+from ajet.rollout.assembly import build_episode
+from ajet.rollout.played import Played
 from ajet.rollout.served.episode import Served
 from ajet.rollout.verdicts import Verdicts, by_the_calls
 from ajet.schema.episode import Episode

@@ -1,0 +1,29 @@
+"""Played: what an attempt leaves behind, until it is an episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ajet.schema.episode import Failure
+from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture
+
+
+@dataclass(slots=True)
+class Played:
+    """What the last attempt at an episode left behind; exactly one of output, failure and aborted says how it ended,
+    but for a check that ended it (then `capture.terminated` does)."""
+
+    output: WorkflowOutput | None = None
+    failure: Failure | None = None
+    aborted: str | None = None
+    """Why ajet stopped it."""
+    capture: Capture | None = None
+    started: float = 0.0
+    ended: float = 0.0
+    attempts: int = 1
+    printed: str = ""
+    """What the workflow wrote to its standard output, where the isolation keeps it."""
