@@ -148,7 +148,7 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     from ajet.backbone.verl.carried import restored
     from ajet.backbone.verl.dataset import TaskRows
     from ajet.backbone.verl.engine import ServerEngine
-    from ajet.backbone.verl.mailbox import Credited, Played, Stepped, Validated
+    from ajet.backbone.verl.mailbox import Closed, Credited, Stepped, Validated
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.progress import TrainingProgress
@@ -189,7 +189,7 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
         host.close()
         progress.close()
     for group in groups:
-        record.take(Played(group))
+        record.take(Closed(group))
     trained, _ = groups
     credited = [Credited(each.uuid, Outcome(1, 0.5), each.sampled_tokens) for each in trained.scored]
     record.take(Stepped(1, {"seconds/step": 1.0, "seconds/rollout": 0.5, "seconds/update": 0.5}, credited))

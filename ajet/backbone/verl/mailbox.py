@@ -36,7 +36,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Closed:
     """A group has closed."""
 
     group: Group
@@ -85,7 +85,7 @@ class Saved:
     folder: str
 
 
-Letter = Process | Phase | Played | Stepped | Validated | Saved | Died
+Letter = Process | Phase | Closed | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.carried import KEY, restored
 from ajet.backbone.verl.engine import ServerEngine
-from ajet.backbone.verl.mailbox import Played, Sender
+from ajet.backbone.verl.mailbox import Closed, Sender
 from ajet.rollout import Rollout
 from ajet.run.assembly import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
@@ -47,7 +47,7 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
                 client, max_model_len=longest, vocabulary=len(tokenizer), server=server, images=images
             )
             _host = Host(
-                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Played(group)), images
+                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Closed(group)), images
             )
             gc.collect()
             gc.freeze()  # else each full collection looks through verl's half a million objects while nobody answers

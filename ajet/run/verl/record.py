@@ -18,7 +18,7 @@ import psutil
 from loguru import logger
 
 from ajet.backbone.canary import Canary
-from ajet.backbone.verl.mailbox import Died, Letter, Phase, Played, Process, Saved, Stepped, Validated
+from ajet.backbone.verl.mailbox import Closed, Died, Letter, Phase, Process, Saved, Stepped, Validated
 from ajet.run.accounting import discarded
 from ajet.run.evaluate import conclude_validation
 from ajet.run.step import Trained, conclude
@@ -81,10 +81,10 @@ class Record:
 
     def take(self, letter: Letter) -> None:
         """Do what it asks for."""
-        if isinstance(letter, (Played, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
+        if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
             self._run.take_up()
-        if isinstance(letter, Played):
-            self._played(letter.group)
+        if isinstance(letter, Closed):
+            self._closed(letter.group)
         elif isinstance(letter, Stepped):
             self._stepped(letter)
         elif isinstance(letter, Validated):
@@ -111,7 +111,7 @@ class Record:
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 
-    def _played(self, group: Group) -> None:
+    def _closed(self, group: Group) -> None:
         for episode in group.episodes:
             self._on_episode(episode)
         first = group.episodes[0]
