@@ -1,6 +1,6 @@
 """Document: a YAML file with the place of every key and value.
 
-Invariant: each path of the tree has a `Place`, so that every later complaint can say file:line:column. Scalars are read
+Invariant: each path of the tree has a `Mark`, so that every later complaint can say file:line:column. Scalars are read
 as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors. What a text means is bounded by
 what it says: aliases are counted as often as they stand for something, before anything is built from them.
 """
@@ -26,7 +26,7 @@ LONGEST_NUMBER = 400
 """Letters of a number."""
 
 
-class Place(NamedTuple):
+class Mark(NamedTuple):
     """Lines and columns count from 1; start and end are offsets of the value in the text."""
 
     line: int
@@ -44,7 +44,7 @@ class Document:
     path: Path
     text: str
     tree: dict[Any, Any]
-    places: dict[KeyPath, Place] = field(repr=False)
+    places: dict[KeyPath, Mark] = field(repr=False)
 
     def where(self, path: KeyPath, *, value: bool = False) -> str:
         """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
@@ -74,7 +74,7 @@ def read_document(path: Path) -> Document:
 def parse_document(text: str, path: Path) -> Document:
     """Parse the text of a YAML file; `path` is what errors name."""
     loader = _Loader(text)
-    places: dict[KeyPath, Place] = {}
+    places: dict[KeyPath, Mark] = {}
     try:
         root = loader.get_single_node()
         if root is None:
@@ -172,7 +172,7 @@ def _count(node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[i
     return values, deepest
 
 
-def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Place], path: Path, open_nodes: set[int]) -> None:
+def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Mark], path: Path, open_nodes: set[int]) -> None:
     """Note the place of everything below `node`; refuse duplicate keys and anchors that contain themselves."""
     if id(node) in open_nodes:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
@@ -207,9 +207,9 @@ def _scalar(node: yaml.Node) -> Any:
         loader.dispose()
 
 
-def _place(key: yaml.Node, value: yaml.Node) -> Place:
+def _place(key: yaml.Node, value: yaml.Node) -> Mark:
     first, start = key.start_mark, value.start_mark
-    return Place(first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index)
+    return Mark(first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index)
 
 
 def _advice(error: yaml.MarkedYAMLError, text: str) -> str:

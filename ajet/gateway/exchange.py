@@ -17,7 +17,7 @@ from loguru import logger
 from ajet.gateway.callers import caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Waiting
+from ajet.gateway.ledger import Load
 from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
@@ -67,7 +67,7 @@ class Endpoint:
                 if asked.count is not None:
                     await answer(send, 200, asked.count(await session.count(asked.turns[0])))
                     return
-                session.waiting.refuse_more(len(asked.turns))
+                session.load.refuse_more(len(asked.turns))
                 asking = Asking(asked, signal)
                 session.askings.open(digest, asking)
         except Refused as refused:
@@ -80,7 +80,7 @@ class Endpoint:
             return
         body = b""  # it is not held for as long as the reply takes
         asking.count = max(asking.count, signal.count)
-        exchange = _Exchange(self._dialect, asking, send, session.waiting)
+        exchange = _Exchange(self._dialect, asking, send, session.load)
         try:
             await exchange.run(receive, session)
         finally:
@@ -98,8 +98,8 @@ class Endpoint:
 class _Exchange:
     """The replies of one asking on their way to one client."""
 
-    def __init__(self, dialect: Dialect, asking: Asking, send: Send, waiting: Waiting) -> None:
-        self._dialect, self._asking, self._send, self._waiting = dialect, asking, send, waiting
+    def __init__(self, dialect: Dialect, asking: Asking, send: Send, load: Load) -> None:
+        self._dialect, self._asking, self._send, self._load = dialect, asking, send, load
         self._news = asyncio.Event()
         self._rest: asyncio.Future[None] | None = None
         self._left = self._changed = False
@@ -111,7 +111,7 @@ class _Exchange:
         watch.add_done_callback(self._leave)
         asking = self._asking
         asking.join(session.make, session.check)
-        self._waiting.clients += 1
+        self._load.clients += 1
         for task in asking.tasks:
             task.add_done_callback(self._wake)
         try:
@@ -122,7 +122,7 @@ class _Exchange:
         except OSError:
             logger.debug("a client left before its reply was sent")
         finally:
-            self._waiting.clients -= 1
+            self._load.clients -= 1
             watch.cancel()
             for task in asking.tasks:
                 task.remove_done_callback(self._wake)
@@ -229,7 +229,7 @@ class _Exchange:
                     await self._send({"type": "http.response.body", "body": data, "more_body": not settled})
                 if settled:
                     break
-                if data and (breath := self._waiting.breath):
+                if data and (breath := self._load.breath):
                     await self._gather(breath)
                 await self._news.wait()
         finally:

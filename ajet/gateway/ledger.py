@@ -25,7 +25,7 @@ _EVENTS = 10_000
 """A second, of all streams together; more than that is more than one loop can send."""
 
 
-class Waiting:
+class Load:
     """How many calls a gateway has under way, and how many it takes."""
 
     def __init__(self, most: int) -> None:
@@ -57,10 +57,10 @@ class Waiting:
 class Ledger:
     """See the module. `inspect` names the checks that a reply fires; with `terminate` the first ends the episode."""
 
-    def __init__(self, waiting: Waiting, inspect: Inspect | None, terminate: bool) -> None:
+    def __init__(self, load: Load, inspect: Inspect | None, terminate: bool) -> None:
         self.recorder = Recorder()
         self.closed = False
-        self.waiting = waiting
+        self.load = load
         self.turnstile = asyncio.Lock()
         """Held from a call's arrival until it is in the capture, which may be a while: so that calls enter in the
         order in which they came."""
@@ -89,7 +89,7 @@ class Ledger:
         entry.settled, entry.call.error = False, None
         index, done = entry.call.index, False
         self._active[index] = (asyncio.current_task(), entry, sampled)
-        self.waiting.now += 1
+        self.load.now += 1
         try:
             yield
             done = True
@@ -106,7 +106,7 @@ class Ledger:
             if not done and not entry.settled:
                 sampled.write(entry.call)
                 self.recorder.settle(entry, "error", error="ajet: an unexpected error in the engine")
-            self.waiting.now -= 1
+            self.load.now -= 1
             del self._active[index]
         if entry.settled:
             raise _ended()

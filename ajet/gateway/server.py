@@ -21,7 +21,7 @@ from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.aside import Aside
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Inspect, Waiting
+from ajet.gateway.ledger import Inspect, Load
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Server, listen
 from ajet.gateway.serving import Reach, Serving
@@ -65,7 +65,7 @@ class Gateway:
             force_disable_toolcalls,
             chat_engine_for,
             keys=Keys(),
-            waiting=Waiting(max_calls),
+            load=Load(max_calls),
             aside=Aside(),
         )
         self.app = build_app(self._serving)

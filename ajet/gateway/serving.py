@@ -15,7 +15,7 @@ import httpx
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.gateway.aside import Aside
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Waiting
+from ajet.gateway.ledger import Load
 from ajet.tokens import Renderer
 
 
@@ -33,7 +33,7 @@ class Serving:
     """Finds the chat engine of a debug model by its name; None: such agents talk to the engine, untrained."""
     keys: Keys[Any]
     """Of its sessions."""
-    waiting: Waiting
+    load: Load
     """Calls under way, over all sessions."""
     aside: Aside
     """Where long requests are rendered, beside the gateway's loop."""

@@ -52,8 +52,8 @@ class Session:
         """What its clients asked for and have not got yet."""
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, serving.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
-        self.waiting = serving.waiting
-        self._ledger = Ledger(serving.waiting, inspect, terminate_on_inspect)
+        self.load = serving.load
+        self._ledger = Ledger(serving.load, inspect, terminate_on_inspect)
         self._tokens: TokenTurns | None = None
         if serving.samples_tokens:
             assert serving.renderer is not None, "a token engine needs a renderer"
@@ -102,7 +102,7 @@ class Session:
     async def make(self, reply: Reply) -> Turn:
         """Make a reply, or go on with it where its client left and came back. Raises Refused. Cancelling it frees the
         engine."""
-        self._ledger.waiting.refuse_more()
+        self._ledger.load.refuse_more()
         capture = self._ledger.recorder.capture
         try:
             turn = await self._make(reply)

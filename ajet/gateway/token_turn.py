@@ -161,7 +161,7 @@ class TokenTurns:
                     sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version, chunk.newest)
                     sampled.top += chunk.top
                     draft.finish = chunk.finish
-                    if watched or (reply.streamed and reply.shown and not self._ledger.waiting.busy):
+                    if watched or (reply.streamed and reply.shown and not self._ledger.load.busy):
                         draft.catch_up()
                         reply.mark()
                         if stream.cut:

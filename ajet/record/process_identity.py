@@ -19,7 +19,7 @@ import psutil
 
 TOLERANCE_S = 2.0
 """Start times in seconds of one process, read twice, may differ by this much when the clock was set in between."""
-Place = Literal["here", "ended", "elsewhere"]
+Whereabouts = Literal["here", "ended", "elsewhere"]
 """Where a recorded process can be: among those that are seen from here; gone with an earlier boot; out of sight."""
 
 
@@ -58,7 +58,7 @@ class ProcessIdentity:
         )
 
     @property
-    def place(self) -> Place:
+    def place(self) -> Whereabouts:
         """Whether it can be looked for from here."""
         if self.boot is None or boot_id() is None:
             return "here" if self.host == socket.gethostname() else "elsewhere"

@@ -18,7 +18,7 @@ from rich.text import Text
 from ajet.context_tracker.proof import CLASSES
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
-from ajet.run.prove import OUTSIDE, Play, Report, StepSpread
+from ajet.run.prove import OUTSIDE, PlayedFile, Report, StepSpread
 from ajet.schema.errors import UserError
 
 SHOWN = 20
@@ -181,7 +181,7 @@ def _recomputed(report: Report) -> list[str]:
     return lines
 
 
-def _steps(plays: Sequence[Play]) -> str:
+def _steps(plays: Sequence[PlayedFile]) -> str:
     """ "step 1-3, 5; validation after step 0, 5"."""
     parts = []
     for split in dict.fromkeys(play.split for play in plays):

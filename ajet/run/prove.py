@@ -46,7 +46,7 @@ OUTSIDE = (
 
 
 @dataclass(slots=True)
-class Play:
+class PlayedFile:
     """One episode file."""
 
     file: Path
@@ -76,7 +76,7 @@ class Report:
 
     target: Target
     proof: Proof = field(default_factory=Proof)
-    plays: list[Play] = field(default_factory=list)
+    plays: list[PlayedFile] = field(default_factory=list)
     weights: dict[int, str] = field(default_factory=dict)
     """Version -> where the weights came from that its tokens were recomputed with."""
     tolerance: float | None = None
@@ -208,7 +208,7 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
-            play = Play(file, step, cast("Split", split))
+            play = PlayedFile(file, step, cast("Split", split))
             before = len(report.proof.wrong)
             found = list(_episodes(report.target, file, report.proof.wrong))
             for episode, outcome in found:
@@ -276,7 +276,7 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[t
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 
 
-def _newest(play: Play, outcome: Outcome) -> int:
+def _newest(play: PlayedFile, outcome: Outcome) -> int:
     """The latest policy version that there was when an episode was played: every backbone calls the weights after the
     update of step N version N. One that was trained on was there before its step's update; what else a file holds may
     have ended after it, as episodes do that clients play while a server trains, or verl's asynchronous modes ahead."""

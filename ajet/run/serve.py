@@ -54,7 +54,7 @@ BACKLOG = 2
 
 
 @dataclass(slots=True)
-class Served:
+class ServeParts:
     """What serving works with."""
 
     experiment: Experiment
@@ -104,7 +104,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
 
 @contextmanager
-def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | None = None) -> Iterator[Served]:
+def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | None = None) -> Iterator[ServeParts]:
     """Open all parts and close them whatever happens. `keeper`: where ends go before they are acknowledged; None: to
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
@@ -133,7 +133,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
             keeper=keeper or store,
         )
-        yield Served(experiment, backbone, gateway, desk, store, tasks)
+        yield ServeParts(experiment, backbone, gateway, desk, store, tasks)
     finally:
         for part in (desk, gateway, backbone):
             if part is not None:
@@ -161,14 +161,14 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording) -> None:
         raise
 
 
-def _take_up(served: Served) -> None:
+def _take_up(served: ServeParts) -> None:
     """Go on with what an earlier server acknowledged and its last checkpoint has not used."""
     count = served.desk.restore()
     if count:
         logger.info("{} episodes that were finished and not trained on are taken up again", count)
 
 
-def train_served(training: Training, served: Served, interrupts: Interrupts) -> None:
+def train_served(training: Training, served: ServeParts, interrupts: Interrupts) -> None:
     """Train on groups as they come in, until `total_training_steps` (None: for ever). Ends by KeyboardInterrupt after
     saving, with what was not trained on recorded."""
     settings, run, desk = training.parts.experiment.ajet, training.run, served.desk
@@ -233,7 +233,7 @@ class Batch:
         (self.stale if stale else self.groups if result.scored else self.useless).append(result)
 
 
-def _leave(training: Training, served: Served, batch: Batch) -> None:
+def _leave(training: Training, served: ServeParts, batch: Batch) -> None:
     """End what is under way, record what was not trained on with the last step, save. Before the first step there is
     no checkpoint to record it with: then it stays in the store, too."""
     served.desk.close()
@@ -301,7 +301,7 @@ def _bits(key: str) -> float:
     return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
 
 
-def _open_doors(served: Served, run: RunDirectory, key: str, *, given: bool) -> None:
+def _open_doors(served: ServeParts, run: RunDirectory, key: str, *, given: bool) -> None:
     """Answer clients from now on, and say where."""
     from ajet.rollout.served import routes
 

@@ -525,7 +525,7 @@ def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
             assert "".join(entry.token for entry in tokens) == TEXT + "<|im_end|>"
             assert chunks[-1].usage.completion_tokens == len(tokens) > 10 > 5 >= len(said)
         assert len({tuple(call.response_ids.tolist()) for call in session.close().calls}) == 1
-        assert session.waiting.clients == session.waiting.now == 0
+        assert session.load.clients == session.load.now == 0
 
 
 def test_a_conversation_goes_on_from_a_resumed_reply():

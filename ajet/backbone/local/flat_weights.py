@@ -30,7 +30,7 @@ def add_sliced(total: Tensor, part: Tensor) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """Where a parameter lies in the buffer."""
 
     name: str
@@ -47,10 +47,10 @@ class FlatWeights:
         first = named[0][1]
         assert first.dtype in (torch.bfloat16, torch.float32), f"weights are {first.dtype}"
         self.parameters = named
-        self.places: list[Place] = []
+        self.places: list[Slot] = []
         end = self.decayed = 0
         for name, parameter in named:
-            self.places.append(Place(name, tuple(parameter.shape), end, end + parameter.numel()))
+            self.places.append(Slot(name, tuple(parameter.shape), end, end + parameter.numel()))
             end += -(-parameter.numel() // ALIGN) * ALIGN
             if parameter.ndim >= 2:
                 self.decayed = end
@@ -120,7 +120,7 @@ class FlatWeights:
         for _, parameter in self.parameters:
             parameter.grad = None
 
-    def _collector(self, place: Place):  # type: ignore[no-untyped-def]
+    def _collector(self, place: Slot):  # type: ignore[no-untyped-def]
         def collect(parameter: Tensor) -> None:
             assert self.gradients is not None, "a backward pass outside of an update"
             assert parameter.grad is not None

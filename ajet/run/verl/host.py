@@ -55,7 +55,7 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _UnderWay:
     group: asyncio.Task[Group]
     sessions: int
     """How many have not asked for it yet."""
@@ -86,7 +86,7 @@ class Host:
         self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer), images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id)
-        self._groups: dict[str, _Waiting] = {}
+        self._groups: dict[str, _UnderWay] = {}
 
     @property
     def version(self) -> int:
@@ -103,7 +103,7 @@ class Host:
         waiting = self._groups.get(uid)
         if waiting is None:
             played = self._play(order, task, step, split, sessions)
-            waiting = self._groups[uid] = _Waiting(asyncio.ensure_future(played), sessions)
+            waiting = self._groups[uid] = _UnderWay(asyncio.ensure_future(played), sessions)
         waiting.sessions -= 1
         if not waiting.sessions:
             del self._groups[uid]
