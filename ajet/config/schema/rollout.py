@@ -132,8 +132,14 @@ class Rollout(Section):
     )
     num_repeat: int = key(4, "Episodes per task: the size of a group.", ge=1)
     temperature: float = key(0.9, "Sampling temperature in training.", ge=0)
-    top_p: float = key(1.0, "Nucleus sampling; 1 does not truncate.", gt=0, le=1)
-    top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate.", ge=-1)
+    top_p: float = key(
+        1.0,
+        "Nucleus sampling; 1 does not truncate. Where it does, or `top_k`, a step's log-probabilities are compared "
+        "with the trainer's on a sample of its episodes only, and on verl not at all.",
+        gt=0,
+        le=1,
+    )
+    top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate. See `top_p`.", ge=-1)
     gamma: float = key(1.0, "Discount over a list of per-turn rewards.", ge=0, le=1)
     val_kwargs: ValKwargs = section(
         ValKwargs, "Sampling during validation.", training=False, idle=dict.fromkeys(("debug", SERVE), NO_VALIDATION)
