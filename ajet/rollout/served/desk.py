@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loguru import logger
@@ -136,8 +137,8 @@ class Desk:
         for lease in sorted([*whole, *open_], key=lambda lease: lease.kept[0].episode.ended):
             for one in lease.kept:
                 self._ended.remember(outcome_of(one.episode), one.ended_by)
-            if lease.kept[0].alone:
-                self.results.put(lease.kept[0].episode)
+            if lease.kept[0].alone:  # an earlier version gave it no position of its own
+                self.results.put(replace(lease.kept[0].episode, order=lease.order))
                 continue
             group = OpenGroup(lease.kept[0].episode.task, lease, self._settings.rollout.num_repeat)
             for one in lease.kept:
