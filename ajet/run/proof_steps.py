@@ -88,13 +88,15 @@ class HeldSteps:
             earlier = self._seen.setdefault(episode.uuid, step)
             if earlier != step or sum(other.uuid == episode.uuid for other, _ in found) > 1:
                 yield f"episode {episode.uuid} is recorded twice"
-            if episode.uuid[12:13] == NAMED_BY_RUN:
+            named = episode.uuid[12:13] == NAMED_BY_RUN
+            if named:
                 own = Identity(
                     episode.run, episode.split, episode.step, episode.task, episode.order, 0, episode.repeat
                 )  # fmt: skip
                 if (own.uuid, own.group) != (episode.uuid, episode.group):
                     yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
-            if not self._verl and episode.step != step:
+            ahead = self._verl or not named  # it may be played before the step that takes it
+            if episode.step > step or (not ahead and episode.step != step):
                 yield f"episode {episode.uuid} was played for step {episode.step}"
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"

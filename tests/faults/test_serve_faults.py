@@ -16,6 +16,7 @@ import pytest
 
 from ajet.engine.scripted import ScriptedReply
 from ajet.record import EpisodeFiles, read_status
+from ajet.run.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, metric_rows, start
@@ -385,3 +386,5 @@ def test_what_was_acknowledged_is_trained_on_once_whenever_the_server_is_killed(
     assert process.wait(timeout=60) == 0, log.read_text()
     assert {(step, episode.uuid) for step, episode, _ in complete()} == {(step, one.uuid) for step, one, _ in found}
     assert [row["step"] for row in metric_rows(run)] == [1, 2, 3, 4]
+    report = prove_recorded(str(run), run.parent, ids_only=True)
+    assert report.ok and report.held_steps == 4, (report.wrong_steps, report.proof.wrong[:2])
