@@ -65,7 +65,8 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
-    _refuse_out_of_reach(config, layers)
+    if not serving:
+        _refuse_out_of_reach(config, layers)
     lacking = missing(config, serving=serving)
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
@@ -74,21 +75,21 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
-    """Raises ConfigError for what only the running program has where other processes have to come by it."""
-    keys = ["rollout.user_workflow"] if config.rollout.isolation == "process" else []
-    if config.backbone == "verl":
-        keys = ["rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"]
-    for key in keys:
+    """Raises ConfigError for what only the running program has where other processes have to come by it: verl's by all
+    of it, an isolation's by the agent."""
+    for key in ("rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"):
         reference = value_at(config, tuple(key.split(".")))
-        if is_of_running_program(reference):
-            name = parse_reference(reference).name
-            whose = "verl" if config.backbone == "verl" else "rollout.isolation: process"
+        if not is_of_running_program(reference):
+            continue
+        name, on_verl = parse_reference(reference).name, config.backbone == "verl"
+        if on_verl or (key == "rollout.user_workflow" and config.rollout.isolation == "process"):
+            whose = "verl" if on_verl else "rollout.isolation: process"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
-                where=layers.where(("ajet", *key.split(".")), value=True),
+                where=f"{layers.where(('ajet', *key.split('.')), value=True)} (ajet.{key}: {reference})",
                 expected="something in a file of its own",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
-                + ("" if config.backbone == "verl" else ", or use rollout.isolation: thread"),
+                + ("" if on_verl else ", or use rollout.isolation: thread"),
             )
 
 

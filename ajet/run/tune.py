@@ -8,6 +8,7 @@ such (`__main__->agent`), and refused where another process would have to find i
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +73,18 @@ def tune(
 
 
 def _live(kind: Any) -> Any:
-    """What the running program defines, as a reference to it there: to load its file again would run it again."""
-    name = getattr(kind, "__qualname__", "")
-    at_top = getattr(kind, "__module__", None) == "__main__" and name.isidentifier()
-    return f"__main__->{name}" if at_top else kind
+    """What the running program defines, as a reference to it there: to load its file again would run it again. Raises
+    UserError for what has no name there, or one that means something else by now."""
+    if getattr(kind, "__module__", None) != "__main__":
+        return kind
+    name = getattr(kind, "__qualname__", repr(kind))
+    if getattr(sys.modules["__main__"], name, None) is not kind:
+        raise UserError(
+            f"{name} can't be named by a reference.",
+            expected="a class or function at the top level of the program or notebook, under its own name",
+            do="define it there with `def` or `class`",
+        )
+    return f"__main__->{name}"
 
 
 def _place(tasks: Tasks, file: Path) -> str:

@@ -125,6 +125,14 @@ def test_where_other_processes_need_it_it_is_refused_before_the_run(
         composed(agent=live, tasks=["a"], **arguments).require_ready()
 
 
+def test_a_function_whose_name_means_another_by_now_is_refused(
+    composed: Callable[..., Experiment], live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "agent", lambda task, tuner: "no")
+    with pytest.raises(UserError, match="agent can't be named by a reference"):
+        ajet.tune(**TUNE | {"agent": live}, tasks=["a"])
+
+
 def test_what_no_reference_can_name_is_refused(composed: Callable[..., Experiment]) -> None:
     with pytest.raises(UserError, match="can't be named by a reference"):
         ajet.tune(**TUNE | {"agent": lambda task, tuner: "yes"}, tasks=["a"])
