@@ -22,12 +22,14 @@ _HOME = {
     "bp": "ajet.workflow.breakpoint",
     "Algorithm": "ajet.algorithm.contract",
     "AgentJetJob": "ajet.run.job",
+    "tune": "ajet.run.tune",
 }
 __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm as Algorithm
     from ajet.run.job import AgentJetJob as AgentJetJob
+    from ajet.run.tune import tune as tune
     from ajet.schema.task import Task as Task
     from ajet.schema.task import WorkflowOutput as WorkflowOutput
     from ajet.schema.task import WorkflowTask as WorkflowTask

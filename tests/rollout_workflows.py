@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 
 RELEASE = threading.Event()
@@ -38,6 +38,28 @@ class Asks(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print(f"playing {task.task_tag}")
         return WorkflowOutput(metadata={"answer": await ask(tuner, task.task.main_query)}, log_metrics={"asked": 1})
+
+
+async def asks(task: Task, tuner: Any) -> str:
+    """A function that asks once."""
+    return await ask(tuner, task.main_query)
+
+
+def asks_blocking(task: Task, tuner: Any) -> float:
+    """A plain one that sets the reward itself."""
+    import requests
+
+    endpoint = tuner.as_oai_baseurl_apikey()
+    asked = {"model": endpoint.model, "messages": [{"role": "user", "content": task.main_query}]}
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    reply = requests.post(f"{endpoint.base_url}/chat/completions", headers=headers, json=asked, timeout=30)
+    return float(reply.json()["choices"][0]["message"]["content"] == "yes")
+
+
+async def returns_a_number_of_its_own(task: Task, tuner: Any) -> complex:
+    """Neither an answer nor a reward."""
+    await ask(tuner, task.main_query)
+    return 1j
 
 
 class AsksBlocking(Workflow):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ajet.config.compose import Layers
+from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.schema.errors import ConfigError
@@ -64,11 +65,32 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
+    if not serving:
+        _refuse_out_of_reach(config, layers)
     lacking = missing(config, serving=serving)
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do="add it to the YAML, or as key=value")
+
+
+def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
+    """Raises ConfigError for what only the running program has where other processes have to come by it: verl's by all
+    of it, an isolation's by the agent."""
+    for key in ("rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"):
+        reference = value_at(config, tuple(key.split(".")))
+        if not is_of_running_program(reference):
+            continue
+        name, on_verl = parse_reference(reference).name, config.backbone == "verl"
+        if on_verl or (key == "rollout.user_workflow" and config.rollout.isolation == "process"):
+            whose = "verl" if on_verl else "rollout.isolation: process"
+            raise ConfigError(
+                f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
+                where=f"{layers.where(('ajet', *key.split('.')), value=True)} (ajet.{key}: {reference})",
+                expected="something in a file of its own",
+                do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
+                + ("" if on_verl else ", or use rollout.isolation: thread"),
+            )
 
 
 def value_at(config: Any, path: tuple[str, ...]) -> Any:

@@ -2,8 +2,9 @@
 
 Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, the same file the
 same class. Files and modules are looked for in `base` (the YAML's folder), then in the working directory, then among
-installed modules; `tutorial.…` also among the tutorials that come with ajet. What does not resolve is an
-UnresolvedReference that names the reference, where it looked, and for a missing name the nearest ones in that file.
+installed modules; `tutorial.…` also among the tutorials that come with ajet; `__main__` is the running program or
+notebook, and means nothing in any other process. What does not resolve is an UnresolvedReference that names the
+reference, where it looked, and for a missing name the nearest ones in that file.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib
 import importlib.util
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,10 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from ajet.config.locations import shipped_tutorials
+from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.errors import UnresolvedReference
 
 FORMS = "workflow.py->Class, dir/file.py->Class, pkg.module->Class or pkg.module:Class"
+RUNNING = "__main__"
+"""The place of what is defined in the running program itself."""
 _EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld": "aworld", "pymongo": "mongo"}
 
 
@@ -53,8 +58,16 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
     return Reference(text, place, name)
 
 
-def resolve_reference(reference: str, *, base: Path, expect: type | None = None, what: str = "reference") -> Any:
-    """The object that `reference` names. `what` is the key it stands in, `expect` a class it must be a subclass of."""
+def resolve_reference(
+    reference: str,
+    *,
+    base: Path,
+    expect: type | None = None,
+    what: str = "reference",
+    made: Callable[[Any, str], Any] | None = None,
+) -> Any:
+    """The object that `reference` names. `what` is the key it stands in, `expect` a class it must be a subclass of;
+    `made` is given the object and the reference first, and answers what stands for it."""
     parsed = parse_reference(reference, what=what)
     file, package, dotted = _find(parsed, base, what)
     if file is not None:
@@ -64,6 +77,7 @@ def resolve_reference(reference: str, *, base: Path, expect: type | None = None,
         found = getattr(module, parsed.name)
     except AttributeError:
         raise _missing_name(parsed, vars(module), str(file or dotted), what) from None
+    found = found if made is None else made(found, reference)
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise UnresolvedReference(
@@ -73,6 +87,11 @@ def resolve_reference(reference: str, *, base: Path, expect: type | None = None,
             do=f"write `class {parsed.name}({expect.__name__}):`",
         )
     return found
+
+
+def is_of_running_program(reference: str | None) -> bool:
+    """Whether `reference` names something that only the running program has."""
+    return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING
 
 
 def located_file(reference: str, base: Path) -> Path | None:
@@ -99,6 +118,8 @@ def code_file(reference: str, base: Path) -> Path | None:
     parsed = parse_reference(reference)
     if parsed.is_file:
         return located_file(reference, base)
+    if parsed.place == RUNNING:
+        return None
     return next((path for path in _module_candidates(parsed, base) if path.is_file()), None)
 
 
@@ -128,6 +149,8 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
             if path.is_file():
                 return path, *_home(path, base)
         raise _not_found(parsed, [str(path) for path in candidates], what)
+    if parsed.place == RUNNING:
+        return None, None, RUNNING
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReference(f"{what}: {parsed.text!r} is no reference.", where=what, expected=FORMS)
@@ -224,6 +247,13 @@ def _bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
 
 
 def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> UnresolvedReference:
+    if parsed.place == RUNNING:
+        return UnresolvedReference(
+            f"{what}: {parsed.text} names {parsed.name} in the program that is running, which has none.",
+            where=what,
+            expected=f"a program or notebook that defines {parsed.name}, such as the one that began this run",
+            do="run that one, or move it to a file of its own and name file.py->" + parsed.name,
+        )
     classes = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
     return UnresolvedReference(

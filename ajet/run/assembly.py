@@ -50,21 +50,26 @@ class Parts:
 
 
 def workflow_of(experiment: Experiment) -> type[Workflow]:
-    """The class that `rollout.user_workflow` names. Raises ConfigError without one."""
+    """The class that `rollout.user_workflow` names, or that is made of the function it names. Raises ConfigError
+    without one."""
     from ajet.workflow import Workflow
+    from ajet.workflow.function import as_workflow
 
     reference = experiment.ajet.rollout.user_workflow
     if not reference:
         raise ConfigError(
             "No workflow is named: ajet does not know which agent to run.",
             where="ajet.rollout.user_workflow",
-            expected="a reference such as workflow.py->MyWorkflow",
-            do="write a class with `async def execute(self, workflow_task, tuner)` and name it there",
+            expected="a reference such as workflow.py->my_agent or workflow.py->MyWorkflow",
+            do="write `async def my_agent(task, tuner)`, or a class with "
+            "`async def execute(self, workflow_task, tuner)`, and name it there",
         )
     found: type[Workflow] = (
         reference
         if isinstance(reference, type)
-        else resolve_reference(reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow")
+        else resolve_reference(
+            reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", made=as_workflow
+        )
     )
     found.check(experiment.config)
     return found

@@ -6,6 +6,7 @@ Invariant: a job is a YAML under construction; `tune()` runs exactly what `ajet 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
+    from ajet.config import Experiment
     from ajet.workflow import Workflow
 
 _READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy": "random_dummy"}
@@ -23,16 +25,16 @@ _READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy"
 class AgentJetJob:
     """Build an experiment step by step: `AgentJetJob(model=…).set_workflow(…).set_data(…).tune()`.
 
-    `n_gpu` is GPUs per node (0: CPU); `algorithm` is `trainer_common.algorithm.adv_estimator`, or a class of your own;
-    `n_gpu_for_infer` is the number of inference engines where the backbone separates them. Anything else goes through
-    `set(key=…)`.
+    `n_gpu` is GPUs per node (0: CPU; None: the default); `algorithm` is `trainer_common.algorithm.adv_estimator`, or a
+    class of your own; `n_gpu_for_infer` is the number of inference engines where the backbone separates them. Anything
+    else goes through `set(key=…)`.
     """
 
     def __init__(
         self,
         backbone: str = "local",
         model: str = "embedded:smollm2-135m",
-        n_gpu: int = 0,
+        n_gpu: int | None = 0,
         algorithm: type[Algorithm] | str = "grpo",
         n_gpu_for_infer: int | None = None,
         *,
@@ -43,20 +45,21 @@ class AgentJetJob:
             "experiment_name": name,
             "backbone": backbone,
             "model": {"path": model},
-            "trainer_common": {"n_gpus_per_node": n_gpu, "algorithm": {"adv_estimator": _named(algorithm)}},
+            "trainer_common": {"algorithm": {"adv_estimator": _named(algorithm)}},
         }
+        if n_gpu is not None:
+            self._tree["trainer_common"]["n_gpus_per_node"] = n_gpu
         if n_gpu_for_infer is not None:
             self._tree["rollout"] = {"n_vllm_engine": n_gpu_for_infer}
-        self._workflow: type[Workflow] | None = None
 
-    def set_workflow(self, workflow: type[Workflow] | str) -> AgentJetJob:
-        """A Workflow class or a reference to one."""
+    def set_workflow(self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
+        """A Workflow class, a function `(task, tuner)`, or a reference to one."""
         self._tree.setdefault("rollout", {})["user_workflow"] = _named(workflow)
         return self
 
-    def set_judge(self, reference: str) -> AgentJetJob:
-        """A reference to a BaseJudge."""
-        self._tree.setdefault("task_judge", {})["judge_protocol"] = reference
+    def set_judge(self, judge: type[Any] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
+        """A BaseJudge, a function `(task, output)`, or a reference to one."""
+        self._tree.setdefault("task_judge", {})["judge_protocol"] = _named(judge)
         return self
 
     def set_data(
@@ -97,27 +100,33 @@ class AgentJetJob:
 
     def tune(self, *, fresh: bool = False) -> Path:
         """Run it in this process; answers the run directory. Raises UserError for what the person can mend."""
-        from ajet.config import Experiment
         from ajet.run.launch import launch
         from ajet.run.options import LaunchOptions
 
-        experiment = Experiment.from_dict({"ajet": self._tree}, base=self._base)
+        experiment = self.experiment()
         launch(experiment, LaunchOptions(fresh=fresh))
         return experiment.root / experiment.name
 
+    def experiment(self) -> Experiment:
+        """What `tune()` runs, composed. Raises ConfigError."""
+        from ajet.config import Experiment
 
-def _named(kind: type | str) -> str:
-    """A name, a reference, or the reference to a class."""
+        return Experiment.from_dict({"ajet": self._tree}, base=self._base)
+
+
+def _named(kind: Any) -> str:
+    """A name, a reference, or the reference to a class or function."""
     import sys
 
     if isinstance(kind, str):
         return kind
-    module = sys.modules[kind.__module__]
+    name = getattr(kind, "__qualname__", repr(kind))
+    module = sys.modules.get(getattr(kind, "__module__", None) or "")
     file = getattr(module, "__file__", None)
-    if file is None or "." in kind.__qualname__:
+    if file is None or not name.isidentifier():
         raise UserError(
-            f"{kind.__qualname__} can't be named by a reference.",
-            expected="a class at the top level of a file",
+            f"{name} can't be named by a reference.",
+            expected="a class or function at the top level of a file",
             do="move it there, or pass a reference such as workflow.py->MyWorkflow",
         )
-    return f"{Path(file).resolve()}->{kind.__name__}"
+    return f"{Path(file).resolve()}->{name}"

@@ -12,12 +12,14 @@ from typing import Any, TypeAlias
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 
-Judgement: TypeAlias = "Verdict | tuple[float | list[float] | None, bool | None] | None"
-"""(reward, is_success), or a Verdict with a reason, or None: no score."""
+Judgement: TypeAlias = "Verdict | tuple[float | list[float] | None, bool | None] | float | bool | None"
+"""(reward, is_success), or a Verdict with a reason, or None: no score. A number alone is the reward, and nobody says
+whether it is a success; True and False are both: 1 and a success, 0 and none."""
 
 
 class BaseJudge(ABC):
-    """Subclass it, write `compute_reward`, and name the class in `task_judge.judge_protocol`."""
+    """Subclass it, write `compute_reward`, and name the class in `task_judge.judge_protocol` (a function will do there,
+    too: `def reward(task, output)`)."""
 
     def __init__(self, config: Any) -> None:
         """`config`: the composed config, with attribute access."""

@@ -24,7 +24,7 @@ class Judging(Protocol):
     """What a judge of the user's, or a task reader's own, can do: see BaseJudge."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """(reward, is_success), a Verdict, or None; maybe awaitable."""
+        """A reward alone, (reward, is_success), a Verdict, or None; maybe awaitable."""
         ...
 
 
@@ -69,8 +69,14 @@ class Judge:
             verdict = Verdict(self._total(judgement.reward, who), judgement.success, judgement.reason)
         elif isinstance(judgement, (tuple, list)) and len(judgement) == 2:
             verdict = Verdict(self._total(judgement[0], who), _truth(judgement[1], who))
+        elif isinstance(judgement, bool) or hasattr(judgement, "dtype") and judgement.dtype == bool:
+            verdict = Verdict(float(judgement), bool(judgement))
+        elif isinstance(judgement, Real):
+            verdict = Verdict(float(judgement), None)
         else:
-            raise JudgeFailure(f"{who}: expected (reward, is_success), a Verdict or None, got {judgement!r:.200}")
+            raise JudgeFailure(
+                f"{who}: expected a number, (reward, is_success), a Verdict or None, got {judgement!r:.200}"
+            )
         if verdict.reward is None and not verdict.reason:
             verdict.reason = "no score: the judge did not decide"
         return self._checked(verdict, who)

@@ -46,17 +46,22 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
 @register("customized_protocol")
 def _by_reference(experiment: Experiment) -> Judging | None:
     from ajet.config import resolve_reference
+    from ajet.config.functions import is_function
+    from ajet.task_judge.function import judge_from
 
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
         return None
     kind = resolve_reference(reference, base=experiment.base, what=key)
+    if is_function(kind):
+        kind = judge_from(kind, reference, what=key)
     if not isinstance(kind, type) or not callable(getattr(kind, "compute_reward", None)):
         raise ConfigError(
             f"{reference} is no judge.",
             where=key,
-            expected="a class with compute_reward(workflow_task, workflow_output), such as a subclass of BaseJudge",
+            expected="a function of (task, output), or a class with compute_reward(workflow_task, workflow_output), "
+            "such as a subclass of BaseJudge",
         )
     try:
         judging: Judging = kind(experiment.config)

@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from ajet.schema.episode import Verdict
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
 from tests.rollout_fixtures import stage, time_is_up
 
@@ -72,6 +75,33 @@ def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[An
     assert [episode.failure for episode in episodes] == [None] * 4
     assert {episode.reward for episode in episodes} == {1.0}
     assert all(len(episode.calls) == 1 and episode.timelines for episode in episodes)
+
+
+class FunctionJudge:
+    """What a function answers with is where the judges that ajet ships look."""
+
+    async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        return Verdict(output.reward if output.reward is not None else float(output.metadata["final_answer"] == "yes"))
+
+
+@pytest.mark.parametrize(
+    ("isolation", "function"), played(flows.asks, flows.asks_blocking, on_process=(flows.asks,))
+)  # fmt: skip
+def test_a_function_is_a_workflow_wherever_it_runs(isolation: str, function: Any) -> None:
+    reference = f"tests.rollout_workflows->{function.__name__}"
+    workflow = workflow_from(function, reference)
+    with stage(workflow, judge=FunctionJudge(), isolation=isolation, user_workflow=reference) as made:
+        episodes = [episode for group in made.play(2) for episode in group.episodes]
+    assert [episode.failure for episode in episodes] == [None] * 4
+    assert {episode.reward for episode in episodes} == {1.0}
+    assert all(len(episode.calls) == 1 and episode.timelines for episode in episodes)
+
+
+def test_what_is_no_answer_of_a_function_fails_its_episode() -> None:
+    with stage(workflow_from(flows.returns_a_number_of_its_own, "flows.py->odd")) as made:
+        episode = made.episode()
+    assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "wrong_type")
+    assert "odd.execute returned a complex" in episode.failure.message
 
 
 def test_targets_that_do_not_train_are_recorded_and_not_trained(isolation: str) -> None:

@@ -17,6 +17,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge, Judge
+from ajet.task_judge.function import judge_from
 from ajet.task_judge.math_judge import MathAnswerJudge
 from ajet.task_reader import open_reader
 
@@ -39,6 +40,17 @@ class Awaited(Plain):
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         found = super().compute_reward(workflow_task, workflow_output)
         return found and Verdict(found[0], found[1], "compared")
+
+
+def compared(task: Task, output: WorkflowOutput) -> bool | None:
+    """A user's function, with whether it is right."""
+    return output.metadata.get("final_answer") == task.metadata["answer"] if "answer" in task.metadata else None
+
+
+async def compared_later(task: Task, output: WorkflowOutput) -> Verdict | None:
+    """The same, awaited, with a Verdict."""
+    right = compared(task, output)
+    return None if right is None else Verdict(float(right), right, "compared")
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "reasoning_gym": of_reasoning_gym,
     "plain": lambda: arithmetic(Plain(None)),
     "awaited": lambda: arithmetic(Awaited(None)),
+    "function": lambda: arithmetic(judge_from(compared, "judge.py->compared", what="test")(None)),
+    "async_function": lambda: arithmetic(judge_from(compared_later, "judge.py->later", what="test")(None)),
 }
 
 

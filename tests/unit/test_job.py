@@ -1,5 +1,6 @@
 """AgentJetJob: what it dumps is a YAML that loads to what was asked for."""
 
+import functools
 import sys
 
 import pytest
@@ -8,7 +9,9 @@ import yaml
 from ajet import AgentJetJob
 from ajet.algorithm import opened
 from ajet.config import load_experiment, resolve_reference
+from ajet.run.assembly import workflow_of
 from ajet.schema.errors import ConfigError, UserError
+from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
 from tests.own_algorithms import AgainstTheMedian
 
@@ -65,6 +68,34 @@ def test_a_workflow_class_becomes_a_reference_that_finds_it(mine, tmp_path):
     reference = load_experiment(path).ajet.rollout.user_workflow
     found = resolve_reference(reference, base=tmp_path / "elsewhere", expect=Workflow)
     assert found.__name__ == "Mine" and issubclass(found, Workflow)
+
+
+FUNCTIONS = """
+async def agent(task, tuner):
+    return "yes"
+
+
+def reward(task, output):
+    return 1.0
+"""
+
+
+def test_functions_become_references_that_find_them(tmp_path, monkeypatch):
+    (tmp_path / "my_functions.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_functions", raising=False)
+    import my_functions
+
+    job = AgentJetJob().set_workflow(my_functions.agent).set_judge(my_functions.reward)
+    experiment = load_experiment(job.dump_job_as_yaml(tmp_path / "elsewhere.yaml"))
+    assert issubclass(workflow_of(experiment), Workflow)
+    assert str(open_judge(experiment)).endswith("reward")
+
+
+@pytest.mark.parametrize("function", [lambda task, tuner: 1.0, functools.partial(print), print])
+def test_a_function_that_no_reference_can_name_is_refused(function):
+    with pytest.raises(UserError, match="can't be named by a reference"):
+        AgentJetJob().set_workflow(function)
 
 
 def test_an_algorithm_may_be_a_class(tmp_path):

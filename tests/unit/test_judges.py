@@ -78,6 +78,11 @@ def test_a_judge_that_does_not_decide_gives_no_score(result):
         ((0.0, None), Verdict(0.0, None)),
         ([0.25, 1], Verdict(0.25, True)),
         (Verdict(0.5, True, "half right"), Verdict(0.5, True, "half right")),
+        (0.5, Verdict(0.5, None)),
+        (np.float32(0.5), Verdict(0.5, None)),
+        (2, Verdict(2.0, None)),
+        (True, Verdict(1.0, True)),
+        (np.bool_(False), Verdict(0.0, False)),
     ],
 )
 def test_what_judges_may_answer(result, expected):
@@ -98,7 +103,7 @@ def test_what_judges_may_answer(result, expected):
         ([1.0, "x"], True),
         (1.0,),
         "good",
-        1.0,
+        math.nan,
         object(),
         KeyError("answer"),
         ZeroDivisionError(),
@@ -202,6 +207,18 @@ class Broken(BaseJudge):
 
 class NoJudge:
     pass
+
+def right(task, output):
+    return float(task.metadata["answer"] == output.metadata["final_answer"])
+
+async def awaited(task, output):
+    return right(task, output), True
+
+def raises(task, output):
+    raise KeyError("answer")
+
+def three(task, output, config):
+    return 1.0
 """
 
 
@@ -234,12 +251,27 @@ def test_without_any_judge(tmp_path):
         ("judge.py->Nobody", UnresolvedReference, "Nobody"),
         ("judge.py->Broken", ConfigError, "missing"),
         ("judge.py->NoJudge", ConfigError, "is no judge"),
+        ("judge.py->three", ConfigError, r"(?s)called with \(task, output\).*judge.py:\d+.*def three\(task, output\):"),
         ("ajet.task_judge.env_service_as_judge->EnvServiceJudge", ConfigError, "not part of this version"),
     ],
 )
 def test_what_is_wrong_with_a_judge_is_said_before_the_run(tmp_path, protocol, error, message):
     with pytest.raises(error, match=message):
         open_judge(experiment(tmp_path, protocol))
+
+
+@pytest.mark.parametrize(("name", "success"), [("right", None), ("awaited", True)])
+def test_a_function_is_a_judge_and_gets_the_task_itself(tmp_path, name, success):
+    judge = open_judge(experiment(tmp_path, f"judge.py->{name}"))
+    task = WorkflowTask(task=Task(metadata={"answer": "42"}))
+    found = asyncio.run(judge.verdict(task, WorkflowOutput(metadata={"final_answer": "42"})))
+    assert found == Verdict(1.0, success) and str(judge).endswith(name)
+
+
+def test_a_function_that_raises_is_a_failure_of_the_judge_and_named(tmp_path):
+    judge = open_judge(experiment(tmp_path, "judge.py->raises"))
+    with pytest.raises(JudgeFailure, match="raises raised KeyError"):
+        asyncio.run(judge.verdict(TASK, WorkflowOutput()))
 
 
 def test_shipped_judges_resolve(tmp_path):

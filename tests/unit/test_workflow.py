@@ -1,6 +1,8 @@
 """What users subclass, and the breakpoint that stays in their code."""
 
 import asyncio
+import functools
+import inspect
 import json
 import os
 import socket
@@ -11,7 +13,11 @@ import textwrap
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, bp
+from ajet.config import Experiment
+from ajet.run.assembly import workflow_of
+from ajet.schema.errors import ConfigError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
+from ajet.workflow.function import as_workflow
 
 TASK = WorkflowTask(task=Task(main_query="q", task_id="t"))
 
@@ -40,6 +46,57 @@ def test_a_workflow_without_execute_cannot_be_made():
 
     with pytest.raises(TypeError, match="execute"):
         Empty()
+
+
+async def agent(task, tuner):
+    """Answers with the question."""
+    return task.main_query
+
+
+def plain(task, tuner):
+    return agent(task, tuner)
+
+
+class Called:
+    async def __call__(self, task, tuner):
+        return task.main_query
+
+
+@pytest.mark.parametrize("function", [agent, plain, functools.partial(agent), Called()])
+def test_a_function_is_a_workflow_under_the_name_of_its_reference(function):
+    made = as_workflow(function, "agent.py -> mine")
+    assert issubclass(made, Workflow) and made().name == made.__name__ == made.__qualname__ == "mine"
+    found = made().execute(TASK, None)
+    assert asyncio.run(found).metadata == {"final_answer": "q"}
+    assert inspect.iscoroutinefunction(made.execute) == inspect.iscoroutinefunction(function)
+    assert as_workflow(Mine, "agent.py->Mine") is Mine
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("text", WorkflowOutput(metadata={"final_answer": "text"})),
+        ({"moves": [1]}, WorkflowOutput(metadata={"final_answer": {"moves": [1]}})),
+        (0.5, WorkflowOutput(reward=0.5)),
+        (2, WorkflowOutput(reward=2.0)),
+        (True, WorkflowOutput(reward=1.0, is_success=True)),
+        (WorkflowOutput(reward=3.0), WorkflowOutput(reward=3.0)),
+        (None, None),
+    ],
+)
+def test_what_a_function_returns_is_an_output(returned, expected):
+    made = as_workflow(lambda task, tuner: returned, "agent.py->mine")
+    assert made().execute(TASK, None) == expected
+
+
+def test_a_function_that_cannot_be_called_so_is_refused_when_it_is_resolved(tmp_path):
+    (tmp_path / "agent.py").write_text("def agent(task): ...\n")
+    experiment = Experiment.from_dict({"ajet": {"rollout": {"user_workflow": "agent.py->agent"}}}, base=tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        workflow_of(experiment)
+    screen = str(refused.value)
+    assert "agent.py->agent is a function of (task), and is called with (task, tuner)" in screen
+    assert f"{tmp_path / 'agent.py'}:1" in screen and "def agent(task, tuner):" in screen
 
 
 def test_the_names_are_where_users_look_for_them():

@@ -87,7 +87,7 @@ class Rollout(Section):
 
     user_workflow: str | None = key(
         None,
-        "Reference to the Workflow class, e.g. `workflow.py->MathAgentWorkflow`.",
+        "Reference to a Workflow class or a function `(task, tuner)`, e.g. `workflow.py->MathAgentWorkflow`.",
         kind="reference",
         idle={SERVE: OWN_AGENTS},
     )

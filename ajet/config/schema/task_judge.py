@@ -33,12 +33,13 @@ class TaskJudge(Section):
 
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = key(
         "customized_protocol",
-        "customized_protocol calls the class named by `judge_protocol`.",
+        "customized_protocol calls the class or function named by `judge_protocol`.",
         later={"rubrics_auto_grader": "The rubrics_auto_grader judge is not part of this version."},
     )
     judge_protocol: str | None = key(
         None,
-        "Reference to a BaseJudge, e.g. `judge.py->MyJudge`; null where the workflow sets the reward itself.",
+        "Reference to a BaseJudge or a function `(task, output)`, e.g. `judge.py->MyJudge`; null where the workflow "
+        "sets the reward itself.",
         kind="reference",
     )
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", "For judges to read: a model to ask.")

@@ -32,6 +32,7 @@ from ajet.rollout.isolation.thread import DaemonThreads
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowTask
+from ajet.workflow.function import KEY, as_workflow
 
 
 class Line:
@@ -172,7 +173,7 @@ class Player:
         try:
             with forks_end_here(owner):
                 workflow_class = resolve_reference(
-                    self._home.reference, base=self._home.base, what="ajet.rollout.user_workflow"
+                    self._home.reference, base=self._home.base, what=KEY, made=as_workflow
                 )
                 from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
 

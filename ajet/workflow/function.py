@@ -1,0 +1,67 @@
+"""A function as a workflow: `async def agent(task, tuner)`, or the same without `async`.
+
+Invariant: behind `workflow_from` a function is a Workflow like any other, and in every process that resolves the same
+reference it is the same one, so that no isolation and no backbone knows the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from numbers import Real
+from typing import Any
+
+from ajet.config.functions import is_function, require_callable_with
+from ajet.config.references import parse_reference
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.workflow import Workflow
+
+KEY = "ajet.rollout.user_workflow"
+
+
+def as_workflow(found: Any, reference: str) -> Any:
+    """What `reference` named, a function as a class, anything else as it is. Raises ConfigError for a function that
+    cannot be an agent."""
+    return workflow_from(found, reference) if is_function(found) else found
+
+
+def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow]:
+    """A Workflow class that plays `function(task, tuner)`; `task` is the Task. Raises ConfigError unless it takes two
+    arguments. It is called what it is called in the reference, however the function was decorated."""
+    require_callable_with(function, ("task", "tuner"), what=KEY, reference=reference)
+    called = parse_reference(reference, what=KEY).name
+
+    async def execute(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> WorkflowOutput:
+        return output_of(await function(workflow_task.task, tuner))
+
+    def execute_plain(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> Any:
+        found = function(workflow_task.task, tuner)
+        return _awaited(found) if inspect.isawaitable(found) else output_of(found)
+
+    class Played(Workflow):
+        name: str = called
+
+    # whether `execute` is a coroutine function decides what an isolation runs it in
+    Played.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
+    Played.__abstractmethods__ = frozenset()
+    Played.__name__ = Played.__qualname__ = called
+    Played.__module__ = getattr(function, "__module__", None) or __name__
+    Played.__doc__ = function.__doc__
+    return Played
+
+
+def output_of(found: Any) -> Any:
+    """What an agent's function returned, as a WorkflowOutput: text (or a list or a dict) is the answer, which judges
+    read as `final_answer`; a number is the reward; True and False are a reward of 1 and 0, and a success or none.
+    Anything else is left as it is: the episode fails by it, as a class's would."""
+    if isinstance(found, bool):
+        return WorkflowOutput(reward=float(found), is_success=found)
+    if isinstance(found, Real):
+        return WorkflowOutput(reward=float(found))
+    if isinstance(found, (str, list, dict)):
+        return WorkflowOutput(metadata={"final_answer": found})
+    return found
+
+
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return output_of(await found)

@@ -1,0 +1,138 @@
+"""`ajet.tune` before the run: what its arguments make of an experiment, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ajet
+from ajet import Task
+from ajet.config import Experiment, resolve_reference
+from ajet.run import launch
+from ajet.schema.errors import ConfigError, TaskError, UnresolvedReference, UserError
+from ajet.task_reader import open_reader
+
+TUNE: dict[str, Any] = {"agent": "agent.py->agent", "reward": "agent.py->reward", "model": "embedded:tiny-tools"}
+
+
+class Stopped(Exception):
+    """What would have been launched."""
+
+
+@pytest.fixture
+def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Experiment]:
+    """The experiment that `tune` would launch with these arguments."""
+
+    def stop(experiment: Experiment, options: Any) -> None:
+        raise Stopped(experiment)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "launch", stop)
+
+    def made(**arguments: Any) -> Experiment:
+        with pytest.raises(Stopped) as stopped:
+            ajet.tune(**TUNE | arguments)
+        experiment: Experiment = stopped.value.args[0]
+        return experiment
+
+    return made
+
+
+@pytest.fixture
+def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A function of the running program."""
+
+    def agent(task: Any, tuner: Any) -> str:
+        return "yes"
+
+    agent.__module__, agent.__qualname__ = "__main__", "agent"
+    monkeypatch.setattr(sys.modules["__main__"], "agent", agent, raising=False)
+    yield agent
+
+
+def test_tasks_as_python_has_them_are_read_as_from_a_file(composed: Callable[..., Experiment]) -> None:
+    given = [
+        Task(main_query="a", task_id="own", metadata={"answer": "1", "名": [2]}),
+        {"question": "b", "answer": 3},
+        "c",
+    ]
+    experiment = composed(tasks=iter(given), validation=["d"], name="mine")
+    reader = open_reader(experiment)
+    first, second, third = reader.tasks("train")
+    assert first == given[0]
+    assert (second.main_query, second.metadata["answer"], third.main_query) == ("b", 3, "c")
+    assert [task.main_query for task in reader.tasks("validation")] == ["d"]
+    assert sorted(path.name for path in experiment.root.iterdir()) == ["mine.tasks.jsonl", "mine.validation.jsonl"]
+
+
+def test_what_is_named_is_taken_from_where_it_is(composed: Callable[..., Experiment]) -> None:
+    reader = composed(tasks=Path("train.jsonl"), validation="held_out.jsonl").ajet.task_reader
+    files = reader.jsonl_dataset_file
+    assert (files.training.file_path, files.validation.file_path) == ("train.jsonl", "held_out.jsonl")
+    hub = composed(tasks="gsm8k/main", validation="test").ajet.task_reader
+    assert hub.type == "huggingface_dat_repo"
+    assert (hub.huggingface_dat_repo.dataset_path, hub.huggingface_dat_repo.validation_split) == ("gsm8k/main", "test")
+    assert composed(tasks="sums.py->Sums").ajet.task_reader.type == "sums.py->Sums"
+
+
+def test_every_other_key_is_a_setting(composed: Callable[..., Experiment]) -> None:
+    settings = {"rollout.num_repeat": 8, "ajet.trainer_common.optim.lr": 1e-4}
+    ajet = composed(tasks=["a"], steps=3, backbone="debug", settings=settings).ajet
+    assert (ajet.rollout.num_repeat, ajet.trainer_common.optim.lr, ajet.backbone) == (8, 1e-4, "debug")
+    assert ajet.trainer_common.total_training_steps == 3
+    assert (ajet.rollout.user_workflow, ajet.task_judge.judge_protocol) == ("agent.py->agent", "agent.py->reward")
+
+
+@pytest.mark.parametrize("task", [1, {"question": "a", "answer": {1}}, object()], ids=["number", "set", "object"])
+def test_a_task_that_cannot_be_written_down_is_named(composed: Callable[..., Experiment], task: Any) -> None:
+    with pytest.raises(TaskError) as refused:
+        ajet.tune(**TUNE, tasks=["a", task])
+    assert refused.value.where == "tasks[1]"
+
+
+@pytest.mark.parametrize("tasks", ["gsm8k/main", "sums.py->Sums"])
+def test_held_out_tasks_that_nobody_would_read_are_refused(composed: Callable[..., Experiment], tasks: str) -> None:
+    with pytest.raises(UserError, match="cannot be had"):
+        ajet.tune(**TUNE, tasks=tasks, validation=["a"])
+
+
+def test_a_function_of_the_program_is_found_there_and_nowhere_else(
+    composed: Callable[..., Experiment], live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = composed(agent=live, tasks=["a"]).ajet.rollout.user_workflow
+    assert reference == "__main__->agent"
+    assert resolve_reference(reference, base=Path("/")) is live
+    monkeypatch.delattr(sys.modules["__main__"], "agent")
+    with pytest.raises(UnresolvedReference, match="in the program that is running, which has none"):
+        resolve_reference(reference, base=Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"settings": {"rollout.isolation": "process"}}, "the processes of rollout.isolation: process cannot find it"),
+        ({"backbone": "verl"}, "the processes of verl cannot find it"),
+    ],
+)
+def test_where_other_processes_need_it_it_is_refused_before_the_run(
+    composed: Callable[..., Experiment], live: Any, arguments: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"agent is defined in the running program.*{what}"):
+        composed(agent=live, tasks=["a"], **arguments).require_ready()
+
+
+def test_a_function_whose_name_means_another_by_now_is_refused(
+    composed: Callable[..., Experiment], live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "agent", lambda task, tuner: "no")
+    with pytest.raises(UserError, match="agent can't be named by a reference"):
+        ajet.tune(**TUNE | {"agent": live}, tasks=["a"])
+
+
+def test_what_no_reference_can_name_is_refused(composed: Callable[..., Experiment]) -> None:
+    with pytest.raises(UserError, match="can't be named by a reference"):
+        ajet.tune(**TUNE | {"agent": lambda task, tuner: "yes"}, tasks=["a"])
