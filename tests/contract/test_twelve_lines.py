@@ -10,8 +10,8 @@ import pytest
 
 from tests.docs.snippets import ROOT, blocks
 
-MODEL, STEPS = '"embedded:smollm2-135m", steps=20', '"embedded:tiny-tools", steps=1'
-SMALL = ', settings={"rollout.num_repeat": 2, "data.train_batch_size": 1, "rollout.max_model_len": 200})'
+MODEL, SMALLER = '"embedded:smollm2-135m", steps=20, settings=faster', '"embedded:tiny-tools", steps=1, settings=small'
+SMALL = 'small = {"rollout.num_repeat": 2, "data.train_batch_size": 1, "rollout.max_model_len": 200}'
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_twelve_lines_are_a_run(
     (text,) = (block.text.rstrip() for block in blocks(ROOT / "README.md") if "ajet.tune(" in block.text)
     assert len([line for line in text.splitlines() if line.strip()]) <= 12
     assert text.endswith(f"{MODEL})")
-    small = text.replace(f"{MODEL})", STEPS + SMALL).replace("    ajet.tune(", "    tuned = ajet.tune(")
+    small = text.replace(MODEL, SMALLER).replace("    ajet.tune(", f"    {SMALL}\n    tuned = ajet.tune(")
     (tmp_path / "script.py").write_text(small)
     monkeypatch.chdir(tmp_path)
 
