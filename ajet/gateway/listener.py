@@ -28,7 +28,8 @@ _AT_ONCE = 64
 _MORE = 8
 """Strangers that leave for one who comes where descriptors are scarce."""
 _TICK = 0.1
-"""Seconds between two looks whether a signal asks for the end; uvicorn counts ten of them as a second."""
+"""Seconds between two looks whether a signal asks for the end (uvicorn counts ten of them as a second), and that what
+is being answered gets at an end."""
 _PAUSE = 1.0
 """Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
 
@@ -76,7 +77,7 @@ class Server(uvicorn.Server):
         self._stopping: asyncio.Future[None] | None = None
 
     def stop(self) -> None:
-        """End it; what is not answered yet is not waited for. Thread-safe."""
+        """End it; what is not answered at once is not waited for. Thread-safe."""
         self.should_exit = self.force_exit = True
         stopping = self._stopping
         if stopping is not None:
@@ -99,7 +100,7 @@ class Server(uvicorn.Server):
             await asyncio.wait([self._stopping], timeout=_TICK)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn, which sleeps for connections that nobody waits for."""
+        """See uvicorn, which sleeps whether or not anything is still being answered."""
         if not self.force_exit:
             await super().shutdown(sockets)
             return
@@ -107,6 +108,8 @@ class Server(uvicorn.Server):
             doors.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        if self.server_state.tasks:  # what is refused because of the end is told so
+            await asyncio.wait(list(self.server_state.tasks), timeout=_TICK)
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -95,8 +95,8 @@ class HeldSteps:
                 )  # fmt: skip
                 if (own.uuid, own.group) != (episode.uuid, episode.group):
                     yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
-            ahead = self._verl or not named  # it may be played before the step that takes it
-            if episode.step > step or (not ahead and episode.step != step):
+            ahead = self._verl or not named  # it may be played before the step that takes it, or left over at the end
+            if episode.step > step + (not named) or (not ahead and episode.step != step):
                 yield f"episode {episode.uuid} was played for step {episode.step}"
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"

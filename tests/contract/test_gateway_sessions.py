@@ -5,11 +5,14 @@ import json
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
@@ -556,3 +559,22 @@ def test_a_conversation_goes_on_from_a_resumed_reply():
 def test_a_plain_post_still_works():
     with bench([ScriptedReply("3")]) as on:
         assert post(on.open()("a", "a", None), {"messages": ASK}).status_code == 200
+
+
+def test_what_is_just_being_answered_at_the_end_is_answered():
+    """Nobody is told of a mistake of ours because the gateway ends."""
+    begun = threading.Event()
+
+    async def soon(request):
+        begun.set()
+        await asyncio.sleep(0.02)
+        return JSONResponse({"told": True})
+
+    with bench() as on:
+        on.gateway.add_routes([Route("/soon", soon)])
+        url = f"{on.gateway.base_url.removesuffix('/v1')}/soon"
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(httpx.get, url, timeout=20)
+            assert begun.wait(20)
+            on.gateway.close()
+            assert answer.result().json() == {"told": True}

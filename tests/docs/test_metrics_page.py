@@ -14,7 +14,14 @@ from ajet.schema.task import Task
 from tests.docs.snippets import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
-WRITERS = ["run/accounting.py", "run/evaluate.py", "run/train.py", "run/step_proof.py", "algorithm/credit.py"]
+WRITERS = [
+    "run/accounting.py",
+    "run/evaluate.py",
+    "run/train.py",
+    "run/step.py",
+    "run/step_proof.py",
+    "algorithm/credit.py",
+]
 WRITERS += ["algorithm/importance.py", "run/staleness.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 SPLITS = "train|validation|debug"
