@@ -84,8 +84,15 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }.items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    (folder / "env/ray").symlink_to(Path(sys.executable).parent / "ray")
+    programs(folder / "env", "python", "ray")
     return folder / "run.sh"
+
+
+def programs(folder: Path, *names: str) -> None:
+    """Those of this environment, in another folder: a link to its Python would not be of it."""
+    for name in names:
+        (folder / name).write_text(f'#!/bin/sh\nexec "{Path(sys.executable).parent / name}" "$@"\n')
+        (folder / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -164,8 +171,7 @@ def test_a_training_runs_through_the_script_on_both_nodes(script, tmp_path):
     assert done.returncode == 0, done.stdout
     (tmp_path / "bin").symlink_to(script.parent / "bin")
     (tmp_path / "env").mkdir()
-    for name in ("ajet", "ray"):
-        (tmp_path / "env" / name).symlink_to(Path(sys.executable).parent / name)
+    programs(tmp_path / "env", "ajet", "python", "ray")
     process, temporary = started(tmp_path / "run.sh", tmp_path / "told")
     try:
         assert process.wait(timeout=900) == 0, (tmp_path / "log").read_text()[-4000:]

@@ -10,7 +10,11 @@ import time
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
+import psutil
 import pytest
+
+from ajet.run.cluster.slurm import BESIDE
+from ajet.run.verl.leftovers import ENDED_S, LOOK_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")]
 
@@ -90,4 +94,29 @@ def test_what_processes_leave_is_removed_once_nobody_has_it(how):
         run.stdin.close()
         run.stdout.close()
         for path in (*(Path("/dev/shm", name) for name in (engine, worker, agent)), *locks):
+            path.unlink(missing_ok=True)
+
+
+def test_what_ray_leaves_on_a_node_of_a_batch_job_goes_with_it():
+    """Below the program that the script starts Ray with, as servers are below `ray start`."""
+    child = [sys.executable, "-c", CHILD, "ray::Server"]
+    ray = f"import os, subprocess\nprint(os.environ['TMPDIR'], flush=True)\nsubprocess.run({child!r})"
+    command = [sys.executable, "-m", BESIDE, sys.executable, "-c", ray]
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    left = [Path(node.stdout.readline().strip())]
+    left += [Path("/dev/shm", name) for name in node.stdout.readline().split()]
+    server = next(each for each in psutil.Process(node.pid).children(recursive=True) if each.name() == "ray::Server")
+    try:
+        assert len(left) == 3 and all(path.exists() for path in left)
+        time.sleep(LOOK_S + 2)
+        node.terminate()  # Ray ends; its servers do so a moment later
+        server.kill()
+        assert node.wait(timeout=ENDED_S) == 128 + signal.SIGTERM
+        assert not any(path.exists() for path in left)
+    finally:
+        node.kill()
+        server.kill()
+        node.stdout.close()
+        for path in left[1:]:
             path.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """A batch script for Slurm: Ray's head on the first node, workers on the others, the run beside the head.
 
 Invariant: the run starts when the head answers, and waits itself for the workers; whatever ends the script, the steps
-that it started are ended with it. Secrets need nothing: Slurm hands the submitting shell's environment on, and the run
-reads .env files itself.
+that it started are ended with it, and what Ray's processes left on a node goes. Secrets need nothing: Slurm hands the
+submitting shell's environment on, and the run reads .env files itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from ajet.run.cluster.job import ClusterJob
 
 WARNING_S = 120
 """How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
+BESIDE = "ajet.run.verl.leftovers"
+"""The module that Ray is started below on each node: it removes what Ray's processes leave there."""
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -60,7 +62,7 @@ finish() {{
 trap finish EXIT
 trap 'exit 143' TERM INT
 
-ray_start=("$bin/ray" start --block --disable-usage-stats {resources})
+ray_start=("$bin/python" -I -m {beside} "$bin/ray" start --block --disable-usage-stats {resources})
 "${{on_head[@]}}" "${{ray_start[@]}}" --head \\
   --node-ip-address="$address" --port="$port" --include-dashboard=false --temp-dir="$temporary" &
 steps+=($!)
@@ -99,6 +101,7 @@ def slurm(job: ClusterJob) -> str:
         bin=shlex.quote(str(Path(sys.prefix) / "bin")),
         folder=shlex.quote(str(job.folder)),
         resources=_resources(job),
+        beside=BESIDE,
         workers=_WORKERS.format(others=others) if others else "",
         command=shlex.join(job.command),
     )

@@ -5,20 +5,23 @@ names drawn at random). Ended hard, they unlink none.
 Invariant: the processes get a temporary folder of their own, which is removed as a whole once none of them lives; a
 segment is removed only if a process below this one was seen with it, it is still the same file, and nobody has it
 mapped any more. The remover hears of both through a pipe and acts once that closes, so that it makes no difference
-whether this process ends or is killed. Processes of a cluster that was joined are not below this one.
+whether this process ends or is killed. Processes of a cluster that was joined are not below this one: a batch script
+starts Ray on each of its nodes below `beside`.
 
-This file is also the remover's program: it must import nothing of ours at its top.
+This file is also the remover's program, and a node's: it must import nothing of ours at its top.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 FOLDER = "/dev/shm/"
@@ -30,6 +33,8 @@ PATIENCE_S = 120.0
 """How long processes may outlive the run's own."""
 ENDED_S = 20.0
 """How long they may take where the run ends as it should."""
+LOOK_S = 5.0
+"""How long between two looks at the processes of a node."""
 LONGEST = 26
 """Characters of the folder for temporary files: the paths of Ray's sockets below ours have 107 at most."""
 
@@ -126,6 +131,21 @@ def _names(pid: int, folder: Path) -> bool:
     return False
 
 
+def beside(command: Sequence[str]) -> int:
+    """Run what starts Ray on a node, with a folder for temporary files of its own, until it ends; a signal to end is
+    handed on. Answers its exit code, as a shell does."""
+    with contextlib.closing(Leftovers()) as leftovers:
+        child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _: child.send_signal(received))
+        while True:
+            try:
+                code = child.wait(LOOK_S)
+                return code if code >= 0 else 128 - code
+            except subprocess.TimeoutExpired:
+                leftovers.look()
+
+
 def _main() -> None:
     first = sys.stdin.readline()
     if not first.endswith("\n"):  # its writer was killed before it had said anything
@@ -140,8 +160,8 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    import signal
-
+    if sys.argv[1:]:
+        sys.exit(beside(sys.argv[1:]))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _main()
