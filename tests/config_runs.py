@@ -148,38 +148,42 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     from ajet.backbone.verl.carried import restored
     from ajet.backbone.verl.dataset import TaskRows
     from ajet.backbone.verl.engine import ServerEngine
-    from ajet.backbone.verl.mailbox import Closed, Credited, Stepped, Validated
+    from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.progress import TrainingProgress
     from ajet.run.summary import finish
     from ajet.run.verl.host import Host
     from ajet.run.verl.record import Record
-    from ajet.run.verl.train import _config
-    from ajet.run.verl.waiting import dropped_after
-    from ajet.schema.episode import Group, Outcome
+    from ajet.run.verl.train import _config, tickets_of
+    from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
 
     config, order, words = _config(experiment, run, own=True)
     tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, 1, dropped_after(config), order=order.identity(), words=words)
+    tickets = tickets_of(experiment, run, config, order)
+    record = Record(experiment, run, progress, 1, tickets, words=words)
+    grants = tickets.due()
     rollout = config["actor_rollout_ref"]["rollout"]
     engine = ServerEngine(
         _Servers(tokenizer), max_model_len=rollout["max_model_len"], vocabulary=len(tokenizer), server=rollout["name"]
     )
-    groups: list[Group] = []
+    closed: list[Closed] = []
 
-    async def post(group: Group) -> None:
-        groups.append(group)
+    async def post(letter: Closed) -> None:
+        closed.append(letter)
 
-    host = Host(restored(config["data"][CARRIED]), run.run_id, engine, tokenizer, post)
+    async def grant(ticket: int) -> Grant:
+        return grants[ticket]
+
+    host = Host(restored(config["data"][CARRIED]), run.run_id, engine, tokenizer, post, grant)
 
     async def play(split: Any) -> None:
         row = TaskRows(split, tokenizer, None, config["data"])[0]
         sessions = rollout["n"] if split == "train" else rollout["val_kwargs"]["n"]
-        task = Task.model_validate(row["task"])
-        asked = {"step": 1, "split": split, "sessions": sessions}
+        task = Task.model_validate(row["task"]) if row["task"] else None
+        asked = {"step": 1, "sessions": sessions}
         await asyncio.gather(*(host.group(split, row["index"], task, **asked) for _ in range(sessions)))
 
     try:
@@ -188,9 +192,9 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     finally:
         host.close()
         progress.close()
-    for group in groups:
-        record.take(Closed(group))
-    trained, _ = groups
+    for letter in closed:
+        record.take(letter)
+    trained = closed[0].group
     credited = [Credited(each.uuid, Outcome(1, 0.5), each.sampled_tokens) for each in trained.scored]
     record.take(Stepped(1, {"seconds/step": 1.0, "seconds/rollout": 0.5, "seconds/update": 0.5}, credited))
     record.take(Validated(1, 1.0))

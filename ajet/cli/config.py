@@ -64,10 +64,6 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready()
     algorithm = algorithm_of(experiment)
-    if experiment.ajet.backbone == "verl":
-        from ajet.backbone.verl import verl_settings
-
-        verl_settings(experiment)
     typer.echo(f"{conf} is valid. Not looked at: workflow, judge and tasks, which --dry-run opens.")
     if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
         typer.echo(idle)

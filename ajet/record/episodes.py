@@ -44,10 +44,10 @@ class EpisodeFiles:
         episodes: Iterable[Episode],
         outcomes: Mapping[str, Outcome] | None = None,
         *,
-        notes: Mapping[str, Any] | None = None,
+        notes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Append episodes to a step, with their `outcomes` by uuid, and `notes` as further keys of their lines. On
-        return they are on the disk. Raises UserError when it is full."""
+        """Append episodes to a step, with their `outcomes` by uuid, and `notes`, by uuid, as further keys of their
+        lines. On return they are on the disk. Raises UserError when it is full."""
         with writing.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -72,7 +72,7 @@ class EpisodeFiles:
         end: int,
         episodes: Iterable[Episode],
         outcomes: Mapping[str, Outcome],
-        notes: Mapping[str, Any],
+        notes: Mapping[str, Mapping[str, Any]],
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end."""
@@ -81,7 +81,7 @@ class EpisodeFiles:
             file.truncate(end)
             for episode in episodes:
                 row, raw = encode(episode, outcomes.get(episode.uuid))
-                row |= notes
+                row |= notes.get(episode.uuid, {})
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)

@@ -20,7 +20,7 @@ REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
 _OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
 _OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
 
-Stage = Literal["start", "engine", "tool", "agent"]
+Culprit = Literal["start", "engine", "tool", "agent"]
 
 
 def from_outside(problem: BaseException) -> bool:
@@ -60,11 +60,11 @@ def verdict_on_failure(played: Played, reward: float | None) -> Verdict | None:
 
 def time_by_place(
     calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
-) -> tuple[dict[Stage, float], Stage]:
+) -> tuple[dict[Culprit, float], Culprit]:
     """Seconds in each place, and the place at the end. Before the first call is the start; after a reply with tool
     calls, until its agent asks again, is the tool; what is left between calls is the agent's own code."""
-    spent: dict[Stage, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
-    place: Stage = "start"
+    spent: dict[Culprit, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
+    place: Culprit = "start"
     waiting: dict[str, bool] = {}
     cursor = began
     for call in sorted(calls, key=lambda call: call.started):
@@ -87,7 +87,7 @@ def timed_out(seconds: float | None, played: Played, *, shared_loop: bool) -> Fa
     if played.capture is None or not played.capture.calls:
         return Failure("agent", "timeout", message)
     spent, at_end = time_by_place(played.capture.calls, played.capture.messages, played.started, played.ended)
-    most: Stage = max(spent, key=lambda place: spent[place])
+    most: Culprit = max(spent, key=lambda place: spent[place])
     shares = ", ".join(f"{value:.1f} s in the {place}" for place, value in spent.items() if value >= 0.05)
     message += f"; {shares}; at the end in the {at_end}" if shares else ""
     blamed = at_end if at_end in ("engine", "tool") else most

@@ -52,7 +52,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class Wanted:
     """Which groups of a play are kept, where not all are."""
 
     count: int
@@ -63,7 +63,7 @@ class Kept:
 class Play:
     """Collects closed groups; lives on the rollout's loop, but for `events`, which the caller's thread empties."""
 
-    def __init__(self, kept: Kept | None, *, in_order: bool) -> None:
+    def __init__(self, kept: Wanted | None, *, in_order: bool) -> None:
         """`kept` None keeps every group. `in_order` tells them by place among the tasks instead of by time."""
         self.groups: list[GroupPlay] = []
         self.events: queue.SimpleQueue[Episode | Closed | GivenBack | BaseException | None] = queue.SimpleQueue()

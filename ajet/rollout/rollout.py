@@ -27,7 +27,7 @@ from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.play import Closed, GivenBack, Kept, Play, Tally
+from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
 from ajet.rollout.played import Played
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
@@ -119,7 +119,7 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        kept = None if keep is None else Kept(keep, opened(self._settings, base=self._base).learns_from)
+        kept = None if keep is None else Wanted(keep, opened(self._settings, base=self._base).learns_from)
         play = Play(kept, in_order=rollout.deterministic)
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)

@@ -84,9 +84,10 @@ class HeldSteps:
         return [WrongStep(step, split, what) for what in said]
 
     def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+        times = Counter(episode.uuid for episode, _ in found)
         for episode, _ in found:
             earlier = self._seen.setdefault(episode.uuid, step)
-            if earlier != step or sum(other.uuid == episode.uuid for other, _ in found) > 1:
+            if earlier != step or times[episode.uuid] > 1:
                 yield f"episode {episode.uuid} is recorded twice"
             named = episode.uuid[12:13] == NAMED_BY_RUN
             if named:

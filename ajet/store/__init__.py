@@ -6,9 +6,10 @@ a checkpoint, and uses that this one does not know never were. Which task stands
 business (`TaskOrder`).
 """
 
+from ajet.store import earlier_verl
 from ajet.store.contract import Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
 from ajet.store.run_store import RunStore
 from ajet.store.sqlite_store import SqliteStore
 
-__all__ = ["Kept", "Lease", "LeaseLost", "RunStore", "SqliteStore", "Store", "todays_state"]
+__all__ = ["Kept", "Lease", "LeaseLost", "RunStore", "SqliteStore", "Store", "earlier_verl", "todays_state"]

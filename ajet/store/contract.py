@@ -54,9 +54,9 @@ class Store(Protocol):
         """All that are nobody's and not closed, and of which something was put."""
         ...
 
-    def put(self, lease: Lease, kept: Kept) -> None:
-        """Keep an end. On return it is on the disk; again is no second time. Raises LeaseLost; UserError or OSError,
-        and then it is not kept and may be put again."""
+    def put(self, lease: Lease, *kept: Kept) -> None:
+        """Keep ends, all of them or none. On return they are on the disk; again is no second time. Raises LeaseLost;
+        UserError or OSError, and then none is kept and they may be put again."""
         ...
 
     def close(self, lease: Lease) -> None:

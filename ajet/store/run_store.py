@@ -9,7 +9,7 @@ what keeps a second writer out: a lease ends with the process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,14 @@ class RunStore:
         ledger: str = "",
         at: Mapping[str, Any] | None = None,
         redact: Redactor | None = None,
+        usable: Callable[[Sequence[Kept]], bool] = bool,
     ) -> None:
         """`folder` None: nothing is put here. `ledger`: a name for it; uses that a checkpoint of another one knows are
-        none of this folder's ends."""
+        none of this folder's ends. `usable`: whether what an earlier process put of a position may be used at this
+        checkpoint; what may not is removed, and the position played anew."""
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
-        self._ledger = ledger
+        self._ledger, self._usable = ledger, usable
         self._lock = threading.Lock()
         self._positions = Positions(state)
         self._closed: set[int] = set()
@@ -70,20 +72,23 @@ class RunStore:
             left = sorted(order for order in self._kept if self._positions.waits(order))
             return [self._with_kept(self._positions.claim(order)) for order in left]
 
-    def put(self, lease: Lease, kept: Kept) -> None:
+    def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
-        notes = {"alone": kept.alone, "ended_by": kept.ended_by, "position": lease.order}
         with self._lock:
             self._positions.require(lease)
             held = self._kept.get(lease.order, [])
-            if any(one.episode.uuid == kept.episode.uuid for one in held):
+            new = [one for one in kept if all(one.episode.uuid != other.episode.uuid for other in held)]
+            if not new:
                 return
             number = self._numbers.get(lease.order, self._last + 1)
-            self._files.write(number, "train", [kept.episode], notes=notes)
+            notes = {
+                one.episode.uuid: {"alone": one.alone, "ended_by": one.ended_by, "position": lease.order} for one in new
+            }
+            self._files.write(number, "train", [one.episode for one in new], notes=notes)
             self._numbers[lease.order], self._last = number, max(self._last, number)
-            self._kept[lease.order] = [*held, kept]
+            self._kept[lease.order] = [*held, *new]
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
@@ -122,9 +127,11 @@ class RunStore:
         """See the contract."""
         with self._lock:
             for lease in leases:
-                self._positions.give_back(lease)
+                self._positions.require(lease)
                 if lease.order < 0 and lease.order not in self._kept:
-                    self._positions.end([self._positions.claim(lease.order).order])
+                    self._positions.end([lease.order])
+                else:
+                    self._positions.give_back(lease)
 
     def commit(self) -> dict[str, Any]:
         """See the contract."""
@@ -137,10 +144,7 @@ class RunStore:
         with self._lock:
             for name in [name for name, used in self._used.items() if used <= step]:
                 if self._files is not None and name in self._over:
-                    number = self._over.pop(name)
-                    path = self._files.path(number)
-                    for gone in (path, path.with_suffix(".bin"), self._marker(number)):
-                        gone.unlink(missing_ok=True)
+                    self._remove(self._files, self._over.pop(name))
                 del self._used[name]
 
     def _read(self, files: EpisodeFiles) -> None:
@@ -154,12 +158,14 @@ class RunStore:
             if name in self._used:
                 self._over[name] = number
                 continue
-            found = [
-                (position_of(row), Kept(episode, row["alone"], row["ended_by"]))
+            kept = [
+                Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
             ]
-            if found:
-                self._take_up(number, found[0][0], [kept for _, kept in found])
+            if self._usable(kept):
+                self._take_up(number, position_of(rows[0]), kept)
+            else:
+                self._remove(files, number)
 
     def _take_up(self, number: int, order: int | None, kept: list[Kept]) -> None:
         if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
@@ -170,6 +176,11 @@ class RunStore:
         if self._marker(number).exists():
             self._positions.claim(order)
             self._closed.add(order)
+
+    def _remove(self, files: EpisodeFiles, number: int) -> None:
+        path = files.path(number)
+        for gone in (path, path.with_suffix(".bin"), self._marker(number)):
+            gone.unlink(missing_ok=True)
 
     def _with_kept(self, lease: Lease) -> Lease:
         return Lease(lease.order, lease.fence, tuple(self._kept.get(lease.order, ())))

@@ -97,16 +97,16 @@ class SqliteStore:
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
             return [self._leased(base, int(row[0])) for row in found]
 
-    def put(self, lease: Lease, kept: Kept) -> None:
+    def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
-        row, arrays = encode(kept.episode)
-        line = self._redact.row(row)
+        ends = []
+        for one in kept:
+            row, arrays = encode(one.episode)
+            line = self._redact.row(row)
+            ends.append((one.episode.uuid, lease.order, one.alone, one.ended_by, line, arrays))
         with self._transaction() as base:
             self._require(base, lease)
-            base.execute(
-                "INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)",
-                (kept.episode.uuid, lease.order, kept.alone, kept.ended_by, line, arrays),
-            )
+            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)", ends)
             base.execute("UPDATE positions SET until = ? WHERE place = ?", (time.time() + self._seconds, lease.order))
 
     def close(self, lease: Lease) -> None:

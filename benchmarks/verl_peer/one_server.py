@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -163,17 +164,24 @@ def main() -> None:
     for config in (ours, theirs):
         config["actor_rollout_ref"]["rollout"].update(nnodes=1, n_gpus_per_node=1, load_format="auto")
         config["transfer_queue"]["enable"] = True
-    with joined(ours, address=None, folder=experiment.base, environment=environment):
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        joined(ours, address=None, folder=experiment.base, environment=environment, temporary=Path(temporary)),
+    ):
         measure(setting, experiment, ours, theirs, rounds, concurrency)
 
 
 def measure(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds: int, concurrency: int) -> None:
-    """With somebody who takes what ours posts for the record."""
+    """With somebody who takes what ours posts for the record, and knows what its tickets are for."""
     import ray
 
-    from ajet.backbone.verl.mailbox import open_mailbox
+    from ajet.backbone.verl.mailbox import Grant, open_mailbox
+    from ajet.task_reader import TaskOrder, open_reader
 
     mailbox, ended = open_mailbox(), threading.Event()
+    order = TaskOrder(open_reader(experiment).tasks("train"), seed=experiment.ajet.seed)
+    places = range((rounds + 2) * setting.tasks)
+    ray.get(mailbox.know.remote([Grant(place, order.task(place)) for place in places], places))
 
     def record() -> None:
         while not ended.is_set():

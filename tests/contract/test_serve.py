@@ -322,7 +322,9 @@ def test_ends_that_an_earlier_version_kept_are_taken_up_and_used_once(tmp_path):
     files = EpisodeFiles(tmp_path)
     for number, (alone, source) in enumerate([(True, None), (True, None), (False, 1), (False, None)]):
         ended = record_fixtures.episode(f"e{number}", repeat=0, order=-1)
-        files.write(number, "train", [ended], notes={"alone": alone, "source": source, "ended_by": "client"})
+        files.write(
+            number, "train", [ended], notes={ended.uuid: {"alone": alone, "source": source, "ended_by": "client"}}
+        )
     with counter(backlog=9, tasks=3, pending=tmp_path, num_repeat=1) as served:
         found = [served.desk.results.get(timeout=10) for _ in range(4)]
         alone = [each for each in found if isinstance(each, Episode)]

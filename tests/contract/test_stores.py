@@ -70,6 +70,26 @@ def closed(store: Store, lease: Lease, *names: str) -> None:
     store.close(lease)
 
 
+def test_ends_that_are_put_together_are_kept_together(opener: Opener) -> None:
+    store = opener()
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")), Kept(episode("b"), ended_by="client"))
+    store.put(lease, Kept(episode("b")), Kept(episode("c")))
+    (again,) = opener().lease(1)
+    assert [(one.episode.uuid, one.ended_by) for one in again.kept] == [("a", ""), ("b", "client"), ("c", "")]
+
+
+def test_what_may_not_be_used_any_more_is_played_anew(tmp_path: Path) -> None:
+    """By whoever opens the run's folder at a checkpoint: the files go, the positions come again."""
+    store = RunStore(tmp_path, ledger="own")
+    leases = store.lease(3)
+    for lease, name in zip(leases, "abc", strict=True):
+        closed(store, lease, name)
+    again = RunStore(tmp_path, ledger="own", usable=lambda kept: kept[0].episode.uuid == "b")
+    assert ends(again.closed()) == {1: ["b"]} and len({path.stem for path in tmp_path.iterdir()}) == 1
+    assert ends(again.lease(3)) == {0: [], 2: [], 3: []}
+
+
 def test_positions_come_in_order_and_begun_ones_first(opener: Opener) -> None:
     store = opener()
     first = store.lease(4)

@@ -61,7 +61,9 @@ def parts(tmp_path_factory):
 
 
 def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
+    """Ticket k is for task k."""
     from ajet.backbone.verl.engine import ServerEngine
+    from ajet.backbone.verl.mailbox import Closed, Grant
     from ajet.run.verl.host import Host
 
     tokenizer = parts.backbone.tokenizer
@@ -69,10 +71,13 @@ def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
     longest = experiment.ajet.rollout.max_model_len
     engine = ServerEngine(client, max_model_len=longest, vocabulary=len(tokenizer), server="vllm")
 
-    async def post(group: Group) -> None:
-        posted.append(group)
+    async def post(letter: Closed) -> None:
+        posted.append(letter.group)
 
-    return Host(experiment, "same", engine, tokenizer, post)
+    async def grant(ticket: int) -> Grant:
+        return Grant(ticket, parts.tasks("train")[ticket])
+
+    return Host(experiment, "same", engine, tokenizer, post, grant)
 
 
 def content(episode: Episode) -> dict[str, Any]:
@@ -100,8 +105,8 @@ def test_the_episodes_are_those_of_the_local_backbone(parts):
     made = host(parts, parts.experiment, posted)
 
     async def play() -> list[Group]:
-        one = {"step": 1, "split": "train", "sessions": REPEATS}
-        asked = [made.group(f"u{order}", order, task, **one) for order, task in tasks for _ in range(REPEATS)]
+        one = {"step": 1, "sessions": REPEATS}
+        asked = [made.group(f"u{order}", order, None, **one) for order, _ in tasks for _ in range(REPEATS)]
         return await asyncio.gather(*asked)
 
     answered = asyncio.run(play())

@@ -250,12 +250,14 @@ def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
 
 
 @pytest.mark.parametrize("threshold", [1, 2, 4, None])
-def test_groups_are_too_old_when_verl_drops_them(threshold):
+def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from ajet.run.verl.waiting import Waiting
+    from ajet.run.verl.tickets import Tickets
     from ajet.schema.episode import Group
     from ajet.schema.task import Task
+    from ajet.store import RunStore
+    from ajet.task_reader import TaskOrder
 
     asked = dict(enumerate((1, 1, 2, 3, 5, 7)))
     buffer: Any = object.__new__(ReplayBufferAsync)
@@ -263,22 +265,28 @@ def test_groups_are_too_old_when_verl_drops_them(threshold):
     buffer.prompt_global_steps = {"train": {str(order): step for order, step in asked.items()}}
     for now in range(1, 10):
         buffer.finished_keys = {"train": {str(order) for order, step in asked.items() if step <= now}}
-        waiting = Waiting(threshold)
+        task = Task(task_id="t")
+        tickets = Tickets(
+            RunStore(tmp_path / str(now)), TaskOrder([task], 0), batch=len(asked), dropped_after=threshold
+        )
+        tickets.due()
         for order, step in asked.items():
             if step <= now:
-                episode = replace(episode_of(1.0), step=step)
-                waiting.add(Group(Task(task_id=str(order)), order, [episode]))
-        _, stale = waiting.take(now, ())
+                tickets.close(Group(task, order, [replace(episode_of(1.0), uuid=str(order))]), step)
+        _, stale = tickets.take(now, ())
         assert {str(group.order) for group in stale} == buffer._stale_terminal_keys(now, "train")
 
 
-def test_what_a_checkpoint_holds_of_groups_is_what_we_think(base):
-    """Finished ones are trained later on as they are; those under way are played again, by the step that goes on."""
-    source = inspect.getsource(base._reissue_inflight_prompts)
-    assert 'tag.get("status") in ("pending", "running")' in source
-    assert '"global_steps": self.global_steps' in source
-    assert "self._reissue_inflight_prompts()" in inspect.getsource(base.fit)
-    assert "tq.load_checkpoint(tq_ckpt_path)" in inspect.getsource(base._load_checkpoint)
+def test_a_checkpoint_without_rows_is_gone_on_from(base):
+    """verl begins to count them anew, and has none that were played."""
+    from ajet.run.verl.tickets import QUEUE, ROWS
+
+    saves, loads = inspect.getsource(base._save_checkpoint), inspect.getsource(base._load_checkpoint)
+    for name in (ROWS, QUEUE):
+        assert f'"{name}"' in saves
+        assert f'(global_step_folder, "{name}")' in loads
+    for each in ("dataloader_local_path", "tq_ckpt_path"):
+        assert f"if os.path.exists({each}):" in loads
 
 
 def test_workers_cut_an_update_as_we_count_on():

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -291,23 +292,32 @@ def asked(episodes: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
 def test_the_groups_that_wait_in_a_checkpoint_of_verl_are_read(version: str, tmp_path: Path):
     """With what a launch restores them with; `test_a_killed_run_of_verl_goes_on` launches."""
     from ajet.record.checkpoints import Checkpoints
-    from ajet.run.verl.waiting import Waiting
+    from ajet.run.verl.tickets import Tickets, open_verl_store, without_rows
 
     old = unpacked(version, "verl", tmp_path)
     state = old.checkpoint()["state"]
     expected = [json.loads(line) for line in waiting_file(old).read_text().splitlines()]
-    assert len(state["waiting"]) > 0
+    waited = sorted(order for order, _ in state["waiting"])
+    assert waited
     checkpoint = Checkpoints(old.run / "checkpoints").latest()
-    assert checkpoint is not None and (checkpoint.path / state["verl"]).is_dir()
-    waiting = Waiting()
-    waiting.restore(checkpoint.path, checkpoint.state["waiting"])
-    assert waiting.orders() == sorted(order for order, _ in state["waiting"])
-    groups, _ = waiting.take(checkpoint.step + 1, {episode["uuid"] for episode in expected})
-    found = [episode for group in groups for episode in group.episodes]
-    assert sorted(episode.uuid for episode in found) == sorted(episode["uuid"] for episode in expected)
+    assert checkpoint is not None
+    linked = without_rows(checkpoint.path / state["verl"], tmp_path / "resumed")
+    assert linked.name == state["verl"] and [path.name for path in linked.iterdir()] == ["actor"]
+    run_id = json.loads((old.run / "run.json").read_text())["run_id"]
+    run: Any = SimpleNamespace(path=old.run, run_id=run_id, resumed=checkpoint, redact=None)
+    order: Any = SimpleNamespace(require_same=lambda saved: None, task=lambda position: position)
+    (_, sessions), *_ = state["waiting"]
+    grants = Tickets(open_verl_store(run, order, sessions=sessions), order, batch=8).due()
+    groups = [grant.group for grant in grants if grant.group is not None]
+    assert [group.order for group in groups] == waited == [grant.order for grant in grants[: len(waited)]]
+    over = {order for row in metric_rows(old.run) if row["step"] <= 2 for order in row.get("tasks", ())}
+    assert over and not over & {grant.order for grant in grants}
+    assert max(over) < max(grant.order for grant in grants) < max(over) + len(grants) + 1, "none is passed over"
+    found = {episode.uuid: episode for group in groups for episode in group.episodes}
+    assert sorted(found) == sorted(episode["uuid"] for episode in expected)
     rewards = {episode["uuid"]: episode["verdict"]["reward"] for episode in expected}
-    assert {episode.uuid: episode.reward for episode in found} == rewards
-    assert all(episode.timelines and episode.sampled_tokens for episode in found)
+    assert {name: episode.reward for name, episode in found.items()} == rewards
+    assert all(episode.timelines and episode.sampled_tokens for episode in found.values())
 
 
 def waiting_file(old: Old) -> Path:

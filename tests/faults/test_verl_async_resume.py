@@ -29,22 +29,34 @@ def ended(yaml: Path, steps: int) -> Life:
 
 
 def waiting(life: Life, step: int) -> set[int]:
-    """Orders of the groups that the checkpoint of a step keeps."""
+    """Positions of the groups that had closed when the checkpoint of a step was written, and that no step had used."""
     checkpoint = Checkpoints(life.run / "checkpoints").latest()
     assert checkpoint is not None and checkpoint.step == step
-    return {order for order, _ in checkpoint.state["waiting"]}
+    (row,) = (row for row in life.rows() if row["step"] == step)
+    waits = set(row.get("waiting", ()))
+    assert waits <= set(checkpoint.state["frontier"]["unfinished"])
+    return waits
+
+
+def pending(life: Life) -> EpisodeFiles:
+    return EpisodeFiles(life.run / "pending")
 
 
 def test_groups_that_were_played_ahead_are_trained_by_the_next_launch(tmp_path):
     skip_without_verl()
     yaml = tool_project(tmp_path)
-    ahead = waiting(ended(yaml, FIRST), FIRST)
+    first = ended(yaml, FIRST)
+    ahead = waiting(first, FIRST)
     assert ahead, "verl plays batches ahead"
+    kept = {episode.uuid for number in pending(first).steps() for episode in pending(first).read(number)}
     second = ended(yaml, LAST)
     rows = second.rows()
     assert [row["step"] for row in rows] == list(range(1, LAST + 1))
     later = [order for row in rows[FIRST:] for order in [*row["tasks"], *row["discarded"]]]
     assert ahead <= set(later)
+    recorded = [EpisodeFiles(second.run / "episodes").read(row["step"]) for row in rows[FIRST:]]
+    handed_over = [episode for step in recorded for episode in step if episode.uuid in kept]
+    assert {episode.order for episode in handed_over} == ahead, "they are not played again"
     for row in rows:
         assert len(row["tasks"]) == 4
         recorded = EpisodeFiles(second.run / "episodes").recorded(row["step"])

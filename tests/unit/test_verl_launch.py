@@ -91,12 +91,23 @@ class Heard:
     def __init__(self) -> None:
         self.letters: list[Any] = []
         self.looks = 0
+        self.known: list[int] = []
 
     def take(self, letter: Any) -> None:
         self.letters.append(letter)
 
     def look(self) -> None:
         self.looks += 1
+
+    def due(self) -> list[int]:
+        return [len(self.letters)]
+
+    def open(self) -> list[int]:
+        return [7]
+
+    def know(self, grants: list[int], places: list[int]) -> None:
+        assert places == [7]
+        self.known += grants
 
 
 def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]]], problem: Any = None) -> Heard:
@@ -121,9 +132,11 @@ def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
-    mailbox = SimpleNamespace(take=SimpleNamespace(remote=lambda seconds: seconds))
+    mailbox = SimpleNamespace(
+        take=SimpleNamespace(remote=lambda seconds: seconds), know=SimpleNamespace(remote=heard.know)
+    )
     try:
-        _listen(mailbox, done, heard, Path("the logs"), Interrupts(), heard)  # type: ignore[arg-type]
+        _listen(mailbox, done, heard, heard, Path("the logs"), Interrupts(), heard)  # type: ignore[arg-type]
     finally:
         assert next(left, None) is None, "it listens until nothing comes any more"
     return heard
@@ -133,6 +146,7 @@ def test_what_a_trainer_said_before_its_end_is_recorded(monkeypatch: pytest.Monk
     letters = [Phase("rollout", 1), Died("agent loop", "killed"), Phase("update", 1)]
     heard = listened(monkeypatch, [(False, letters[:1]), (True, letters[1:]), (True, [])])
     assert heard.letters == letters and heard.looks == 2
+    assert heard.known == [0, 1, 3], "what tickets are for is said before more is heard"
 
 
 def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

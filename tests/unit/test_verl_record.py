@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.backbone.verl.mailbox import Closed, Credited, Died, Phase, Process, Saved, Stepped, Validated
+from ajet.backbone.verl.mailbox import Closed, Credited, Died, Grant, Phase, Process, Saved, Stepped, Validated
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.prove import prove_recorded
 from ajet.run.summary import Tally
 from ajet.run.verl.record import DEATHS, HOPELESS, Record
+from ajet.run.verl.tickets import Tickets, open_verl_store
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
 from ajet.schema.errors import UserError
@@ -28,7 +29,8 @@ from tests.local_fixtures import episode_of
 from tests.rollout_fixtures import renderer, stage
 
 BATCH, REPEATS = 2, 2
-ORDER = TaskOrder([Task(task_id="t0")], 0).identity()
+ORDER = TaskOrder([Task(task_id="t0")], 0)
+LAST_TICKET = 100
 
 
 class Shown:
@@ -37,6 +39,7 @@ class Shown:
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
         self.steps: list[int] = []
+        self.grants: list[Grant] = []
 
     def on_episode(self, episode: Episode) -> None:
         self.episodes.append(episode)
@@ -62,7 +65,10 @@ def opened(
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
-    record = Record(experiment, run, shown, 9, dropped_after, order=ORDER, words=words)  # type: ignore[arg-type]
+    tickets = Tickets(open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after)
+    tickets.asked(LAST_TICKET)
+    shown.grants = tickets.due()
+    record = Record(experiment, run, shown, 9, tickets, words=words)  # type: ignore[arg-type]
     yield record, run, shown
     run.close("finished")
 
@@ -92,6 +98,10 @@ def group(
     return Group(episodes[0].task, order, episodes)
 
 
+def closed(group: Group) -> Closed:
+    return Closed(group, group.episodes[0].step)
+
+
 def stepped(step: int, *groups: Group) -> Stepped:
     credited = [Credited(e.uuid, Outcome(step, 0.5), 0) for e in episodes_of(groups) if e.scored]
     return Stepped(step, {"seconds/step": 1.0}, credited)
@@ -105,7 +115,7 @@ def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
     record, run, shown = made
     first, second, useless, later = group(0), group(1), group(2, failed=True), group(3, step=2)
     for each in (second, useless, later, first):
-        record.take(Closed(each))
+        record.take(closed(each))
     record.take(stepped(1, first, second))
     (row,) = rows(run)
     assert (row["tasks"], row["discarded"], row["train/failed"]) == ([0, 1], [2], REPEATS)
@@ -126,7 +136,7 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
             for step, each in enumerate(groups, 1):
                 if step == 2:
                     each.episodes[0].calls[0].suffix_ids[3] += 1
-                record.take(Closed(each))
+                record.take(closed(each))
                 credited = [Credited(e.uuid, Outcome(step, 0.5), e.sampled_tokens) for e in each.episodes]
                 record.take(Stepped(step, {"seconds/step": 1.0}, credited))
             first, second = rows(run)
@@ -142,7 +152,7 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
 def test_a_group_that_was_played_again_counts_once(made):
     record, run, _ = made
     for _ in range(2):
-        record.take(Closed(group(0)))
+        record.take(closed(group(0)))
     record.take(stepped(1, group(0)))
     assert len(EpisodeFiles(run.path / "episodes").read(1)) == REPEATS
 
@@ -152,30 +162,37 @@ def test_a_checkpoint_counts_once_its_step_is_recorded(made):
     written = run.path / "checkpoints" / "verl" / "global_step_1"
     (written / "actor").mkdir(parents=True)
     (written / "actor" / "weights").write_text("w")
-    record.take(Closed(group(0, split="validation")))
+    record.take(closed(group(0, split="validation")))
     record.take(Saved(1, str(written)))
     record.take(Validated(1, 0.5))
     assert run.checkpoints.latest() is None and written.is_dir()
-    record.take(Closed(group(0)))
+    record.take(closed(group(0)))
     record.take(stepped(1, group(0)))
     saved = run.checkpoints.latest()
     assert saved is not None and saved.step == 1 and saved.score == 1.0
-    assert saved.state["order"] == ORDER and saved.measured is not None, "by which tasks and checkpoints are compared"
+    assert ORDER.identity().items() <= saved.state["frontier"].items() and saved.measured is not None, (
+        "by which tasks and checkpoints are compared"
+    )
     assert (saved.path / saved.state["verl"] / "actor" / "weights").read_text() == "w" and not written.exists()
     assert [row["step"] for row in rows(run)] == [1, 1] and rows(run)[0]["validation/tasks"] == 1
 
 
-def tokens(group: Group) -> Group:
-    """The same with a reply of three tokens in each episode."""
+def tokens(group: Group, run_id: str = "", *, version: int = 0) -> Group:
+    """The same with a reply of three tokens in each episode, which these weights of a run sampled."""
     played = [episode_of(1.0) for _ in group.episodes]
+    for episode in played:
+        episode.calls[0].versions = (VersionRun(0, version, version),)
     pairs = zip(group.episodes, played, strict=True)
-    return Group(group.task, group.order, [replace(e, calls=p.calls, timelines=p.timelines) for e, p in pairs])
+    made = [replace(e, calls=p.calls, timelines=p.timelines, run=run_id) for e, p in pairs]
+    return Group(group.task, group.order, made)
 
 
 def written(run: RunDirectory, step: int) -> str:
     """A checkpoint as verl leaves it."""
     folder = run.path / "checkpoints" / "verl" / f"global_step_{step}"
-    (folder / "actor").mkdir(parents=True)
+    for name in ("actor", "transfer_queue"):
+        (folder / name).mkdir(parents=True)
+    (folder / "data.pt").write_text("rows")
     return str(folder)
 
 
@@ -194,7 +211,7 @@ def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
         episode.calls[0].versions = (VersionRun(0, 2, 2),)
         episode.untrained.update(no_score=3)
     for each in (*trained, untrained):
-        record.take(Closed(each))
+        record.take(closed(each))
     record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in episodes_of(trained)]))
     report = prove_recorded(str(run.path), run.path.parent)
     wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
@@ -206,7 +223,7 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
     with opened(tmp_path, dropped_after=2) as (record, run, _):
         trained, old, young = group(0), tokens(group(1)), group(2, step=2)
         for each in (trained, old, young):
-            record.take(Closed(each))
+            record.take(closed(each))
         record.take(stepped(1, trained))
         record.take(stepped(2))
         assert [row["discarded"] for row in rows(run)] == [[], []], "one more step may train it"
@@ -221,20 +238,26 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
 
 def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_path):
     with opened(tmp_path) as (record, run, _):
-        first, ahead, late = group(0), tokens(group(1)), group(2)
-        record.take(Closed(first))
-        record.take(Closed(ahead))
+        first, ahead, late = group(0), tokens(group(1), run.run_id), tokens(group(2), run.run_id, version=2)
+        record.take(closed(first))
+        record.take(closed(ahead))
         record.take(Saved(1, written(run, 1)))
-        record.take(Closed(late))  # verl's checkpoint has it as under way
+        record.take(closed(late))
         record.take(stepped(1, first))
-        assert [row["tasks"] for row in rows(run)] == [[0]]
+        assert [row["tasks"] for row in rows(run)] == [[0]] and rows(run)[0]["waiting"] == [1, 2]
         saved = run.checkpoints.latest()
-        assert saved is not None and saved.state["waiting"] == [[1, REPEATS]], "verl plays the late one again"
-    with opened(tmp_path) as (record, run, _):
-        again = group(2, step=2)
-        record.take(Closed(again))
+        assert saved is not None and [path.name for path in (saved.path / saved.state["verl"]).iterdir()] == ["actor"]
+    with opened(tmp_path) as (record, run, shown):
+        assert [(grant.order, grant.group is None) for grant in shown.grants[:3]] == [
+            (1, False),
+            (2, True),
+            (3, True),
+        ], "what no weights of the checkpoint can have sampled is played again"
+        handed_over, again = shown.grants[0].group, group(2, step=2)
+        record.take(Closed(handed_over, 2))
+        record.take(closed(again))
         waited = {episode.uuid for episode in ahead.episodes}
-        credited = stepped(2, group(1), again).credited
+        credited = stepped(2, handed_over, again).credited
         credited = [replace(each, trained=3 * (each.uuid in waited)) for each in credited]
         record.take(Stepped(2, {"seconds/step": 1.0}, credited))
         last = rows(run)[-1]
@@ -248,7 +271,7 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
 
 def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
     record, _, _ = made
-    record.take(Closed(group(0)))
+    record.take(closed(group(0)))
     wrong = Stepped(1, {"seconds/step": 1.0}, [Credited("train/1/0/0", Outcome(1, 0.5), 7)])
     with pytest.raises(AssertionError, match="episode train/1/0/0: sampled 0 tokens, trained 7"):
         record.take(wrong)
@@ -256,14 +279,14 @@ def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
 
 def test_a_batch_that_fails_and_tasks_that_nobody_scores_end_it(made):
     record, _, _ = made
-    record.take(Closed(group(0, failed=True)))
+    record.take(closed(group(0, failed=True)))
     with pytest.raises(UserError, match="All 4 episodes of step 1 failed; the first at the agent: ValueError"):
-        record.take(Closed(group(1, failed=True)))
-    record.take(Closed(group(2)))  # a score begins the count anew
+        record.take(closed(group(1, failed=True)))
+    record.take(closed(group(2)))  # a score begins the count anew
     for order in range(HOPELESS * BATCH - 1):
-        record.take(Closed(group(order + 3, reward=None)))
+        record.take(closed(group(order + 3, reward=None)))
     with pytest.raises(UserError, match=f"No episode of the last {HOPELESS * BATCH} tasks was scored"):
-        record.take(Closed(group(99, reward=None)))
+        record.take(closed(group(99, reward=None)))
 
 
 def test_processes_that_die_again_and_again_end_it(made):
@@ -291,9 +314,9 @@ def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
 def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
     record, run, _ = made
     for step, gap in enumerate((0.5, 0.01, 0.5), start=1):
-        record.take(Closed(group(step, step=step)))
+        record.take(closed(group(step, step=step)))
         record.take(replace(stepped(step, group(step, step=step)), metrics={"canary_gap": gap}))
-    record.take(Closed(group(4, step=4)))
+    record.take(closed(group(4, step=4)))
     with pytest.raises(UserError, match="Engine and trainer do not compute the same model") as said:
         record.take(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
     assert "trainer_common.canary" in str(said.value) and len(str(said.value).splitlines()) < 20

@@ -184,28 +184,6 @@ def test_what_an_episode_adds_to_its_rows_is_a_fraction_of_them():
     assert len(row["extra_fields"]["ajet"]["episodes"][0]) < 0.2 * queued
 
 
-def test_rows_of_an_earlier_version_are_read():
-    """They said what they said of an episode in its rows."""
-    timeline = timeline_of([5, 6, 7, 8, 9, 4], [(2, 3), (4, 6)], [0, 0, -1, 0, -2, -3])
-    about = {"uuid": "a", "run": "run", "task_id": "t", "order": 11, "repeat": 3, "step": 7, "reward": 0.5, "count": 1,
-             "index": 0, "leaf": 1, "agent": "solver", "target": "policy", "spans": [[0, 2, 3], [1, 4, 6]],
-             "versions": [[1, 4], [2, 5]]}  # fmt: skip
-    row = {
-        "prompts": timeline.ids[:2],
-        "responses": timeline.ids[2:],
-        "response_mask": timeline.mask[2:].astype(int),
-        "rollout_log_probs": timeline.logprobs[2:],
-        "extra_fields": {"ajet": about},
-    }
-    back = rebuild(["u_3_0"], {name: [row[name]] for name in FIELDS})
-    (episode,) = back.groups[0].episodes
-    assert (episode.uuid, episode.repeat, episode.reward, back.groups[0].order) == ("a", 3, 0.5, 11)
-    (found,) = episode.timelines
-    assert found is back.timelines[0] and found.spans == (SampledSpan(0, 2, 3), SampledSpan(1, 4, 6))
-    assert found.ids.tolist() == timeline.ids.tolist() and found.mask.tolist() == timeline.mask.tolist()
-    assert found.versions.tolist() == [-1, -1, 4, -1, 5, 5] and found.logprobs.tolist() == timeline.logprobs.tolist()
-
-
 def test_a_row_with_other_tokens_than_its_episode_is_an_error():
     ((key, row),) = stored(group_of(episode_of(1.0, (2,), uuid="a")), "u")
     row["responses"] = row["responses"] + 1

@@ -1,51 +1,48 @@
-"""The data set that verl reads: our tasks in our order, one row a task.
+"""The data set that verl reads: tickets to train, one row each, and the validation tasks.
 
-Invariant: row i is task i of the order that every backbone trains in, over all epochs, so verl's own loader only
-counts; what it saves in a checkpoint, how many rows were taken, is where the order continues.
+Invariant: a ticket holds its number and nothing else, so verl's own loader only counts, from 0 in each launch; which
+task it is for, the run's own process says when it is played (ajet/run/verl/tickets.py).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset
 
 from ajet.backbone.verl.carried import KEY, restored
-from ajet.task_reader import TaskOrder, open_reader
+from ajet.task_reader import open_reader
 from ajet.task_reader.overlong import within_prompt_length
 
+if TYPE_CHECKING:
+    from ajet.schema.task import Task
+
 ENDLESS = 1 << 40
-"""Rows for training: as many as anybody asks for."""
+"""Tickets: as many as anybody asks for."""
 
 
 class TaskRows(Dataset):
     """`data.custom_cls`. `data_files` names the split: train or validation."""
 
     def __init__(self, data_files: str, tokenizer: Any, processor: Any, config: Any, max_samples: int = -1) -> None:
-        experiment = restored(config[KEY])
-        settings = experiment.ajet
-        self.split = "validation" if data_files == "validation" else "train"
-        reader = open_reader(experiment)
-        self._order: TaskOrder | None = None
-        if self.split == "train" or reader.has("validation"):
-            tasks = within_prompt_length(reader.tasks(self.split), settings.data, tokenizer)  # type: ignore[arg-type]
-            shuffle = settings.data.shuffle and self.split == "train"
-            self._order = TaskOrder(tasks, seed=settings.seed, shuffle=shuffle)
+        self._tickets = data_files != "validation"
+        self._tasks: Sequence[Task] = ()
+        if not self._tickets:
+            experiment = restored(config[KEY])
+            reader = open_reader(experiment)
+            if reader.has("validation"):
+                self._tasks = within_prompt_length(reader.tasks("validation"), experiment.ajet.data, tokenizer)
 
     def __len__(self) -> int:
-        if self._order is None:
-            return 0
-        return ENDLESS if self.split == "train" else len(self._order)
+        return ENDLESS if self._tickets else len(self._tasks)
 
-    def __getitem__(self, order: int) -> dict[str, Any]:
-        if self._order is None:
-            raise IndexError(order)
-        task = self._order.task(order)
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {
-            "raw_prompt": [{"role": "user", "content": task.main_query}],  # verl counts by it
-            "index": order,
-            "split": self.split,
-            "task": task.model_dump(),
+            "raw_prompt": [{"role": "user", "content": ""}],  # verl counts by it
+            "index": index,
+            "split": "train" if self._tickets else "validation",
+            "task": None if self._tickets else self._tasks[index].model_dump(),
             "dummy": torch.zeros(1, dtype=torch.uint8),  # a batch needs a tensor
         }

@@ -1,17 +1,21 @@
-"""What verl's processes tell the one that the person started: episodes, steps, validations, checkpoints, processes.
+"""What verl's processes tell the one that the person started: episodes, steps, validations, checkpoints, processes; and
+what that one answers: which tasks they are to play.
 
 Invariant: only that process writes the run's record (one writer, one lock), wherever the others run; a letter is taken
-once and in the order in which its sender sent it. The mailbox is an actor that all of a run find by its name.
+once and in the order in which its sender sent it. Who asks for a ticket again gets the same answer, and once its group
+has closed, the group. The mailbox is an actor that all of a run find by its name.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Group, Outcome
+    from ajet.schema.task import Task
 
 NAME = "ajet-mailbox"
 BATCH = 256
@@ -36,10 +40,39 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """What a ticket is for. The answer to `Asked`."""
+
+    order: int
+    """The position in the training order."""
+    task: Task
+    group: Group | None = None
+    """Where it was played already: to be handed over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Somebody is about to play what this ticket is for."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """Whatever process plays this ticket's group dies of it."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
-    """A group has closed."""
+    """A group has closed, or one that had was handed over."""
 
     group: Group
+    step: int
+    """That asked for it."""
+    ticket: int | None = None
+    """None: of validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +118,7 @@ class Saved:
     folder: str
 
 
-Letter = Process | Phase | Closed | Stepped | Validated | Saved | Died
+Letter = Process | Phase | Asked | Closed | GaveUp | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:
@@ -94,10 +127,30 @@ class _Mailbox:
     def __init__(self) -> None:
         self._letters: asyncio.Queue[Letter] = asyncio.Queue()
         self._stop = False
+        self._grants: dict[int, Grant] = {}
+        self._granted = 0
+        self._more = asyncio.Condition()
 
     async def put(self, letters: list[Letter]) -> None:
         for letter in letters:
+            if isinstance(letter, Closed) and letter.ticket in self._grants:
+                self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
             self._letters.put_nowait(letter)
+
+    async def grant(self, ticket: int) -> Grant:
+        """What it is for, once that is known."""
+        self._letters.put_nowait(Asked(ticket))
+        async with self._more:
+            await self._more.wait_for(lambda: ticket < self._granted)
+        return self._grants[ticket]
+
+    async def know(self, grants: Sequence[Grant], open: Collection[int]) -> None:
+        """What the next tickets are for; of the earlier ones, only those of these positions are asked for again."""
+        self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
+        async with self._more:
+            self._grants.update(enumerate(grants, self._granted))
+            self._granted += len(grants)
+            self._more.notify_all()
 
     async def take(self, seconds: float) -> list[Letter]:
         """Some letters, or none after so many seconds."""
@@ -122,7 +175,7 @@ def open_mailbox() -> Any:
     import ray
 
     actor: Any = ray.remote(_Mailbox)
-    return actor.options(name=NAME, num_cpus=0, max_concurrency=1000).remote()
+    return actor.options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
 
 
 class Sender:
@@ -146,6 +199,11 @@ class Sender:
     async def posted(self, *letters: Letter) -> None:
         """The same, awaited."""
         await self._box.put.remote(list(letters))
+
+    async def grant(self, ticket: int) -> Grant:
+        """What a ticket is for."""
+        granted: Grant = await self._box.grant.remote(ticket)
+        return granted
 
     def stopping(self) -> bool:
         """Whether the run shall end."""

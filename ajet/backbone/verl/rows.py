@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from ajet.backbone.verl import earlier_rows
 from ajet.record.episode_bytes import packed, unpacked
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Group
@@ -82,8 +81,7 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
         if sorted(own) != wanted:
             raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(own)} arrived")
         at = [{name: fields[name][own[index]] for name in FIELDS} for index in wanted]
-        packs = at[0]["extra_fields"]["ajet"].get("episodes")
-        made = [unpacked(each) for each in packs] if packs else [earlier_rows.episode(at)]
+        made = [unpacked(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
         made[0] = _as_rows(made[0], at, about["count"])
         for index, timeline in enumerate(made[0].timelines):
             timelines[own[index]] = timeline

@@ -28,18 +28,17 @@ class WorkflowLoop(AgentLoopBase):
     ) -> list[AgentLoopOutput]:
         """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
         host = host_of(self.config, self.server_manager, self.tokenizer, self.processor)
-        split, session, order = kwargs["split"], int(kwargs["session_id"]), int(kwargs["index"])
+        session, index, step = int(kwargs["session_id"]), int(kwargs["index"]), int(kwargs["global_steps"])
         settings = self.rollout_config
-        sessions = settings.val_kwargs.n if split == "validation" else settings.n
-        task = Task.model_validate(kwargs["task"])
-        step = int(kwargs["global_steps"])
-        group = await host.group(kwargs["uid"], order, task, step=step, split=split, sessions=sessions)
-        if split == "validation":
+        held_out = Task.model_validate(kwargs["task"]) if kwargs["split"] == "validation" else None
+        sessions = settings.n if held_out is None else settings.val_kwargs.n
+        group = await host.group(kwargs["uid"], index, held_out, step=step, sessions=sessions)
+        if held_out is not None:
             return []
         if not group.scored and session == sessions - 1:
-            raise NothingToTrain(f"task {task.task_id}: none of {sessions} episodes was scored")
+            raise NothingToTrain(f"task {group.task.task_id}: none of {sessions} episodes was scored")
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]
         others = [each for each in group.episodes if not each.scored] if first else []
-        made = rows(episode, group_order=order, policy_version=host.version, others=others)
+        made = rows(episode, group_order=group.order, policy_version=host.version, others=others)
         return [AgentLoopOutput(**row) for row in made]

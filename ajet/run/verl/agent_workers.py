@@ -18,7 +18,7 @@ from loguru import logger
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
-from ajet.backbone.verl.mailbox import Died, Sender
+from ajet.backbone.verl.mailbox import Died, GaveUp, Sender
 
 LOOK_S = 3.0
 """Seconds between two looks at the processes."""
@@ -95,6 +95,8 @@ class AgentWorkers(AgentLoopManagerTQ):
                 worker.generate_sequences.remote(row)
             else:
                 transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
+                if partition == "train":
+                    self._sender.post(GaveUp(int(row["index"][0])))
                 del self._sent[place][uid]
 
     def _forget_what_is_over(self) -> None:

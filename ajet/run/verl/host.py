@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.carried import KEY, restored
 from ajet.backbone.verl.engine import ServerEngine
-from ajet.backbone.verl.mailbox import Closed, Sender
+from ajet.backbone.verl.mailbox import Closed, Grant, Sender
 from ajet.rollout import Rollout
 from ajet.run.assembly import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
@@ -46,9 +46,7 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
             engine = ServerEngine(
                 client, max_model_len=longest, vocabulary=len(tokenizer), server=server, images=images
             )
-            _host = Host(
-                restored(about), about["run_id"], engine, tokenizer, lambda group: sender.posted(Closed(group)), images
-            )
+            _host = Host(restored(about), about["run_id"], engine, tokenizer, sender.posted, sender.grant, images)
             gc.collect()
             gc.freeze()  # else each full collection looks through verl's half a million objects while nobody answers
         return _host
@@ -78,11 +76,13 @@ class Host:
         run_id: str,
         engine: ServerEngine,
         tokenizer: Any,
-        post: Callable[[Group], Awaitable[None]],
+        post: Callable[[Closed], Awaitable[None]],
+        grant: Callable[[int], Awaitable[Grant]],
         images: ImageTokens | None = None,
     ) -> None:
-        """`post` hands a closed group to the record; `images`: how a model that sees images is shown them."""
-        self._engine, self._post = engine, post
+        """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
+        images is shown them."""
+        self._engine, self._post, self._grant = engine, post, grant
         self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer), images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id)
@@ -98,20 +98,32 @@ class Host:
         self._rollout.close()
         self._gateway.close()
 
-    async def group(self, uid: str, order: int, task: Task, *, step: int, split: Split, sessions: int) -> Group:
-        """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once."""
+    async def group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
+        """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once. `index`:
+        the place of a validation `task`; without one, a ticket."""
         waiting = self._groups.get(uid)
         if waiting is None:
-            played = self._play(order, task, step, split, sessions)
-            waiting = self._groups[uid] = _UnderWay(asyncio.ensure_future(played), sessions)
+            closes = (
+                self._trained(index, step, sessions) if task is None else self._held_out(index, task, step, sessions)
+            )
+            waiting = self._groups[uid] = _UnderWay(asyncio.ensure_future(closes), sessions)
         waiting.sessions -= 1
         if not waiting.sessions:
             del self._groups[uid]
         return await waiting.group
 
+    async def _trained(self, ticket: int, step: int, sessions: int) -> Group:
+        granted = await self._grant(ticket)
+        group = granted.group or await self._play(granted.order, granted.task, step, "train", sessions)
+        await self._post(Closed(group, step, ticket))
+        return group
+
+    async def _held_out(self, place: int, task: Task, step: int, sessions: int) -> Group:
+        group = await self._play(place, task, step, "validation", sessions)
+        await self._post(Closed(group, step))
+        return group
+
     async def _play(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
-        group = await asyncio.wrap_future(
+        return await asyncio.wrap_future(
             self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
         )
-        await self._post(group)
-        return group

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,13 @@ import psutil
 from loguru import logger
 
 from ajet.backbone.canary import Canary
-from ajet.backbone.verl.mailbox import Closed, Died, Letter, Phase, Process, Saved, Stepped, Validated
+from ajet.backbone.verl.mailbox import Asked, Closed, Died, GaveUp, Letter, Phase, Process, Saved, Stepped, Validated
 from ajet.run.accounting import discarded
 from ajet.run.evaluate import conclude_validation
 from ajet.run.step import Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.run.train import refuse_if_all_failed
-from ajet.run.verl.waiting import Waiting
+from ajet.run.verl.tickets import drop_rows
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
     from ajet.run.progress import TrainingProgress
+    from ajet.run.verl.tickets import Tickets
     from ajet.tokens import Renderer
 
 
@@ -51,19 +51,16 @@ class Record:
         run: RunDirectory,
         progress: TrainingProgress,
         steps: int,
-        dropped_after: int | None = None,
+        tickets: Tickets,
         *,
-        order: Mapping[str, Any] | None = None,
         words: Renderer | None = None,
     ) -> None:
-        """steps: the last one. dropped_after: see `waiting.dropped_after`. order: the identity of the
-        `TaskOrder`, for checkpoints: by it a run that resumes one knows its tasks. words: the run's renderer, by
-        which a sample of each step is proven; its log-probabilities are compared where verl computes them."""
+        """steps: the last one. tickets: where its positions are. words: the run's renderer, by which a sample of each
+        step is proven; its log-probabilities are compared where verl computes them."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
         self._on_episode, self._on_step = progress.on_episode, progress.on_step
-        self._waiting = Waiting(dropped_after)
+        self._tickets = tickets
         self._proof = StepProof(self._settings, words)
-        self._order = dict(order) if order is not None else None
         self._validating: list[Group] = []
         self._saved: Saved | None = None
         self._failed: list[Group] = []
@@ -76,22 +73,23 @@ class Record:
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
-        if run.resumed:
-            self._waiting.restore(run.resumed.path, resumed.get("waiting", []))
 
     def take(self, letter: Letter) -> None:
         """Do what it asks for."""
         if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
             self._run.take_up()
-        if isinstance(letter, Closed):
-            self._closed(letter.group)
+        if isinstance(letter, Asked):
+            self._tickets.asked(letter.ticket)
+        elif isinstance(letter, Closed):
+            self._closed(letter.group, letter.step)
+        elif isinstance(letter, GaveUp):
+            self._tickets.give_up(letter.ticket, self.step + 1)
         elif isinstance(letter, Stepped):
             self._stepped(letter)
         elif isinstance(letter, Validated):
             self._validated(letter)
         elif isinstance(letter, Saved):
             self._saved = letter
-            self._waiting.mark()
         elif isinstance(letter, Died):
             self._died(letter)
         elif isinstance(letter, Phase):
@@ -111,14 +109,15 @@ class Record:
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 
-    def _closed(self, group: Group) -> None:
+    def _closed(self, group: Group, step: int) -> None:
+        first = group.episodes[0]
+        if first.split == "train" and not self._tickets.close(group, step):
+            return  # its process died after it had told
         for episode in group.episodes:
             self._on_episode(episode)
-        first = group.episodes[0]
         if first.split == "validation":
             self._validating.append(group)
             return
-        self._waiting.add(group)
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
             refuse_if_all_failed(episodes_of(self._failed), first.step)
@@ -132,7 +131,7 @@ class Record:
 
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}
-        groups, stale = self._waiting.take(letter.step, credited)
+        groups, stale = self._tickets.take(letter.step, credited)
         trained = Trained(
             letter.step,
             letter.step - 1,
@@ -142,7 +141,7 @@ class Record:
             letter.metrics,
             tasks=sorted(group.order for group in groups if group.scored),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
-            waiting=self._waiting.orders(),
+            waiting=self._tickets.waiting(),
         )
         metrics = conclude(
             trained, self._settings, self._run, proof=self._proof, on_step=self._on_step, total=self._steps
@@ -172,17 +171,20 @@ class Record:
         self._measured = letter.step, measured
 
     def _commit(self, saved: Saved) -> None:
-        """Make verl's folder a checkpoint of the run: complete, or not there."""
+        """Make verl's folder a checkpoint of the run: complete, or not there. Where its rows are is ours to say."""
         self._saved = None
         folder = Path(saved.folder)
-        state: dict[str, Any] = {"verl": folder.name, "validation": self._validation, "validated": saved.step}
-        state["waiting"] = self._waiting.index()
-        if self._order is not None:
-            state["order"] = self._order
+        state: dict[str, Any] = {
+            "verl": folder.name,
+            "frontier": self._tickets.commit(),
+            "validation": self._validation,
+            "validated": saved.step,
+        }
 
         def write(into: Path) -> None:
+            drop_rows(folder)
             os.rename(folder, into / folder.name)
-            self._waiting.write(into, self._run.redact)
 
         measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
         self._run.checkpoints.save(saved.step, write, state, measured=measured)
+        self._tickets.forget(saved.step)

@@ -8,6 +8,7 @@ on.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import closing
@@ -32,7 +33,7 @@ from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
 from ajet.run.verl.record import Record
-from ajet.run.verl.waiting import dropped_after
+from ajet.run.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
 from ajet.schema.errors import ConfigError, RunFailed
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.overlong import within_prompt_length
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from ajet.run.options import LaunchOptions
     from ajet.tokens import Renderer
 
+LINKED = "resumed"
+"""A folder of the run for a checkpoint that an earlier version made, while a launch goes on from it."""
 LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
 
@@ -69,7 +72,8 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
     progress = TrainingProgress(experiment, run)
-    record = Record(experiment, run, progress, steps, dropped_after(config), order=order.identity(), words=words)
+    tickets = tickets_of(experiment, run, config, order)
+    record = Record(experiment, run, progress, steps, tickets, words=words)
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     try:
@@ -89,7 +93,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
             mailbox = open_mailbox()
             runner: Any = ray.remote(num_cpus=1)(Runner).remote()
             done = runner.run.remote(OmegaConf.create(config))
-            listen = partial(_listen, mailbox, done, record, run.path / "logs", interrupts, leftovers)
+            listen = partial(_listen, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers)
             try:
                 listen()
             except KeyboardInterrupt:
@@ -100,6 +104,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
                 raise
     finally:
         progress.close()
+        shutil.rmtree(run.path / LINKED, ignore_errors=True)
     finish(run)
 
 
@@ -116,13 +121,31 @@ def address_of(options: LaunchOptions) -> str | None:
     return None if options.with_ray else address
 
 
-def _listen(mailbox: Any, done: Any, record: Record, logs: Path, interrupts: Interrupts, leftovers: Leftovers) -> None:
-    """Take letters until the trainer has ended and none is left; a first interrupt waits until those that were taken
-    are recorded. Raises RunFailed for what the trainer raised."""
+def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
+    """What verl's rows are for, from the checkpoint on that the run resumes. `config`: verl's."""
+    settings = experiment.ajet
+    oldest = oldest_version(config, run.resumed.step if run.resumed else 0)
+    store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
+    return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
+
+
+def _listen(
+    mailbox: Any,
+    done: Any,
+    record: Record,
+    tickets: Tickets,
+    logs: Path,
+    interrupts: Interrupts,
+    leftovers: Leftovers,
+) -> None:
+    """Take letters and say what tickets are for, until the trainer has ended and no letter is left; a first interrupt
+    waits until those that were taken are recorded. Raises RunFailed for what the trainer raised."""
     import ray
 
     while True:
         with interrupts.held():
+            if due := tickets.due():
+                mailbox.know.remote(due, tickets.open())
             ended, _ = ray.wait([done], timeout=0)
             letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
             for letter in letters:
@@ -190,8 +213,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
                 where=str(run.resumed.path),
                 do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
             )
-        order.require_same(run.resumed.state.get("order", {}))
-        folder = run.resumed.path / run.resumed.state["verl"]
+        folder = without_rows(run.resumed.path / run.resumed.state["verl"], run.path / LINKED)
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, order, words
 
