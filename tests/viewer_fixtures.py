@@ -47,6 +47,16 @@ def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
     EpisodeFiles(folder / "episodes").write(step, "train", [*episodes, lost(step)], outcomes)
 
 
+def add_validation(folder: Path, step: int, *successes: bool) -> None:
+    """One of as many tasks."""
+    made = [played(step, task, 0, f"step {step} says {task}") for task in range(len(successes))]
+    found = [
+        replace(each, uuid=f"v{step}{task}", split="validation", verdict=Verdict(float(success), success, "counted"))
+        for task, (each, success) in enumerate(zip(made, successes, strict=True))
+    ]
+    EpisodeFiles(folder / "episodes").write(step, "validation", found)
+
+
 def played(step: int, task: int, repeat: int, said: str) -> Episode:
     """An episode with a reward of its own."""
     reward = (task + repeat) / 2

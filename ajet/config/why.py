@@ -38,6 +38,20 @@ def explain(experiment: Experiment, key: str) -> Iterator[str]:
         yield f"{_dotted(leaf)} = {_shown(leaf, inner)}    ({place})"
 
 
+def origins(experiment: Experiment) -> dict[str, str]:
+    """Key -> where its value was set, of all that is not ajet's default: a file's name and line, a flag or an
+    override."""
+    tree = experiment.config.to_dict()
+    first = experiment.layers.stack[0]
+    found = {}
+    for leaf, _ in _leaves(tree, ()):
+        layer = experiment.layers.winner(leaf)
+        if layer is not None and layer is not first:
+            place = layer.where(leaf)
+            found[_dotted(leaf)] = place.removeprefix(f"{layer.document.path.parent}/") if layer.document else place
+    return found
+
+
 def _path(experiment: Experiment, key: str) -> KeyPath:
     path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
     tree = experiment.config.to_dict()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loguru import logger
 
+from ajet.config.why import origins
 from ajet.record import writing
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
@@ -43,6 +44,8 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+ORIGINS = "origins.json"
+"""Of each key that somebody set, where."""
 Kind = Literal["train", "debug", "eval", "serve"]
 
 
@@ -168,6 +171,7 @@ class RunDirectory:
         """The files that say what this run is."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
         write_atomically(self.path / "resolved.yaml", experiment.resolved_yaml(redact.interpolated))
+        write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with (self.path / "command").open("a") as file:
             file.write(redact(f"# {started} in {os.getcwd()}\n{shlex.join(sys.argv)}\n"))

@@ -108,12 +108,18 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
         outcome = "interrupted"
         raise
     except Exception as error:
+        run.status.set(problem=problem_of(error))
         vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
         if isinstance(error, UserError) and not isinstance(error, RunFailed):
             run.discard()
         raise
     finally:
         run.close(outcome)
+
+
+def problem_of(error: Exception) -> str:
+    """What the record says of it."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> None:

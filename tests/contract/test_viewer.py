@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from ajet.config import load_experiment
+from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.viewer.app import Views, build_app
+from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import episode_page, token_lines, tokens
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.export import bundle, frozen_page
@@ -239,6 +242,16 @@ def test_the_configuration_says_where_each_value_comes_from(root):
         "ajet.rollout.num_repeat": (8, "given.yaml"),
         "ajet.rollout.temperature": (1.0, "default"),
     }
+
+
+def test_origins_are_those_that_the_run_began_with(tmp_path):
+    """As `ajet config why` says them: of flags, overrides, a backbone's layer and lines of the YAML."""
+    (tmp_path / "x.yaml").write_text("ajet:\n  model: {path: 'embedded:tiny-tools'}\n  rollout:\n    num_repeat: 8\n")
+    experiment = load_experiment(tmp_path / "x.yaml", overrides=["seed=3"], backbone="local")
+    with RunDirectory.open(experiment, root=tmp_path / "runs") as run:
+        keys = {entry["key"]: entry["origin"] for entry in config_page(run.path)["keys"]}
+    assert keys["ajet.rollout.num_repeat"] == "x.yaml:4:5" and keys["ajet.seed"] == "seed=3"
+    assert keys["ajet.backbone"].startswith("--backbone") and keys["ajet.rollout.temperature"] == "default"
 
 
 def test_a_file_holds_the_run_and_can_run_nothing_else(tmp_path):

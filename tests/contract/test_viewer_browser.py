@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.files import append_lines
 from ajet.record.viewer.app import Views
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
 from tests.ajet_command import ajet, start
-from tests.viewer_fixtures import HOSTILE, MARK, add_step, long_episode, with_image, write_run
+from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, long_episode, with_image, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -138,8 +140,8 @@ def test_a_group_and_two_of_it_side_by_side(tab, served):
     tab.goto(f"{address}#/run/first/group?step=2&split=train&task=t1")
     tab.get_by_text("2 episodes").wait_for()
     tab.get_by_text("advantage 0.5").wait_for()
-    tab.get_by_label("choose try 0").check()
-    tab.get_by_label("choose try 1").check()
+    tab.get_by_label("choose attempt 0").check()
+    tab.get_by_label("choose attempt 1").check()
     tab.get_by_role("link", name="compare the two").click()
     tab.locator("article.episode").nth(1).wait_for()
 
@@ -155,6 +157,57 @@ def test_runs_overlaid_and_their_configurations_compared(tab, served):
     tab.get_by_role("link", name="compare configs").click()
     tab.get_by_text("ajet.seed").wait_for()
     assert tab.locator("tbody tr").count() == 1
+
+
+def test_curves_show_signs_colours_are_runs_and_what_is_always_0_is_folded(tab, served):
+    root, address = served
+    for name in ("first", "second"):
+        row = {"step": 2, "mismatch_kl": -0.0051, "entropy": 0.5, "train/forks": 0, "train/failed": 0}
+        append_lines(root / name / "metrics.jsonl", [json.dumps(row)])
+    tab.goto(f"{address}#/run/first?with=second")
+    chart = tab.locator("figure.chart", has_text="KL")
+    chart.get_by_text("-0.0051 nats").first.wait_for()  # what is newest stands in the legend
+    room = tab.evaluate("""() => {
+      const text = document.createElement("canvas").getContext("2d");
+      const plot = document.querySelectorAll(".chart .u-over");
+      text.font = "12px system-ui, sans-serif";
+      return [plot[1].offsetLeft, text.measureText("-0.005 nats").width];
+    }""")
+    assert room[0] > room[1], "a sign that is cut off is another number"
+    markers = "figure.chart .u-series:not(:first-child) .u-marker"
+    labels = tab.locator(markers).evaluate_all("all => all.map((mark) => mark.closest('tr').textContent)")
+    colours = tab.locator(markers).evaluate_all("all => all.map((mark) => mark.style.borderColor)")
+    told = {("second" in label, colour) for label, colour in zip(labels, colours, strict=True)}
+    assert len(told) == 2, "a run has one colour in all charts"
+    tab.get_by_text("always 0: Forked calls by reason, Failures by boundary").click()
+    tab.locator("figure.chart", has_text="Failures by boundary").locator("canvas").wait_for()
+
+
+def test_a_failed_run_says_why_and_held_out_tasks_are_shown_before_and_after(tab, served):
+    root, address = served
+    status = json.loads((root / "second" / "status.json").read_text())
+    told = {"outcome": "failed", "problem": "All 4 episodes of step 1 failed."}
+    (root / "second" / "status.json").write_text(json.dumps(status | told))
+    (root / "second" / "logs").mkdir()
+    (root / "second" / "logs" / "ajet.log").write_text("earlier\nthe last words\n")
+    tab.goto(f"{address}#/run/second")
+    tab.get_by_text("All 4 episodes of step 1 failed.").wait_for()
+    tab.get_by_text("the log's end").click()
+    tab.get_by_text("the last words").wait_for()
+    tab.get_by_text("2 failed episodes").click()
+    tab.get_by_text("2 episodes").wait_for()
+    tab.goto(f"{address}#/run/first/episodes")
+    tab.locator(".answer", has_text="4 = 2 + 2").first.wait_for()
+    for step, found in ((0, (True, False, False)), (3, (False, True, False))):
+        add_validation(root / "first", step, *found)
+    tab.goto(f"{address}#/run/first/tasks")
+    tab.get_by_text("3 tasks, from the first validation to the last 1 better, 1 worse").wait_for()
+    assert tab.locator("tbody tr").all_inner_texts()[0].split()[-5:-3] == ["✓", "✗"], "the lost come first"
+    tab.get_by_label("only those that changed").click()
+    assert tab.locator("tbody tr").count() == 2
+    tab.get_by_text("before and after").first.click()
+    tab.get_by_text("step 0 says 0").first.wait_for()
+    tab.get_by_text("step 3 says 0").first.wait_for()
 
 
 def test_it_is_live_without_a_jump(tab, served):
@@ -253,7 +306,14 @@ def test_every_page_fits_its_window(browser, served, width, scheme):
     _, address = served
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
-    for place in ("", "#/run/first", "#/run/first/episodes", "#/run/first/config", "#/run/first/episode/e00100"):
+    for place in (
+        "",
+        "#/run/first",
+        "#/run/first/episodes",
+        "#/run/first/tasks",
+        "#/run/first/config",
+        "#/run/first/episode/e00100",
+    ):
         page.goto(f"{address}{place}")
         page.locator("main h1, main .filters").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (place, width)

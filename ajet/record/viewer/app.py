@@ -26,9 +26,10 @@ from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import Spell
 from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
-from ajet.record.viewer.library import Library, Missing, summary
+from ajet.record.viewer.library import Library, Missing, log_end, summary
 from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
+from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
 
 PAGE = Path(__file__).parent / "page"
@@ -64,7 +65,10 @@ class Views:
     def run(self, name: str) -> dict[str, Any]:
         """A run's row, and what `ajet prove` said of it."""
         folder = self.library.path(name)
-        return {**summary(self.library.root, folder), "proof": episode_page.proof(folder)}
+        row, table = summary(self.library.root, folder), self.table(name)
+        table.look(0.0)
+        failed = sum(1 for found, _ in table.rows() if found["failure"])
+        return {**row, "proof": episode_page.proof(folder), "failed": failed, "log": log_end(folder)}
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
         """See metrics_after."""
@@ -80,6 +84,12 @@ class Views:
         table = self.table(name)
         table.look()
         return select(table, wanted)
+
+    def tasks(self, name: str) -> dict[str, Any]:
+        """See task_matrix."""
+        table = self.table(name)
+        table.look()
+        return {**task_matrix(row for row, _ in table.rows()), "complete": table.complete}
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
         """An episode's page."""
@@ -197,6 +207,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/runs", lambda request: views.runs()),
         ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
         ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
+        ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),
         ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
         ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
         ("/api/tokens/{uuid}/of/{run:path}", tokens),

@@ -1,7 +1,7 @@
 """A run's configuration, key by key, with where each value comes from.
 
-Invariant: the values are those of the run's own `resolved.yaml`; the origin is read off what the run kept (the given
-YAML and the command lines), so that it stays true when the defaults of a later version differ.
+Invariant: the values are those of the run's own `resolved.yaml`, the origins those that `ajet config why` would have
+said when it began (`origins.json`). Runs of before that kept none are told by their YAML and command lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 from ajet.config import recorded_tree
 from ajet.config.plain_file import read_plain_file
 from ajet.config.recorded import MOST_BYTES
+from ajet.record.bounded_json import read_json
 from ajet.record.plain import plain
+from ajet.record.run_directory import ORIGINS
 from ajet.schema.errors import ConfigError
 
 
@@ -24,10 +26,13 @@ def config_page(folder: Path) -> dict[str, Any]:
     commands = _text(folder / "command")
     written = dict(flat(given))
     overridden = set(re.findall(r"(?:^|\s)['\"]?\+{0,2}([\w.]+)=", commands))
+    known = _origins(folder / ORIGINS)
     keys = []
     for key, value in flat(resolved):
         short = key.removeprefix("ajet.")
-        if short in overridden or key in overridden:
+        if known is not None:
+            origin = known.get(key, "default")
+        elif short in overridden or key in overridden:
             origin = "command line"
         elif key in written or any(key.startswith(f"{other}.") for other, found in written.items() if found == {}):
             origin = "given.yaml"
@@ -44,6 +49,13 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, tree
+
+
+def _origins(path: Path) -> dict[str, str] | None:
+    try:
+        return {key: str(place) for key, place in read_json(path).items()}
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _tree(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ajet.record.episodes import NAME
 from ajet.record.viewer.image_text import text_of
 
 QUERY = 160
-"""Characters of a task's question that a row has."""
+"""Characters of a task's question, and of its answer, that a row has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,7 @@ def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
         "split": line["split"],
         "task": task.get("task_id", ""),
         "query": query[:QUERY],
+        "answer": _answer(line["messages"])[:QUERY],
         "repeat": line["repeat"],
         "status": line["status"],
         "reward": verdict.get("reward"),
@@ -171,9 +172,19 @@ def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
     return row
 
 
+def _answer(messages: list[dict[str, Any]]) -> str:
+    """The last words of the model; the calls of tools where it said none."""
+    said = [message for message in messages if message.get("role") == "assistant"]
+    if not said:
+        return ""
+    calls = [call.get("function") or {} for call in said[-1].get("tool_calls") or () if isinstance(call, dict)]
+    told = [f"{call.get('name')}({call.get('arguments')})" for call in calls]
+    return text_of(said[-1].get("content")).strip() or " ".join(told)
+
+
 _NUMBER = (int, float)
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("uuid", "split", "task", "query", "status"), str),
+    **dict.fromkeys(("uuid", "split", "task", "query", "answer", "status"), str),
     "repeat": int,
     **dict.fromkeys(("tokens", "started", "seconds"), _NUMBER),
     **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),

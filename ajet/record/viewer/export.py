@@ -62,6 +62,7 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         "metrics": views.metrics(name, 0),
         "config": views.config(name),
         "episodes": rows,
+        "tasks": views.tasks(name),
         "pages": pages,
         "tokens": tokens,
     }

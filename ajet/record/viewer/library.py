@@ -80,6 +80,7 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "kind": status.get("kind", "train"),
         "state": state(status),
         LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
+        "problem": status.get("problem") or None,
         "phase": status.get("phase"),
         "step": _number(status.get("step")),
         "steps": _number(status.get("steps")),
@@ -89,6 +90,17 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
         "held_out_short": short(rewards),
     }
+
+
+def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
+    """The last lines of a run's log; "" without one."""
+    try:
+        with (folder / "logs" / "ajet.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - window))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
 
 
 def state(status: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import { episodesPage } from "./episodes.js";
 import { episodePage } from "./episode.js";
 import { groupPage } from "./group.js";
 import { configPage } from "./config.js";
+import { tasksPage } from "./tasks.js";
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -25,7 +26,7 @@ function trail(parts) {
   if (parts[0] === "run") {
     const run = parts[1];
     links.push(el("a", { href: address(["run", run]) }, run));
-    for (const tab of ["episodes", "config"]) {
+    for (const tab of ["episodes", "tasks", "config"]) {
       const open = parts[2] === tab || (tab === "episodes" && ["episode", "group"].includes(parts[2]));
       links.push(el("a", { href: address(["run", run, tab]), class: open ? "tab open" : "tab" }, tab));
     }
@@ -47,7 +48,7 @@ async function draw() {
       if (isFrozen) return;
       const timer = setInterval(async () => {
         if (document.hidden) return;
-        try { await work(); live.textContent = "live"; live.className = "on"; }
+        try { await work(); live.textContent = "connected"; live.className = "on"; }
         catch (error) { live.textContent = `not reachable: ${error.message}`; live.className = "off"; }
       }, milliseconds);
       const before = leave;
@@ -62,6 +63,7 @@ async function draw() {
       : tab === "episode" ? await episodePage(run, which, context)
       : tab === "group" ? await groupPage(run, context)
       : tab === "config" ? await configPage(run, context)
+      : tab === "tasks" ? await tasksPage(run, context)
       : await runPage(run, context);
     if (turn !== drawn) return;
     main.replaceChildren(page);

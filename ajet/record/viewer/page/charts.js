@@ -26,7 +26,20 @@ function smoothed(values, weight) {
   });
 }
 
-// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), sparse}]; `unit` follows the numbers of its axis.
+const DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3]];
+
+// Room for the longest number of an axis: a sign that is cut off is another number.
+function roomFor(plot, values, index, cycle) {
+  const axis = plot.axes[index];
+  if (cycle > 1) return axis._size;
+  const longest = (values ?? []).reduce((found, value) => (value.length > found.length ? value : found), "");
+  plot.ctx.font = axis.font[0];
+  return Math.ceil(axis.ticks.size + axis.gap + plot.ctx.measureText(longest).width / devicePixelRatio) + 2;
+}
+
+const newest = (values) => values.findLast((value) => value !== null && value !== undefined);
+
+// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), sparse, colour, dash}], the last two as numbers; `unit` follows the numbers of its axis.
 export class Chart {
   constructor(title, unit, open) {
     this.unit = unit;
@@ -43,7 +56,7 @@ export class Chart {
       const values = steps.map((step) => line.points.get(step) ?? null).map((value) => (log && value !== null && value <= 0 ? null : value));
       return smooth > 0 && !line.sparse ? smoothed(values, smooth) : values;
     })];
-    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse]), log, css("--ink")]);
+    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse, line.colour, line.dash]), log, css("--ink")]);
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
       return;
@@ -59,12 +72,13 @@ export class Chart {
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
       axes: [
         { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map((value) => (Number.isInteger(value) ? value : "")) },
-        { stroke: css("--ink2"), grid, ticks: grid, size: 62, values: (_, found) => found.map((value) => (value === null ? "" : text(value))) },
+        { stroke: css("--ink2"), grid, ticks: grid, size: roomFor, values: (_, found) => found.map((value) => (value === null ? "" : text(value))) },
       ],
-      series: [{ label: "step" }, ...lines.map((line, index) => ({
-        label: line.label, stroke: css(COLOURS[index % COLOURS.length]), width: 1.6, spanGaps: true,
-        dash: index >= COLOURS.length ? [4, 3] : undefined,
-        points: { show: line.sparse || steps.length < 30, size: line.sparse ? 6 : 4 }, value: (_, value) => text(value),
+      series: [{ label: "step" }, ...lines.map((line) => ({
+        label: line.label, stroke: css(COLOURS[line.colour % COLOURS.length]), width: 1.6, spanGaps: true,
+        dash: DASHES[(line.dash + Math.floor(line.colour / COLOURS.length)) % DASHES.length],
+        points: { show: line.sparse || steps.length < 30, size: line.sparse ? 6 : 4 },
+        value: (plot, value, series, at) => text(at === null || at === undefined ? newest(plot.data[series]) : value),
       }))],
     };
     this.plot = new uPlot(options, data, this.hole);

@@ -28,7 +28,7 @@ function fromFrozen(wanted, query) {
   if (kind === "metrics") return { ...frozen.metrics, rows: Number(query.start ?? 0) ? [] : frozen.metrics.rows };
   if (kind === "episode") return found(frozen.pages[rest[0]]);
   if (kind === "tokens") return found(frozen.tokens[rest[0]]?.[Number(query.line ?? 0)]);
-  return found({ runs: frozen.runs, run: frozen.run, config: frozen.config }[kind], run);
+  return found({ runs: frozen.runs, run: frozen.run, config: frozen.config, tasks: frozen.tasks }[kind], run);
 }
 
 function found(value) {

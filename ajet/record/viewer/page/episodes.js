@@ -5,9 +5,10 @@ import { get, path } from "./data.js";
 import { address } from "./address.js";
 
 const COLUMNS = [
-  ["step", "step"], ["split", "split"], ["task", "task"], ["repeat", "try"], ["status", "outcome"], ["reward", "reward"],
+  ["step", "step"], ["split", "split"], ["task", "task"], ["repeat", "attempt"], ["status", "outcome"], ["reward", "reward"],
   ["advantage", "advantage"], ["calls", "calls"], ["tokens", "tokens"], ["forks", "forks"], ["seconds", "time"],
 ];
+const MINOR = new Set(["split", "repeat", "advantage", "calls", "tokens", "forks", "seconds"]);  // not on a phone
 const TEXTS = new Set(["split", "task", "status"]);
 const FIELDS = [
   ["step", "step: 3 or 1..9"], ["split", "split"], ["task", "task id"], ["status", "status"], ["reward", "reward: ..0.5"], ["agent", "agent"],
@@ -39,7 +40,7 @@ export async function episodesPage(run, context) {
     : el("input", { placeholder: hint, "aria-label": hint, value: query[name] ?? "", size: 12, oninput: later(name) }));
   const search = el("input", { type: "search", placeholder: "free text  ( / )", "aria-label": "free text", "data-search": true, value: query.text ?? "", oninput: later("text") });
 
-  const heads = COLUMNS.map(([name, label]) => el("th", { class: TEXTS.has(name) ? "" : "number" }, el("button", { class: "sort", onclick: () => change("sort", query.sort === `-${name}` ? name : `-${name}`) }, label)));
+  const heads = COLUMNS.map(([name, label]) => el("th", { class: `${TEXTS.has(name) ? "" : "number"} ${MINOR.has(name) ? "minor" : ""}` }, el("button", { class: "sort", onclick: () => change("sort", query.sort === `-${name}` ? name : `-${name}`) }, label)));
   const table = el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads)), body);
 
   async function load(further) {
@@ -77,16 +78,17 @@ function line(run, row) {
   const group = address(["run", run, "group"], { step: row.step, split: row.split, task: row.task });
   return el("tr", { "data-row": row.uuid },
     el("td", { class: "number" }, number(row.step)),
-    el("td", {}, row.split),
-    el("td", { class: "question" }, el("a", { href: address(["run", run, "episode", row.uuid]) }, spelled(row.query || row.task || row.uuid.slice(0, 8)))),
-    el("td", { class: "number" }, el("a", { href: group, title: "the whole group" }, number(row.repeat))),
+    el("td", { class: "minor" }, row.split),
+    el("td", { class: "question" }, el("a", { href: address(["run", run, "episode", row.uuid]) }, spelled(row.query || row.task || row.uuid.slice(0, 8))),
+      row.answer ? el("div", { class: "answer" }, spelled(row.answer)) : null),
+    el("td", { class: "number minor" }, el("a", { href: group, title: "the whole group" }, number(row.repeat))),
     el("td", {}, outcome(row)),
     el("td", { class: "number" }, number(row.reward)),
-    el("td", { class: "number" }, number(row.advantage)),
-    el("td", { class: "number" }, number(row.calls)),
-    el("td", { class: "number" }, number(row.tokens)),
-    el("td", { class: "number" }, row.forks ? number(row.forks) : ""),
-    el("td", { class: "number" }, seconds(row.seconds)));
+    el("td", { class: "number minor" }, number(row.advantage)),
+    el("td", { class: "number minor" }, number(row.calls)),
+    el("td", { class: "number minor" }, number(row.tokens)),
+    el("td", { class: "number minor" }, row.forks ? number(row.forks) : ""),
+    el("td", { class: "number minor" }, seconds(row.seconds)));
 }
 
 export function outcome(row) {

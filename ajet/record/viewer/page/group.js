@@ -26,11 +26,11 @@ export async function groupPage(run, context) {
       const page = pages[index];
       const last = [...page.calls].reverse().find((call) => call.reply !== null);
       return el("article", { class: "card", "data-row": row.uuid },
-        el("p", {}, el("input", { type: "checkbox", "aria-label": `choose try ${row.repeat}`, onchange: (event) => pick(row.uuid, event.target.checked) }),
-          " ", el("a", { href: address(["run", run, "episode", row.uuid]) }, `try ${row.repeat}`), " ", rewardBadge(row.reward, row.success), " ",
+        el("p", {}, el("input", { type: "checkbox", "aria-label": `choose attempt ${row.repeat}`, onchange: (event) => pick(row.uuid, event.target.checked) }),
+          " ", el("a", { href: address(["run", run, "episode", row.uuid]) }, `attempt ${row.repeat}`), " ", rewardBadge(row.reward, row.success), " ",
           badge(`advantage ${number(row.advantage)}`, row.advantage > 0 ? "good" : row.advantage < 0 ? "bad" : "mute")),
         row.failure ? el("p", {}, badge(row.failure, "bad")) : null,
         last ? contents(page.messages[last.reply].content || JSON.stringify(page.messages[last.reply].tool_calls ?? "")) : el("p", { class: "hint" }, "no reply"),
-        el("p", { class: "hint" }, `${row.calls} calls, ${row.tokens} tokens`));
+        el("p", { class: "hint" }, `${row.calls} ${row.calls === 1 ? "call" : "calls"}, ${row.tokens} tokens`));
     })));
 }

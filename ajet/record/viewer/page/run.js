@@ -1,6 +1,6 @@
 // A run: what it does now, and its curves, alone or laid over other runs'.
 
-import { ago, badge, el, number, seconds, spelled } from "./dom.js";
+import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
 import { Chart, curvesOf } from "./charts.js";
@@ -38,13 +38,15 @@ export async function runPage(name, context) {
 
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); draw(); } });
   const log = el("input", { type: "checkbox", checked: view.log, onchange: (event) => { view.log = event.target.checked; draw(); } });
+  const zeros = el("details", { class: "others", hidden: true }, el("summary", {}), el("div", { class: "grid" }));
   const others = el("details", { class: "others" }, el("summary", {}, "all metrics"), el("div", { class: "grid" }));
-  others.addEventListener("toggle", () => draw());
+  for (const folded of [zeros, others]) folded.addEventListener("toggle", () => draw());
   const page = el("section", {}, head,
     el("p", { class: "actions" }, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
       el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
+      el("a", { class: "button", href: address(["run", name, "tasks"]) }, "held-out tasks"),
       el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config")),
-    hint, grid, el("p", { class: "hint" }, "A click on a curve opens that step's episodes."), others);
+    hint, grid, el("p", { class: "hint" }, "A click on a curve opens that step's episodes."), zeros, others);
 
   function lines(wanted, curves) {
     const found = [];
@@ -52,31 +54,39 @@ export async function runPage(name, context) {
       const belongs = (each) => Object.keys(curves[index]).filter((metric) => metric === each || (each.endsWith("/") && metric.startsWith(each)));
       for (const metric of wanted.flatMap(belongs)) {
         const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
-        found.push({ label, points: curves[index][metric], sparse: metric.startsWith("validation/") });
+        found.push({ run: index, metric, label, points: curves[index][metric], sparse: metric.startsWith("validation/") });
       }
     });
-    return found;
+    const metrics = [...new Set(found.map((line) => line.metric))];
+    const several = runs.length > 1;  // then a colour is a run's, in every chart
+    return found.map((line) => ({ ...line, colour: several ? line.run : metrics.indexOf(line.metric), dash: several ? metrics.indexOf(line.metric) : 0 }));
   }
 
-  function chart(key, title, unit, into, wanted, curves) {
+  const flat = (found) => found.every((line) => [...line.points.values()].every((value) => value === 0));
+
+  function chart(key, title, unit, wanted, curves, place = null) {
     const found = lines(wanted, curves);
     let made = charts.get(key);
     if (!found.length) return;
+    const into = place ?? (flat(found) ? zeros.lastChild : grid);
     if (!made) {
       made = new Chart(title, unit, (step) => context.go(address(["run", name, "episodes"], { step })));
       charts.set(key, made);
-      into.append(made.box);
     }
-    made.draw(found, view);
+    into.append(made.box);  // also what is there already: their order is that of the subjects
+    if (into !== zeros.lastChild || zeros.open) made.draw(found, view);
   }
 
   function draw() {
     const curves = runs.map((run) => curvesOf(run.rows));
     const listed = new Set(SUBJECTS.flatMap(([, , wanted]) => wanted));
-    for (const [title, unit, wanted] of SUBJECTS) chart(title, title, unit, grid, wanted, curves);
+    for (const [title, unit, wanted] of SUBJECTS) chart(title, title, unit, wanted, curves);
+    const folded = [...zeros.lastChild.children].map((box) => box.firstChild.textContent);
+    zeros.hidden = !folded.length;
+    zeros.firstChild.textContent = `always 0: ${folded.join(", ")}`;
     if (others.open) {
       const rest = new Set(curves.flatMap((each) => Object.keys(each)).filter((metric) => !listed.has(metric) && !metric.startsWith("seconds/")));
-      for (const metric of [...rest].sort()) chart(`all ${metric}`, metric, "", others.lastChild, [metric], curves);
+      for (const metric of [...rest].sort()) chart(`all ${metric}`, metric, "", [metric], curves, others.lastChild);
     }
     const empty = runs.every((run) => !run.rows.length);
     hint.textContent = empty ? "Nothing measured yet: a run writes its first numbers when its first step or validation is done." : "";
@@ -114,6 +124,7 @@ export async function runPage(name, context) {
 
 function header(status, name, names) {
   const proof = status.proof;
+  const wrong = ["failed", "stopped", "interrupted"].includes(status.state);
   return [
     el("h1", {}, spelled(names.join(" · "))),
     el("p", { class: "facts" }, badge(status.state, stateKind(status.state)),
@@ -123,5 +134,9 @@ function header(status, name, names) {
       ` · held out ${status.held_out ?? number(null)}`,
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
       proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),
-  ];
+    status.learned_nothing ? el("p", { class: "note failed" }, badge("learned nothing", "bad"), " ", spelled(status.learned_nothing)) : null,
+    status.problem ? prose(status.problem, { class: "note failed" }) : null,
+    status.failed ? el("p", { class: "facts" }, el("a", { href: address(["run", name, "episodes"], { status: "failed" }) }, `${number(status.failed)} failed ${status.failed === 1 ? "episode" : "episodes"}`)) : null,
+    status.log ? el("details", { class: "log", open: wrong && !status.problem }, el("summary", {}, "the log's end"), el("pre", {}, spelled(status.log))) : null,
+  ].filter(Boolean);
 }

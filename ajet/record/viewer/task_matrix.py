@@ -1,0 +1,53 @@
+"""What became of each held-out task at each validation: the rows of a run's table, by task and step.
+
+Invariant: every recorded validation episode is in one cell; a task is better or worse by its share of successes (of
+mean rewards where no judge says what a success is) between the first and the last validation that it was played in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def task_matrix(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """{steps, tasks}: of `EpisodeTable.rows`. Tasks that changed come first, the lost before the learned."""
+    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        if row["split"] == "validation":
+            found.setdefault(row["task"], {}).setdefault(row["step"], []).append(row)
+    tasks = [_task(name, cells) for name, cells in found.items()]
+    tasks.sort(key=lambda task: (not task["changed"], task["changed"], task["task"]))
+    return {"steps": sorted({step for cells in found.values() for step in cells}), "tasks": tasks}
+
+
+def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]]) -> dict[str, Any]:
+    cells = {step: _cell(rows) for step, rows in steps.items()}
+    first, last = cells[min(cells)], cells[max(cells)]
+    one, other = _worth(first), _worth(last)
+    return {
+        "task": name,
+        "query": next(row["query"] for rows in steps.values() for row in rows),
+        "cells": cells,
+        "changed": 0 if one is None or other is None else (other > one) - (other < one),
+        "before": first["uuid"],
+        "after": last["uuid"] if len(cells) > 1 else None,
+    }
+
+
+def _cell(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    rows = sorted(rows, key=lambda row: row["repeat"])
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    told = [row["success"] for row in rows if row["success"] is not None]
+    return {
+        "attempts": len(rows),
+        "scored": len(rewards),
+        "successes": sum(told) if told else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "uuid": rows[0]["uuid"],
+    }
+
+
+def _worth(cell: Mapping[str, Any]) -> float | None:
+    worth: float | None = cell["reward"] if cell["successes"] is None else cell["successes"] / cell["attempts"]
+    return worth
