@@ -250,7 +250,7 @@ def test_origins_are_those_that_the_run_began_with(tmp_path):
     experiment = load_experiment(tmp_path / "x.yaml", overrides=["seed=3"], backbone="local")
     with RunDirectory.open(experiment, root=tmp_path / "runs") as run:
         keys = {entry["key"]: entry["origin"] for entry in config_page(run.path)["keys"]}
-    assert keys["ajet.rollout.num_repeat"] == "x.yaml:4:5" and keys["ajet.seed"] == "seed=3"
+    assert keys["ajet.rollout.num_repeat"] == "x.yaml:4:5" and keys["ajet.seed"] == "override seed=3"
     assert keys["ajet.backbone"].startswith("--backbone") and keys["ajet.rollout.temperature"] == "default"
 
 
