@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,89 @@ class Judged(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         await ask(tuner, "as referee", agent_name="referee")
         return WorkflowOutput(metadata={"answer": await ask(tuner, "as player", agent_name="player")})
+
+
+OPENED = "AJET_TEST_OPENED"
+"""Names the file that those below write to when they open and close something."""
+
+
+def noted(what: str) -> None:
+    with open(os.environ[OPENED], "a") as file:
+        file.write(f"{what}\n")
+
+
+@contextmanager
+def plain_resource(name: str) -> Iterator[str]:
+    noted(f"open {name}")
+    yield name
+    noted(f"close {name}")
+
+
+@asynccontextmanager
+async def async_resource(name: str) -> AsyncIterator[str]:
+    """It wants to be left by the task that entered it, as those of anyio do."""
+    task = asyncio.current_task()
+    noted(f"open {name}")
+    yield name
+    noted(f"close {name}" if asyncio.current_task() is task else f"close {name} beside")
+
+
+class Opens(Workflow):
+    """Something of each kind, and goes on as its subclasses do."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        assert await tuner.resources.enter_async_context(async_resource("session")) == "session"
+        tuner.resources.enter_context(plain_resource("folder"))
+        tuner.resources.callback(noted, "close file")
+        await ask(tuner, "x")
+        await self.go_on()
+        return WorkflowOutput(reward=1.0)
+
+    async def go_on(self) -> None:
+        return None
+
+
+class OpensAndRaises(Opens):
+    async def go_on(self) -> None:
+        raise ValueError("broken")
+
+
+class OpensAndAwaits(Opens):
+    async def go_on(self) -> None:
+        hang_begins()
+        await asyncio.Event().wait()
+
+
+class OpensAndHangs(Opens):
+    async def go_on(self) -> None:
+        hang_begins()
+        RELEASE.wait()
+
+
+class OpensPlain(Workflow):
+    """In a plain function, which hangs."""
+
+    def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:  # type: ignore[override]
+        noted("open session")
+        tuner.resources.callback(noted, "close session")
+        tuner.resources.enter_context(plain_resource("folder"))
+        tuner.resources.callback(noted, "close file")
+        asyncio.run(ask(tuner, "x"))
+        hang_begins()
+        RELEASE.wait()
+        return WorkflowOutput()
+
+
+@contextmanager
+def no_tool() -> Iterator[None]:
+    raise FileNotFoundError("there is no such program")
+    yield
+
+
+class CannotOpen(Workflow):
+    """Its tool does not start."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        tuner.resources.enter_context(no_tool(), boundary="tool")
+        return WorkflowOutput()

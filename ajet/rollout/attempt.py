@@ -2,7 +2,7 @@
 
 Invariants: a workflow instance serves one attempt; its session is opened after it exists (its `trainable_targets`
 count) and is closed exactly once, by the rollout; an attempt that was closed before it came to open its session
-never opens one.
+never opens one. What it opened is closed with it (`Resources`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ajet.rollout.failure import Stage, failed
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.resources import Resources, aclosing, closing
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Session
@@ -36,6 +37,8 @@ class Attempt:
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
         self.session: Session | None = None
+        self.resources = Resources()
+        """What it opened in this process."""
         self.printed = ""
         """What the workflow printed, where the isolation keeps it."""
         self._open_session = open_session
@@ -66,6 +69,7 @@ class Performable(Protocol):
     workflow_class: type[Any]
     task: WorkflowTask
     config: Any
+    resources: Resources
 
     def open(self, trainable: Collection[str] | None) -> Endpoints:
         """The endpoints of its session."""
@@ -80,17 +84,18 @@ def is_plain(attempt: Performable) -> bool:
 async def perform(attempt: Performable) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
     with no_exit():
-        workflow, tuner = _begin(attempt)
-        return _checked(workflow, await workflow.execute(attempt.task, tuner))
+        async with aclosing(attempt.resources):
+            workflow, tuner = _begin(attempt)
+            return _checked(workflow, await workflow.execute(attempt.task, tuner))
 
 
 def perform_plain(attempt: Performable) -> WorkflowOutput:
     """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
-    with no_exit():
+    with no_exit(), closing(attempt.resources):
         workflow, tuner = _begin(attempt)
         output = workflow.execute(attempt.task, tuner)
         if inspect.isawaitable(output):
-            output = asyncio.run(_awaited(output))
+            output = asyncio.run(_closed(output, attempt.resources))
         return _checked(workflow, output)
 
 
@@ -99,7 +104,8 @@ def _begin(attempt: Performable) -> tuple[Any, ModelTuner]:
 
     workflow = attempt.workflow_class()
     trainable = getattr(workflow, "trainable_targets", None) or None
-    return workflow, ModelTuner(attempt.config, attempt.open(trainable), trainable=trainable)
+    endpoints = attempt.open(trainable)
+    return workflow, ModelTuner(attempt.config, endpoints, trainable=trainable, resources=attempt.resources)
 
 
 def _checked(workflow: Any, output: Any) -> WorkflowOutput:
@@ -111,8 +117,9 @@ def _checked(workflow: Any, output: Any) -> WorkflowOutput:
     return output
 
 
-async def _awaited(output: Awaitable[Any]) -> Any:
-    return await output
+async def _closed(output: Awaitable[Any], resources: Resources) -> Any:
+    async with aclosing(resources):
+        return await output
 
 
 @contextmanager

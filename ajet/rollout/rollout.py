@@ -36,6 +36,7 @@ from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
+from ajet.workflow.resources import Resources
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
+HANGS_S = 1.5
+"""How long an attempt that was stopped may take to close what it opened; then it is closed for it."""
 _LAST_WORDS = 0.1
 """Seconds for which the loop still runs after `close`, so that what was just cancelled there ends."""
 
@@ -76,6 +79,8 @@ class Rollout:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
+        self._stopped: list[Resources] = []
+        """Of attempts that were stopped a moment ago."""
         self._shared: Slots | None = None
         self._closed = False
         self.tally = Tally()
@@ -161,7 +166,19 @@ class Rollout:
             _wait(conducted)
         self._isolation.close()
         self._verdicts.close()
+        self._loop.call_soon_threadsafe(self._close_what_hangs)
         self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS, self._loop.stop)
+
+    def _close_if_it_hangs(self, resources: Resources) -> None:
+        """An attempt that was stopped closes what it opened; one that does not hear that is given a moment."""
+        self._stopped.append(resources)
+        self._loop.call_later(HANGS_S, self._close_what_hangs, resources)
+
+    def _close_what_hangs(self, *some: Resources) -> None:
+        for resources in some or tuple(self._stopped):
+            with contextlib.suppress(ValueError):
+                self._stopped.remove(resources)
+                resources.close_beside()
 
     async def _conduct(
         self,
@@ -273,6 +290,7 @@ class Rollout:
             if not ended:
                 future.add_done_callback(_forget)
                 self._isolation.stop(attempt)
+                self._close_if_it_hangs(attempt.resources)
         played.capture = await self._captured(attempt)
         played.ended = time.time()
         played.printed = attempt.printed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.endpoint import Endpoint, Endpoints
 from ajet.workflow.adapters import agentscope, openai_sdk
+from ajet.workflow.resources import Resources
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -30,8 +31,18 @@ class ModelTuner:
     tag out, the agent talks to `debug_model` instead and is recorded, not trained.
     """
 
-    def __init__(self, config: Any, endpoints: Endpoints, *, trainable: Collection[str] | None = None) -> None:
-        """`trainable`: the workflow's `trainable_targets`; it matters only to debug models given as objects."""
+    def __init__(
+        self,
+        config: Any,
+        endpoints: Endpoints,
+        *,
+        trainable: Collection[str] | None = None,
+        resources: Resources | None = None,
+    ) -> None:
+        """`trainable`: the workflow's `trainable_targets`; it matters only to debug models given as objects.
+        `resources`: the attempt's."""
+        self.resources = resources if resources is not None else Resources()
+        """What the workflow opens and is to be closed when the attempt ends, however it does."""
         self._config, self._endpoints, self._trainable = config, endpoints, trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
         self._lock = threading.RLock()

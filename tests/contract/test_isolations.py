@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,47 @@ def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
             assert until(lambda: made.rollout.abandoned == 0)
         else:
             assert until(lambda: made.rollout.abandoned == 0)
+
+
+OPENERS = (flows.Opens, flows.OpensAndRaises, flows.OpensAndAwaits, flows.OpensAndHangs, flows.OpensPlain)
+LEFT = ["close file", "close folder", "close session"]
+
+
+@pytest.mark.parametrize(("isolation", "workflow"), played(*OPENERS, on_process=(flows.Opens, flows.OpensAndHangs)))
+def test_what_an_attempt_opened_is_closed_with_it(
+    isolation: str, workflow: type[Any], hung: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one first, once, however it ends."""
+    log = tmp_path / "opened"
+    monkeypatch.setenv(flows.OPENED, str(log))
+    late = time_is_up(hung) if workflow not in (flows.Opens, flows.OpensAndRaises) else nullcontext()
+    with late, stage(workflow, isolation=isolation, num_repeat=1, max_retries=0) as made:
+        episode = made.episode()
+        kind = {flows.Opens: None, flows.OpensAndRaises: "ValueError"}.get(workflow, "timeout")
+        assert (episode.failure and episode.failure.kind) == kind
+        assert until(lambda: len(log.read_text().splitlines()) >= 5), log.read_text()
+    flows.RELEASE.set()
+    ends = isolation == "process" and workflow is flows.OpensAndAwaits  # it is not cancelled, its process ends
+    beside = ends or workflow is flows.OpensAndHangs  # its own task hangs
+    left = [*LEFT[:2], "close session beside"] if beside else LEFT
+    assert log.read_text().splitlines() == ["open session", "open folder", *left]
+
+
+def test_what_is_open_is_closed_when_the_rollout_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "opened"
+    monkeypatch.setenv(flows.OPENED, str(log))
+    monkeypatch.delenv(flows.HANGS, raising=False)
+    with stage(flows.OpensPlain, isolation="thread", num_repeat=1, episode_timeout=None) as made:
+        threading.Thread(target=lambda: made.play(1), daemon=True).start()
+        assert until(lambda: log.exists() and "open folder" in log.read_text() and made.engine.requests)
+    assert until(lambda: log.read_text().splitlines()[-3:] == LEFT), log.read_text()
+
+
+def test_a_tool_that_does_not_start_is_the_tools_failure() -> None:
+    with stage(flows.CannotOpen, isolation="thread", num_repeat=1, max_retries=0) as made:
+        failure = made.episode().failure
+    assert failure is not None and (failure.boundary, failure.kind) == ("tool", "ToolFailure")
+    assert failure.retryable and not failure.policy and "there is no such program" in failure.message
 
 
 def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:

@@ -16,12 +16,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from loguru import logger
 
 from ajet.rollout.attempt import Attempt
@@ -38,7 +41,9 @@ if TYPE_CHECKING:
 LONGEST = 1 << 28
 """Bytes of one message: a longer output fails its episode."""
 GRACE = 2.0
-"""Seconds between asking what a workflow started to end and ending it."""
+"""Seconds between asking what a workflow started to end and ending it; before that, seconds that it gets to close what
+its attempt opened."""
+STANDS_STILL = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +229,20 @@ class Worker:
         """The same, and wait. Answers how the process ended."""
         with self._burial:
             if self._process.returncode is None:  # not waited for: its id is still its own
+                self._have_it_close(GRACE)
                 end_family(self._process.pid, grace)
+                os.close(self._life)
             return self._process.wait()
+
+    def _have_it_close(self, grace: float) -> None:
+        """It closes what its attempt opened, and stands still when that is done."""
+        with suppress(OSError):
+            os.write(self._life, b"c")
+        until = time.monotonic() + grace
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            while process.status() not in STANDS_STILL and time.monotonic() < until:
+                time.sleep(0.005)
 
 
 class _Garbled(Exception):

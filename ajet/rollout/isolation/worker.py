@@ -26,13 +26,14 @@ from ajet.config import resolve_reference
 from ajet.rollout.attempt import is_plain, perform, perform_plain
 from ajet.rollout.failure import EpisodeFailed, Stage, classify, failed
 from ajet.rollout.isolation.family import adopt_orphans, end_descendants
-from ajet.rollout.isolation.process import LONGEST, Home
+from ajet.rollout.isolation.process import GRACE, LONGEST, Home
 from ajet.rollout.isolation.surroundings import Surroundings
 from ajet.rollout.isolation.thread import DaemonThreads
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.function import KEY, as_workflow
+from ajet.workflow.resources import Resources
 
 
 class Line:
@@ -105,6 +106,7 @@ class FarAttempt:
     def __init__(self, workflow_class: type[Any], task: WorkflowTask, config: Any, endpoints: FarEndpoints) -> None:
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
+        self.resources = Resources()
         self._endpoints = endpoints
 
     def open(self, trainable: Collection[str] | None) -> FarEndpoints:
@@ -150,6 +152,8 @@ class Player:
 
     def __init__(self, line: Line, home: Home) -> None:
         self._line, self._home = line, home
+        self.attempt: FarAttempt | None = None
+        """The one at hand."""
 
     def play(self, number: int, task: WorkflowTask, config: Any) -> bytes:
         """One attempt; answers the message to send."""
@@ -178,7 +182,7 @@ class Player:
                 from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
 
                 before = Surroundings.now()
-                attempt = FarAttempt(workflow_class, task, config, FarEndpoints(self._line, number))
+                attempt = self.attempt = FarAttempt(workflow_class, task, config, FarEndpoints(self._line, number))
                 if is_plain(attempt):
                     return before, ("output", perform_plain(attempt))
                 return before, ("output", asyncio.run(_perform(attempt, owner)))
@@ -196,8 +200,8 @@ def main() -> None:
     life = int(sys.argv[2])
     os.set_inheritable(life, False)
     adopt_orphans()
-    threading.Thread(target=_die_with_parent, args=(life,), daemon=True).start()
     player = Player(line, line.hear())
+    threading.Thread(target=_end_when_told, args=(life, player), daemon=True).start()
     while True:
         try:
             number, task, config = line.hear()
@@ -206,8 +210,14 @@ def main() -> None:
         line.end(player.play(number, task, config))
 
 
-def _die_with_parent(life: int) -> None:
-    os.read(life, 1)
+def _end_when_told(life: int, player: Player) -> None:
+    """When the process that started this one stops the attempt at hand, or is gone: what the attempt opened is closed.
+    Then that process ends this one, which stands still to say that it may, or this one ends itself."""
+    told = os.read(life, 1)
+    if player.attempt is not None:
+        player.attempt.resources.close_beside().join(GRACE)
+    if told:
+        os.kill(os.getpid(), signal.SIGSTOP)
     end_descendants(psutil.Process())
     os.killpg(os.getpgrp(), signal.SIGKILL)
 

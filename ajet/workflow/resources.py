@@ -1,0 +1,150 @@
+"""Resources: what an attempt opened for itself (an environment, a tool session, a container, files), closed with it.
+
+Invariant: everything that was entered is left once, the last one first, whatever ended the attempt: its return, an
+exception, a cancellation, its time limit, the end of its process or of the process that started it. Nothing is entered
+for an attempt that is over. What fails while it is opened names its boundary; what fails while it is closed is a
+warning, for the episode is played.
+
+Who closes: the task or thread that ran the attempt; where that hangs, whoever stopped it, from a thread beside (what is
+asynchronous then gets an event loop of its own); in a process of its own, that process, before it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Literal, TypeVar
+
+from loguru import logger
+
+from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, ToolFailure
+
+T = TypeVar("T")
+Outside = Literal["environment", "tool"]
+PATIENCE_S = 10.0
+"""How long closing may take where the attempt itself cannot do it any more."""
+_FAILURES: dict[str, type[BoundaryError]] = {"environment": EnvironmentFailure, "tool": ToolFailure}
+
+
+class Over(AjetError):
+    """The attempt has ended: it may open nothing."""
+
+
+@contextmanager
+def blamed(boundary: Outside) -> Iterator[None]:
+    """What is raised within is a failure of that boundary, not of the agent: it is retried and never trained on."""
+    try:
+        yield
+    except BoundaryError:
+        raise
+    except Exception as problem:
+        raise _FAILURES[boundary](f"{type(problem).__name__}: {problem}") from problem
+
+
+class Resources:
+    """Of one attempt. Its methods are named as those of contextlib's ExitStack. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._exits: list[tuple[str, Any]] | None = []
+        """(what it is, how it is left), as entered; None: the attempt is over."""
+
+    def enter_context(self, manager: AbstractContextManager[T], *, boundary: Outside = "environment") -> T:
+        """Enter it now and leave it when the attempt ends. Raises EnvironmentFailure or ToolFailure, by `boundary`,
+        for what it raises; Over."""
+        self._require()
+        with blamed(boundary):
+            entered = manager.__enter__()
+        self._push(type(manager).__name__, lambda: manager.__exit__(None, None, None))
+        return entered
+
+    async def enter_async_context(
+        self, manager: AbstractAsyncContextManager[T], *, boundary: Outside = "environment"
+    ) -> T:
+        """The same for an asynchronous one."""
+        self._require()
+        with blamed(boundary):
+            entered = await manager.__aenter__()
+        self._push(type(manager).__name__, lambda: manager.__aexit__(None, None, None))
+        return entered
+
+    def callback(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        """Call it (await it, if it is asynchronous) when the attempt ends. Raises Over, after calling it at once."""
+        self._push(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        """Leave all, from code that has no running event loop. Idempotent."""
+        for name, leave in self._take():
+            with _warned(name):
+                left = leave()
+                if asyncio.iscoroutine(left):
+                    asyncio.run(asyncio.wait_for(left, PATIENCE_S))
+
+    async def aclose(self) -> None:
+        """The same in the task that entered them, as many a manager wants it. A cancellation waits until all are
+        left."""
+        cancelled: asyncio.CancelledError | None = None
+        for name, leave in self._take():
+            try:
+                with _warned(name):
+                    left = leave()
+                    if asyncio.iscoroutine(left):
+                        await left
+            except asyncio.CancelledError as asked:
+                cancelled = asked
+        if cancelled is not None:
+            raise cancelled
+
+    def close_beside(self) -> threading.Thread:
+        """The same in a thread of its own, for an attempt that hangs."""
+        thread = threading.Thread(target=self.close, name="ajet-close", daemon=True)
+        thread.start()
+        return thread
+
+    def _require(self) -> None:
+        if self._exits is None:
+            raise Over("the episode is over: nothing is opened for it any more")
+
+    def _push(self, name: str, leave: Callable[[], Any]) -> None:
+        with self._lock:
+            if self._exits is not None:
+                self._exits.append((name, leave))
+                return
+        with _warned(name):
+            left = leave()
+            if asyncio.iscoroutine(left):
+                threading.Thread(target=asyncio.run, args=(left,), name="ajet-close", daemon=True).start()
+        self._require()
+
+    def _take(self) -> list[tuple[str, Any]]:
+        with self._lock:
+            found, self._exits = self._exits or [], None
+        return found[::-1]
+
+
+@contextmanager
+def _warned(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:  # noqa: BLE001 - the border where users' resources are closed
+        logger.warning("{} could not be closed with its episode: {}: {}", name, type(problem).__name__, problem)
+
+
+@contextmanager
+def closing(resources: Resources) -> Iterator[None]:
+    """They are closed when the block ends."""
+    try:
+        yield
+    finally:
+        resources.close()
+
+
+@asynccontextmanager
+async def aclosing(resources: Resources) -> AsyncIterator[None]:
+    """The same, for code on an event loop."""
+    try:
+        yield
+    finally:
+        await resources.aclose()
