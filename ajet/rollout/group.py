@@ -7,10 +7,16 @@ closes early only at its deadline with at least `min_group` scored episodes, or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
+
+
+def closes_late(episodes: Iterable[Episode], *, min_group: int, repeats: int) -> bool:
+    """Whether a group whose deadline has passed closes with the episodes that are in: enough of them have a reward.
+    Whoever makes the episodes, this runtime or clients."""
+    return sum(episode.scored for episode in episodes) >= min(min_group, repeats)
 
 
 class GroupPlay:
@@ -32,7 +38,7 @@ class GroupPlay:
         self.episodes: list[Episode] = []
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when the episodes that still run are to be aborted."""
-        self._deadline, self._enough = deadline, min(min_group, repeats)
+        self._deadline, self._min_group = deadline, min_group
         self._on_close = on_close
         self._began = self._late = False
         self._timer: asyncio.TimerHandle | None = None
@@ -75,5 +81,5 @@ class GroupPlay:
 
     def _overdue(self) -> None:
         self._late = True
-        if sum(episode.scored for episode in self.episodes) >= self._enough:
+        if closes_late(self.episodes, min_group=self._min_group, repeats=self.repeats):
             self.stop("group_deadline")

@@ -24,6 +24,7 @@ from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.checks import open_checks
+from ajet.rollout.group import closes_late
 from ajet.rollout.played import Played
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.ended import Ended
@@ -373,7 +374,8 @@ class Desk:
 
     async def _overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._open.values() if served.group is group]
-        if under_way and group.scored < min(self._settings.rollout.min_group, self._settings.rollout.num_repeat):
+        least, repeats = self._settings.rollout.min_group, self._settings.rollout.num_repeat
+        if under_way and not closes_late(group.episodes, min_group=least, repeats=repeats):
             return
         group.close()
         await self._stop(under_way, "group_deadline", "server")

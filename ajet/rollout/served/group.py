@@ -44,11 +44,6 @@ class OpenGroup:
         """Whether all attempts are in."""
         return not self.has_place and len(self.episodes) == len(self._taken)
 
-    @property
-    def scored(self) -> int:
-        """Attempts with a reward."""
-        return sum(episode.scored for episode in self.episodes)
-
     def take_place(self) -> int:
         """The next attempt's number."""
         repeat = next(number for number in itertools.count() if number not in self._taken)
