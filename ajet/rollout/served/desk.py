@@ -3,8 +3,8 @@
 Invariants: an episode ends exactly once: by what its client says, by its deletion, by its idleness or time limit, or
 with the desk; every one that began becomes a result, alone or in its group. An end is acknowledged when `keeper` has it
 on the disk, and one that could not be recorded is no end: it is tried again, by its client or by the desk, until it is
-given up and its place in the group is free again. The desk's state lives on a loop of its own, on which
-neither user code nor the gateway runs. The coroutines may be awaited from any loop.
+given up and its place in the group is free again. The desk's state lives on a loop of its own, on which neither user
+code nor the gateway runs. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -374,8 +374,8 @@ class Desk:
 
     async def _overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._open.values() if served.group is group]
-        least, repeats = self._settings.rollout.min_group, self._settings.rollout.num_repeat
-        if under_way and not closes_late(group.episodes, min_group=least, repeats=repeats):
+        least = self._settings.rollout.min_group
+        if under_way and not closes_late(group.episodes, min_group=least, repeats=group.places):
             return
         group.close()
         await self._stop(under_way, "group_deadline", "server")
