@@ -125,6 +125,8 @@ def code_file(reference: str, base: Path) -> Path | None:
 
 def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
     parts = parsed.place.split(".")
+    if parts[0] == "ajet":
+        return []  # always this one, also beside a clone of AgentJet
     roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
     return [
         path

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.config.programs import program
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, failed
 from ajet.rollout.isolation.family import end_family
@@ -148,7 +149,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._printed = Printed()
-        command = [sys.executable, "-u", "-m", "ajet.rollout.isolation.worker", str(theirs.fileno()), str(life)]
+        command = program("ajet.rollout.isolation.worker", str(theirs.fileno()), str(life), unbuffered=True)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, home.paths))}
         self._process = subprocess.Popen(
             command,
