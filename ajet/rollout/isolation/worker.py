@@ -3,7 +3,7 @@
 Invariants: it holds no key but those of the attempt at hand and asks for them over its pipe; every message bears the
 number of the attempt that it is about; only this very process speaks on the pipe: one that user code forked from it has
 no pipe, and ends where that code ends. It says what an attempt left changed. It ends its whole family when the process
-that started it is gone. Its arguments are the numbers of the connection and of the pipe that lives as long as the process that started it.
+that started it is gone. Arguments: the numbers of the connection, and of a pipe that lives as long as that process.
 """
 
 from __future__ import annotations
