@@ -32,6 +32,7 @@ READERS: dict[str, Callable[[Experiment], TaskReader]] = {
 ELSEWHERE = {
     "env_service": "Tasks from an environment service cannot be read by this version of ajet.",
     "data_generation": "Tasks cannot be generated from documents by this version of ajet.",
+    "tracing": "Traces of a deployed agent cannot be read by this version of ajet.",
 }
 
 
