@@ -52,7 +52,9 @@ def take_apart(document: Document) -> Parts:
         if not isinstance(root, str):
             raise ConfigError(f"The root name {root!r} is no text.", where=document.where((root,)))
     backbone = {root: tree.pop(root) for root in BACKBONE_ROOTS if root in tree}
-    return Parts(_by_our_names(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None})
+    return Parts(
+        _by_our_names(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
+    )
 
 
 def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:

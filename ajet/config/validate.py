@@ -84,9 +84,7 @@ def _not_here(path: Sequence[Any], value: Any, sentence: str, layers: Layers) ->
     return ConfigError(sentence, where=f"{layers.where(tuple(path), value=True)} ({_shown(path)}: {value})")
 
 
-def _explained(
-    error: ValidationError, layers: Layers, refused: Mapping[KeyPath, ConfigError]
-) -> list[ConfigError]:
+def _explained(error: ValidationError, layers: Layers, refused: Mapping[KeyPath, ConfigError]) -> list[ConfigError]:
     found: dict[KeyPath, ConfigError] = {}
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])

@@ -35,3 +35,7 @@ class Endpoints(Protocol):
     """Gives the endpoint of one agent of the running episode; repeated calls give the same one. Thread-safe."""
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint: ...
+
+    def context_full(self) -> bool:
+        """Whether a request of the episode was refused because its context is full, or a reply was cut for it."""
+        ...

@@ -21,6 +21,19 @@ if TYPE_CHECKING:
 DEFAULT_AGENT = "default"
 
 
+class ContextTracker:
+    """How far an episode's context has grown."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    @property
+    def context_overflow(self) -> bool:
+        """Whether a request was refused because the context is full, or a reply cut: an agent that goes on by itself
+        then stops."""
+        return self._endpoints.context_full()
+
+
 class ModelTuner:
     """The model to be tuned, as a workflow sees it.
 
@@ -47,6 +60,10 @@ class ModelTuner:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
         return self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model)
+
+    def get_context_tracker(self) -> ContextTracker:
+        """What is known of this episode's context, by AgentJet's name."""
+        return ContextTracker(self._endpoints)
 
     def as_raw_openai_sdk_client(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None

@@ -187,7 +187,8 @@ class Worker:
                     if how == "output":
                         return outcome
                     raise EpisodeFailed(outcome)
-                attempt.stage = kind
+                if kind == "open":
+                    attempt.stage = "open"
                 self._connection.send((self._number, *_answer(attempt, kind, value)))
         except _Garbled as problem:
             self._end()
@@ -240,6 +241,8 @@ def _answer(attempt: Attempt, kind: str, value: Any) -> tuple[str, Any]:
             attempt.open(value)
             return "ok", None
         assert attempt.session is not None
+        if kind == "context_full":
+            return "ok", attempt.session.context_full()
         return "ok", replace(attempt.session(*value), transport=None)
     except Exception as problem:  # noqa: BLE001 - it is raised in the process that asked
         return "error", problem.failure if isinstance(problem, EpisodeFailed) else repr(problem)

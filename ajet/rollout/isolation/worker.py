@@ -94,6 +94,10 @@ class FarEndpoints:
                     self._known[asked] = self.ask("endpoint", asked)
         return self._known[asked]
 
+    def context_full(self) -> bool:
+        """See the schema's `Endpoints`."""
+        return bool(self.ask("context_full", None))
+
     def ask(self, kind: str, value: Any) -> Any:
         """One question, one answer. Raises EpisodeFailed."""
         return self._line.ask(self._attempt, kind, value)
