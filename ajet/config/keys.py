@@ -18,7 +18,6 @@ from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, mo
 from ajet.config.schema.base import Section, subsection, walk
 from ajet.schema.errors import ConfigError
 
-
 _SECTION = "my_section"
 
 

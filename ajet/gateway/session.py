@@ -27,7 +27,6 @@ from ajet.gateway.token_turn import TokenTurns
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 from ajet.schema.endpoint import Endpoint
 
-
 MOST_REFUSALS = 8
 """Different ones that are kept of an episode."""
 
