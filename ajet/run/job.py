@@ -82,8 +82,9 @@ class AgentJetJob:
     def set_data(
         self, type: str, dataset_path: str = "", training_split: str = "train", validation_split: str = "test"
     ) -> AgentJetJob:
-        """Tasks: `type` is a reader's name ("hf" or "huggingface", "jsonl" and "dummy" for short). For JSONL the splits are file paths:
-        `dataset_path` the training file, `validation_split` the validation file; none validates nothing."""
+        """Tasks: `type` is a reader's name ("hf" or "huggingface", "jsonl" and "dummy" for short). For JSONL the splits
+        are file paths: `dataset_path` the training file, `validation_split` the validation file; none validates
+        nothing."""
         kind = _READERS.get(type, type)
         reader: dict[str, Any] = {"type": kind}
         if kind == "jsonl_dataset_file":

@@ -70,7 +70,7 @@ class WorkflowOutput(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
     log_metrics: dict[str, Any] = Field(
         default_factory=dict,
-        description="Numbers are averaged into the step's metrics, in nested ones as `outer/inner`; the rest is recorded.",
+        description="Numbers are averaged into the step's metrics, nested ones as `outer/inner`; the rest is recorded.",
     )
 
     @field_validator("reward", mode="before")
@@ -79,7 +79,7 @@ class WorkflowOutput(BaseModel):
         for part in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(part, (str, bytes, dict)):
                 raise TypeError(
-                    f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one a turn), or None "
-                    "where the judge decides"
+                    f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one a turn), or "
+                    "None where the judge decides"
                 )
         return value

@@ -87,8 +87,8 @@ def without_question(tasks: Sequence[Task]) -> str:
         return ""
     return (
         f"{len(found)} of {len(tasks)} tasks have no text question: none of the columns "
-        f"{', '.join(map(str, found[0].metadata))} is one of {', '.join(_QUERY)}. Their rows are in `task.metadata`, for a "
-        "workflow that makes the question of them; task_reader.columns.main_query names a column that holds it"
+        f"{', '.join(map(str, found[0].metadata))} is one of {', '.join(_QUERY)}. Their rows are in `task.metadata`, "
+        "for a workflow that makes the question of them; task_reader.columns.main_query names a column that holds it"
     )
 
 

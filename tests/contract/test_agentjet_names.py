@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from contextlib import suppress
 
+import openai
 import pytest
 
 from ajet import AgentJetJob, Task, WorkflowOutput, bp
@@ -82,7 +84,7 @@ class Fills:
         await client.chat.completions.create(ASKED)
         try:
             await client.chat.completions.create([{"role": "user", "content": "x" * 20_000}])
-        except Exception as error:
+        except openai.OpenAIError as error:
             said = str(error)
         return WorkflowOutput(reward=1.0, metadata={"before": before, "after": tracker.context_overflow, "said": said})
 
@@ -101,10 +103,8 @@ class Swallows:
     async def execute(self, task, tuner):
         client = tuner.as_raw_openai_sdk_client()
         for body in ([{"role": "user", "content": "x" * 20_000}], [{"role": "human", "content": "x"}]):
-            try:
+            with suppress(openai.OpenAIError):
                 await client.chat.completions.create(body)
-            except Exception:
-                pass
         return WorkflowOutput(reward=0.0)
 
 

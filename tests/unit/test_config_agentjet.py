@@ -52,7 +52,8 @@ ajet:
       validation_split: dev
     huggingface_dat_repo: {dataset_path: gsm8k, training_split: train, validation_split: validation}
     data_generation:
-      document_reader: {document_path: [a.pdf], languages: [eng], chunk_size: 5120, split_by: sentence, cache_enabled: true}
+      document_reader: 
+        {document_path: [a.pdf], languages: [eng], chunk_size: 5120, split_by: sentence, cache_enabled: true}
       query_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: q.jsonl}}}
       task_num: 10
       llm_model: qwen-long
@@ -167,7 +168,7 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("task_judge: {judge_type: rubrics_auto_grader, rubrics_auto_grader: {success_threshold: 1, max_retries: 2, a: 3}}",
+        ("task_judge: {judge_type: rubrics_auto_grader, rubrics_auto_grader: {success_threshold: 1, max_retries: 2}}",
          "The rubrics_auto_grader judge is not part of this version"),
         ("task_reader: {type: tracing, feedback_tracing: {base_url: x, filters: [1]}}", ""),
         ("task_reader: {type: env_service, env_service: {no: 1, such: 2}}", "The env_service reader is not part"),
