@@ -18,6 +18,12 @@ DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI = "https://api.openai.com/v1"
 
 
+def outside(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """A variable as it was in the environment that the run was started in; "" for none."""
+    given = os.environ if environment is None else environment
+    return given.get(OUTSIDE + name, given.get(name, ""))
+
+
 class OtherServer(NamedTuple):
     """An OpenAI-compatible server."""
 
@@ -32,7 +38,7 @@ def other_server(environment: Mapping[str, str] | None = None) -> OtherServer:
     given = os.environ if environment is None else environment
 
     def value(name: str) -> str:
-        return given.get(OUTSIDE + name, given.get(name, ""))
+        return outside(name, given)
 
     keys = _keys(value("DASHSCOPE_API_KEY")) + _keys(value("DASHSCOPE_API_KEY_BACKUP"))
     if keys:

@@ -65,6 +65,7 @@ class Session:
                 cast(TokenEngine, serving.engine),
                 serving.renderer.on_day(date.today()),
                 serving.aside,
+                serving.heard,
                 key=key,
                 sampling=self._sampling,
                 max_model_len=serving.max_model_len,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ajet.rollout.failure import Stage, failed
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.ambient import playing
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Session
@@ -81,16 +82,18 @@ async def perform(attempt: Performable) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
     with no_exit():
         workflow, tuner = _begin(attempt)
-        return _checked(workflow, await workflow.execute(attempt.task, tuner))
+        with playing(tuner.endpoints):
+            return _checked(workflow, await workflow.execute(attempt.task, tuner))
 
 
 def perform_plain(attempt: Performable) -> WorkflowOutput:
     """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
     with no_exit():
         workflow, tuner = _begin(attempt)
-        output = workflow.execute(attempt.task, tuner)
-        if inspect.isawaitable(output):
-            output = asyncio.run(_awaited(output))
+        with playing(tuner.endpoints):
+            output = workflow.execute(attempt.task, tuner)
+            if inspect.isawaitable(output):
+                output = asyncio.run(_awaited(output))
         return _checked(workflow, output)
 
 

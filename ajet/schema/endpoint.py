@@ -7,7 +7,7 @@ never prints. Rollout hands endpoints to the tuner, which thus imports neither g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -24,6 +24,23 @@ class Endpoint:
     model: str = "ajet"
     transport: Callable[[], httpx.AsyncBaseTransport] | None = field(default=None, repr=False, compare=False)
     """Makes an in-process transport for httpx, usable from any event loop; None: use the network."""
+
+    @property
+    def for_anthropic(self) -> Endpoint:
+        """The same with the base URL that Anthropic's clients are given: without /v1."""
+        return replace(self, base_url=self.base_url.removesuffix("/v1"))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which clients that are given nothing find it."""
+        root = self.base_url.removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": root,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
 
     @property
     def keyed_url(self) -> str:

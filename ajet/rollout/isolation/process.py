@@ -30,6 +30,7 @@ from ajet.rollout.failure import EpisodeFailed, failed
 from ajet.rollout.isolation.family import end_family
 from ajet.rollout.isolation.printed import Printed
 from ajet.rollout.isolation.thread import settle
+from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput
 
@@ -49,14 +50,16 @@ class Home:
     reference: str
     base: Path
     paths: tuple[str, ...]
+    ambient: Endpoint
+    """What clients that are given nothing find in its environment while no attempt is played."""
 
 
 class ProcessIsolation:
     """See the module."""
 
-    def __init__(self, experiment: Experiment, workflow_class: type[Any]) -> None:
+    def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError when another process could not import the workflow."""
-        self._home = home_of(workflow_class, experiment)
+        self._home = home_of(workflow_class, experiment, ambient)
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._busy: dict[Attempt, Worker | None] = {}
@@ -248,14 +251,14 @@ def _answer(attempt: Attempt, kind: str, value: Any) -> tuple[str, Any]:
         return "error", problem.failure if isinstance(problem, EpisodeFailed) else repr(problem)
 
 
-def home_of(workflow_class: type[Any], experiment: Experiment) -> Home:
+def home_of(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
     """How another process finds the class."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow
     name = workflow_class.__qualname__
     if isinstance(reference, str) and reference.replace(":", "->").rpartition("->")[2].strip() == name:
-        return Home(reference, base, paths)
+        return Home(reference, base, paths, ambient)
     source = inspect.getsourcefile(workflow_class)
     if "." in name or source is None:
         raise ConfigError(
@@ -264,5 +267,5 @@ def home_of(workflow_class: type[Any], experiment: Experiment) -> Home:
             expected="a class at the top level of a file",
         )
     if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:
-        return Home(f"{workflow_class.__module__}->{name}", base, paths)
-    return Home(f"{Path(source).resolve()}->{name}", base, paths)
+        return Home(f"{workflow_class.__module__}->{name}", base, paths, ambient)
+    return Home(f"{Path(source).resolve()}->{name}", base, paths, ambient)

@@ -32,6 +32,7 @@ from ajet.rollout.isolation.thread import DaemonThreads
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowTask
+from ajet.workflow.ambient import AGENT, entering
 from ajet.workflow.function import KEY, as_workflow
 
 
@@ -115,6 +116,7 @@ class FarAttempt:
         """Have the session opened."""
         self.stage = "open"
         self._endpoints.ask("open", list(trainable) if trainable else None)
+        entering(self._endpoints(AGENT, AGENT, None))
         self.stage = "execute"
         return self._endpoints
 
@@ -154,6 +156,7 @@ class Player:
 
     def __init__(self, line: Line, home: Home) -> None:
         self._line, self._home = line, home
+        entering(home.ambient)
 
     def play(self, number: int, task: WorkflowTask, config: Any) -> bytes:
         """One attempt; answers the message to send."""
@@ -161,6 +164,7 @@ class Player:
         before, outcome = self._outcome(number, task, config)
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
+        entering(self._home.ambient)
         left = before.left() if before is not None else []
         try:
             message = pickle.dumps((number, "ended", (*outcome, left)))
@@ -174,6 +178,7 @@ class Player:
         attempt: FarAttempt | None = None
         before: Surroundings | None = None
         owner = self._line.owner
+        endpoints = FarEndpoints(self._line, number)
         try:
             with forks_end_here(owner):
                 workflow_class = resolve_reference(
@@ -182,7 +187,7 @@ class Player:
                 from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
 
                 before = Surroundings.now()
-                attempt = FarAttempt(workflow_class, task, config, FarEndpoints(self._line, number))
+                attempt = FarAttempt(workflow_class, task, config, endpoints)
                 if is_plain(attempt):
                     return before, ("output", perform_plain(attempt))
                 return before, ("output", asyncio.run(_perform(attempt, owner)))
