@@ -36,7 +36,7 @@ class Schedule:
                 expected="trainer_common.total_training_steps",
                 do="set trainer_common.total_training_steps, or take lr_schedule: constant",
             )
-        return cls(optim.lr, optim.lr_schedule, optim.lr_warmup_steps, optim.min_lr_ratio, total)
+        return cls(optim.lr, optim.lr_schedule, max(0, optim.lr_warmup_steps), optim.min_lr_ratio, total)
 
     def at(self, step: int) -> float:
         """The rate of step `step`, counted from 0."""

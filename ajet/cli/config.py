@@ -51,11 +51,12 @@ def why(
 
 @app.command("validate")
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
-    """Check a YAML: keys, types, and whether a run could start. Keys that were set in vain are named, and settings
-    that cannot do what a training is for."""
+    """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
+    settings that cannot do what a training is for."""
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
     from ajet.run.assembly import algorithm_of
+    from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
     from ajet.schema.errors import UserError
 
@@ -64,7 +65,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready()
     algorithm = algorithm_of(experiment)
-    typer.echo(f"{conf} is valid. Not looked at: workflow, judge and tasks, which --dry-run opens.")
+    typer.echo(not_looked_at(require_present(experiment), conf))
     if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
         typer.echo(idle)
     if review := review_lines(review_settings(experiment.ajet, algorithm), experiment):

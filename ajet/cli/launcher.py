@@ -17,8 +17,9 @@ import typer
 
 import ajet
 from ajet.cli import chat, cluster, config, doctor, export, init, prove, runs, serve, stop, view
-from ajet.cli.exit import Boundary
+from ajet.cli.exit import USER, Boundary, show_user_error
 from ajet.cli.launch import Launch, launch
+from ajet.cli.other_flags import understood
 
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
@@ -81,7 +82,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["launch", *given]
     elif given[0].endswith((".yaml", ".yml")):
         given = ["launch", "--conf", *given]
+    elif given[0] == "train":  # what others call it
+        given = ["launch", *(["--conf"] if len(given) > 1 and given[1].endswith((".yaml", ".yml")) else []), *given[1:]]
+    if given[0] == "launch":
+        given = _ours(given)
     app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+
+
+def _ours(given: Sequence[str]) -> list[str]:
+    """The arguments in our words; what has no effect is said."""
+    from ajet.schema.errors import UserError
+
+    try:
+        kept, said = understood(given)
+    except UserError as error:
+        show_user_error(error)
+        sys.exit(USER)
+    for sentence in said:
+        typer.echo(sentence, err=True)
+    return kept
 
 
 def _record(given: Sequence[str]) -> Path | None:

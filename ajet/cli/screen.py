@@ -5,7 +5,12 @@ Invariant: they pass through the one console that draws the progress bars, so ne
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.record.sinks import Sink
+
+_shown: Sink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
@@ -14,6 +19,7 @@ def show_logs(level: str = "INFO") -> None:
     from rich.text import Text
 
     from ajet.record.console import console
+    from ajet.record.sinks import Sink
 
     colours = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
@@ -23,8 +29,11 @@ def show_logs(level: str = "INFO") -> None:
         label = f"{name.lower()}: " if name in colours else ""
         console.print(Text.assemble((label, colours.get(name, "")), text), soft_wrap=True)
 
+    global _shown
+    if _shown is not None:
+        _shown.close()
     logger.remove()
-    logger.add(show, level=level, format="{message}", diagnose=False, backtrace=False)
+    _shown = Sink(show, level=level, format="{message}")
 
 
 def warn(text: str) -> None:

@@ -13,7 +13,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.accepted import ACCEPTED
+from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
 from ajet.config.schema.base import BACKBONES, SERVE, Section, meta, subsection
 from ajet.config.validate import expectation
 
@@ -125,4 +125,9 @@ def _accepted_table() -> list[str]:
     for name, why in ACCEPTED.items():
         section, _, key = f"ajet.{name}".rpartition(".")
         lines.append(f"| `{section}` | `{key}` | {why} |")
+    lines += ["", "These are understood at one value, which says what is done in any case; another is refused.", ""]
+    lines += ["| key | value | otherwise |", "|---|---|---|"]
+    lines += [f"| `ajet.{name}` | `{json.dumps(at.value)}` | {at.otherwise} |" for name, at in UNCHANGED.items()]
+    lines += ["", "These are other names of keys above.", "", "| key | ours |", "|---|---|"]
+    lines += [f"| `ajet.{other}` | `ajet.{ours}` |" for other, ours in MOVED.items()]
     return lines

@@ -8,12 +8,14 @@ holds every key, only what is no default was set by anybody.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ajet.config.compose import ABSENT, Layer, Layers
+from ajet.config.compose import ABSENT, Layer, Layers, leaves
+from ajet.config.document import KeyPath
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import SERVE, Reason, walk
@@ -59,7 +61,7 @@ def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> l
     """What a person set and this run does not read, in the order in which it was set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config.backbone, users)]
+    found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config, users)]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
     return [
@@ -111,12 +113,37 @@ def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
             yield _key(full, full, layer, users, why)
 
 
-def _of_other_backbones(backbone: str, users: Sequence[Layer]) -> Iterator[_Key]:
+def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+    """A key of verl that has one of ours says which; the rest of its section shares a line."""
     for root in BACKBONE_ROOTS:
         owner = root if root == "trinity" else "verl"
         layer = _last_with((root,), users)
-        if layer is not None and owner != backbone:
+        if layer is None or owner == config.backbone:
+            continue
+        rest = False
+        for path, value in leaves({root: layer.value((root,))}):
+            why = _ours_for(path, value, config) if owner == "verl" else ""
+            rest = rest or not why
+            if why:
+                yield _key(path, path, layer, users, why)
+        if rest:
             yield _key((root,), (root,), layer, users, f"it is {owner}'s own")
+
+
+def _ours_for(path: KeyPath, value: Any, config: AjetConfig) -> str:
+    """What to write instead of a key of verl; "" where nothing of ours is near, or it says the same already."""
+    from ajet.config.verl.names import nearest_of_ours
+
+    near = nearest_of_ours(path[1:] if path[0] == "verl" else path)
+    if near is None:
+        return ""
+    ours: Any = config
+    for name in near.key.split(".")[1:]:
+        ours = getattr(ours, name, None)
+    if near.same and ours == value:
+        return ""
+    shown = f": {json.dumps(value)}" if near.same else ""
+    return f"it is verl's own; here `{near.key}{shown}` is its like"
 
 
 def _last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
@@ -128,10 +155,10 @@ def _written_by_ajet(layer: Layer) -> bool:
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
-def _key(path: tuple[str, ...], said_by: tuple[str, ...], layer: Layer, users: Sequence[Layer], why: str) -> _Key:
+def _key(path: KeyPath, said_by: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _Key:
     line, where = 0, layer.where(path)
     if layer.document is None:
         where = where.partition("=")[0]  # an override may hold a secret
     elif (column := re.search(r":(\d+):\d+$", where)) is not None:
         where, line = where[: column.end(1)], int(column[1])
-    return _Key(".".join(path), ".".join(said_by), (users.index(layer), line), where, why)
+    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), (users.index(layer), line), where, why)

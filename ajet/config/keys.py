@@ -14,19 +14,21 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.accepted import ACCEPTED, accepted
+from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, subsection, walk
 from ajet.schema.errors import ConfigError
+
+_SECTION = "my_section"
 
 
 def first_names() -> Collection[str]:
     """The keys directly under `ajet:`, those that are only accepted among them."""
-    return {*AjetConfig.model_fields, *(name.split(".")[0] for name in ACCEPTED)}
+    return {*AjetConfig.model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *UNCHANGED, *MOVED))}
 
 
 def may_be_set(path: Sequence[Any]) -> bool:
     """Whether a YAML may hold something at `path` below `ajet`, with an effect or without."""
-    return find_key(path) is not None or accepted(path) is not None
+    return find_key(moved(path)) is not None or accepted(path) is not None
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
@@ -75,6 +77,14 @@ def nearest_key(path: Sequence[Any]) -> str | None:
 def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) -> ConfigError:
     """The error for a key that is not in the schema; `also` are the user's own root names."""
     shown = ".".join(str(part) for part in path)
+    if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
+        *above, last = dotted.split(".")
+        return ConfigError(
+            f"`{dotted}` is one key, with a dot in its name.",
+            where=where,
+            expected="one level of indentation for each name",
+            do=f"write `{': {'.join(above)}: {{{last}: …{'}' * len(above)}`, or give {shown}=… on the command line",
+        )
     near = nearest_key(path)
     if near is None and also:
         roots = get_close_matches(str(path[0]), list(also), 1)
@@ -82,8 +92,9 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
         return ConfigError(
             f"There is no key {shown}.", where=where, do=f"did you mean {near}?" if near else "see `ajet config show`"
         )
+    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
     return ConfigError(
         f"There is no key ajet.{shown}.",
         where=where,
-        do=f"did you mean ajet.{near}?" if near else "see docs/configuration.md, or `ajet config show`",
+        do=f"did you mean ajet.{near}? ({own})" if near else f"{own}; ours are in docs/configuration.md",
     )

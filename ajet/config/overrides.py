@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.config.keys import first_names, may_be_set, unknown_key
+from ajet.config.schema.accepted import moved
 from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
 
@@ -51,6 +52,8 @@ def _parse(text: str, roots: Collection[str]) -> Override:
             path = ("ajet", *path)
         elif not sign and path[0] not in roots:
             raise unknown_key(path, where=f"override {text}", also=roots)
+    if path[0] == "ajet":
+        path = ("ajet", *moved(path[1:]))
     sign = _sign(sign, path, text)
     composed = f"{sign}{'.'.join(path)}{rest}"
     try:

@@ -89,6 +89,17 @@ def resolve_reference(
     return found
 
 
+def require_written(reference: str, *, base: Path, what: str) -> None:
+    """Raises UnresolvedReference where there is no such file or module, it does not parse, or plainly has no such name.
+    None of its code runs; a package that a module is in is imported."""
+    parsed = parse_reference(reference, what=what)
+    if parsed.place == RUNNING:
+        return
+    file, _, _ = _find(parsed, base, what)
+    if file is not None:
+        _check_name(parsed, file, what)
+
+
 def is_of_running_program(reference: str | None) -> bool:
     """Whether `reference` names something that only the running program has."""
     return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING
@@ -125,6 +136,8 @@ def code_file(reference: str, base: Path) -> Path | None:
 
 def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
     parts = parsed.place.split(".")
+    if parts[0] == "ajet":
+        return []  # always this one, also beside a clone of AgentJet
     roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
     return [
         path

@@ -5,6 +5,7 @@ run later; a file of another folder that says the same gets its own; and neither
 `import datasets` in a library changes. A folder is a package with a name made from its real path, its modules live
 below that package, and their `__import__` looks there first. Where the ordinary import would find the very same file
 (an installed package, ajet itself in its checkout), the ordinary module is used, so no file is loaded twice.
+`ajet` is always this ajet, also beside another package of that name.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _own_name(package: str, dotted: str) -> str | None:
 
 def _look_up(package: str, dotted: str) -> str | None:
     top, _, rest = dotted.partition(".")
-    if top in sys.builtin_module_names:
+    if top in sys.builtin_module_names or top == "ajet":  # a clone of AgentJet has a package of that name
         return None
     ordinary = _ordinary(top)
     for candidate in (package, *_fallbacks.get(package, ())):

@@ -8,15 +8,19 @@ config, or the user's section, which reaches the workflow untouched.
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from ajet.config.document import Document, KeyPath
+from ajet.config.schema.accepted import MOVED
 from ajet.schema.errors import ConfigError
 
 BACKBONE_ROOTS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm")
 """Root names that belong to a backbone's own config; the last four are verl's."""
 KNOWN_DEFAULTS = ("ajet_default", "local_default", "verl_default", "trinity_default", "_self_")
+_HYDRAS_FOLDERS = ("run", "output_subdir")
+"""Where Hydra would put what it writes: nothing, here."""
 _SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(verl|trinity|local))?/?|pkg://ajet\.default_config.*")
 
 
@@ -48,7 +52,40 @@ def take_apart(document: Document) -> Parts:
         if not isinstance(root, str):
             raise ConfigError(f"The root name {root!r} is no text.", where=document.where((root,)))
     backbone = {root: tree.pop(root) for root in BACKBONE_ROOTS if root in tree}
-    return Parts(ajet, tree, {root: value for root, value in backbone.items() if value is not None})
+    return Parts(
+        _by_our_names(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
+    )
+
+
+def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
+    """What stands below `ajet`, keys that have another name in other versions under ours; what stands there already is
+    left as it is."""
+    result = deepcopy(ajet)
+    for other, ours in MOVED.items():
+        *parents, name = other.split(".")
+        holder = _holder(result, parents, make=False)
+        if holder is None or name not in holder:
+            continue
+        value = holder.pop(name)
+        *sections, last = ours.split(".")
+        home = _holder(result, sections, make=True)
+        if home is not None and last not in home:
+            home[last] = value
+            if (place := document.places.get(("ajet", *parents, name))) is not None:
+                document.places[("ajet", *sections, last)] = place
+    return result
+
+
+def _holder(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
+    """The mapping at `path`; None where there is none, or something else."""
+    node: Any = tree
+    for name in path:
+        if make and node.get(name) is None:
+            node[name] = {}
+        node = node.get(name)
+        if not isinstance(node, dict):
+            return None
+    return node
 
 
 def _check_hydra(block: Any, document: Document) -> None:
@@ -57,6 +94,8 @@ def _check_hydra(block: Any, document: Document) -> None:
     if not isinstance(block, dict):
         raise _odd("hydra", block, ("hydra",), document, "searchpath")
     for name, value in block.items():
+        if name in _HYDRAS_FOLDERS:
+            continue
         if name != "searchpath":
             raise _odd(f"hydra.{name}", value, ("hydra", name), document, "searchpath only; other settings have no use")
         for index, entry in enumerate(value if isinstance(value, list) else [value]):

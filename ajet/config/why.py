@@ -15,7 +15,7 @@ from ajet.config.idle import idle_reason
 from ajet.config.keys import find_key, unknown_key
 from ajet.config.resolution import is_literal, is_secret
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.accepted import accepted
+from ajet.config.schema.accepted import accepted, moved
 from ajet.config.schema.base import walk
 from ajet.schema.secrets import without_secret_shapes
 
@@ -53,7 +53,8 @@ def origins(experiment: Experiment) -> dict[str, str]:
 
 
 def _path(experiment: Experiment, key: str) -> KeyPath:
-    path: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    written: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    path = ("ajet", *moved(written[1:])) if written[0] == "ajet" else moved(written)
     tree = experiment.config.to_dict()
     own = {*experiment.sections, *experiment.backbone_overrides}
     inside = path[1:] if path[0] == "ajet" else path

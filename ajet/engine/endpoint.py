@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 from collections.abc import AsyncIterator
 from functools import cache
@@ -19,6 +18,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from loguru import logger
 
+from ajet.config.other_models import outside
 from ajet.schema.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class EndpointEngine:
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
         """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
         chosen = settings.rollout.endpoint
-        base_url = chosen.base_url or os.environ.get(URL_VARIABLE)
+        base_url = chosen.base_url or outside(URL_VARIABLE)
         if not base_url or not chosen.model:
             missing = "base_url" if not base_url else "model"
             raise ConfigError(
@@ -55,13 +55,13 @@ class EndpointEngine:
                 where=f"rollout.endpoint.{missing}",
                 expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
             )
-        return cls(base_url, chosen.model, api_key=os.environ.get(chosen.api_key_env) or None)
+        return cls(base_url, chosen.model, api_key=outside(chosen.api_key_env) or None)
 
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
         """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
         in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
-        base_url, key = os.environ.get(URL_VARIABLE), os.environ.get(KEY_VARIABLE)
+        base_url, key = outside(URL_VARIABLE), outside(KEY_VARIABLE)
         return _shared(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:

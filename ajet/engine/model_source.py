@@ -119,6 +119,11 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"
 
 
+def is_local(path: str, base: Path | None = None) -> bool:
+    """Whether it can only be a folder or a file of this machine, or is one."""
+    return not path.startswith("embedded:") and (_looks_local(path) or _place(path, base) is not None)
+
+
 def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.endswith(".gguf") or not _HUB_NAME.fullmatch(path)
 

@@ -110,6 +110,9 @@ class App:
             secret, _, rest = path[3:].partition("/")
             path = "/" + rest
             scope = {**scope, "path": path, "raw_path": path.encode(), PATH_KEY: secret}
+        if path.startswith("/v1/v1/"):  # of a client that adds /v1 to an address that ends so
+            path = path[3:]
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         place = self._endpoints.get(path) if scope.get("method") == "POST" else None
         await (place or self._others)(scope, receive, send)
 

@@ -33,7 +33,8 @@ def grant_of(keys: Keys[Session], scope: Mapping[str, Any], headers: Headers) ->
         grant = keys.find(known)
         if grant is not None:
             return known, grant
-    return "", keys.look_up(offered[0] if offered else None)
+    client = headers.get(b"user-agent", b"").decode("latin-1")[:_LONGEST]
+    return "", keys.look_up(offered[0] if offered else None, client=client)
 
 
 def caller_of(grant: Grant[Session], headers: Headers, body: Mapping[str, Any]) -> Caller:

@@ -62,8 +62,12 @@ class Endpoint:
             signal = Signal.of(headers)
             asking = session.askings.earlier(digest, signal) if signal else None
             if asking is None:
-                told = _object(body)
-                asked = self._dialect.read(told, caller_of(grant, headers, told))
+                try:
+                    told = _object(body)
+                    asked = self._dialect.read(told, caller_of(grant, headers, told))
+                except Refused as refused:
+                    session.note(refused)
+                    raise
                 if asked.count is not None:
                     await answer(send, 200, asked.count(await session.count(asked.turns[0])))
                     return

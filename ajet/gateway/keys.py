@@ -14,10 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from loguru import logger
+
 from ajet.gateway.turn import Refused
 
 S = TypeVar("S")
 _REMEMBERED = 4096
+UNTIED = (
+    "nothing says whose episode it is. Its client took its address from the environment and calls outside the tasks "
+    "and `asyncio.to_thread` of an episode, or without httpx: give it the address and key of "
+    "`tuner.as_oai_baseurl_apikey()`, or set rollout.isolation: process"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,9 @@ class Keys(Generic[S]):
         self._grants: dict[str, Grant[S]] = {}
         self._dead: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
+        self.untied = secrets.token_hex(16)
+        """The run's own key, of clients that were given none: it opens nothing. See `ajet.workflow.ambient`."""
+        self._named: set[str] = set()
 
     def grant(self, grant: Grant[S]) -> str:
         """A new key for it."""
@@ -49,11 +59,17 @@ class Keys(Generic[S]):
         """What a key stands for; None for an unknown or dead one."""
         return self._grants.get(secret)
 
-    def look_up(self, secret: str | None) -> Grant[S]:
-        """What a key stands for. Raises Refused: 401 for an unknown key, 410 for that of an episode that has ended."""
+    def look_up(self, secret: str | None, *, client: str = "") -> Grant[S]:
+        """What a key stands for. Raises Refused: 401 for an unknown key, 403 for the run's own, which is that of no
+        episode, 410 for that of an episode that has ended. `client`: what it calls itself."""
         grant = self._grants.get(secret or "")
         if grant is not None:
             return grant
+        if secret == self.untied:
+            if client not in self._named:
+                self._named.add(client)
+                logger.warning("a model call of {} is refused: {}", client or "a client", UNTIED)
+            raise Refused(f"This call is refused: {UNTIED}", status=403, code="no_episode")
         if secret and _digest(secret) in self._dead:
             raise Refused("this episode has ended", status=410, code="episode_finished")
         raise Refused("Incorrect API key provided.", status=401, code="invalid_api_key")

@@ -99,7 +99,8 @@ def sampling_of(
     prompt + reply. Raises Refused when the prompt leaves none."""
     if prompt_tokens >= room:
         raise Refused(
-            f"This model's maximum context length is {room} tokens, and the messages are {prompt_tokens} tokens.",
+            f"This model's maximum context length is {room} tokens. However, your messages resulted in {prompt_tokens} "
+            "tokens. Please reduce the length of the messages. (ajet: rollout.max_model_len bounds it, and the model.)",
             code="context_length_exceeded",
             param="messages",
         )

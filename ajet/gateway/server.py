@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.aside import Aside
+from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Inspect, Load
 from ajet.gateway.limits import Limits
@@ -27,6 +28,7 @@ from ajet.gateway.listener import Server, listen
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
+from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 
 T = TypeVar("T")
@@ -67,6 +69,7 @@ class Gateway:
             keys=Keys(),
             load=Load(max_calls),
             aside=Aside(),
+            heard=Heard(),
         )
         self.app = build_app(self._serving)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
@@ -85,6 +88,11 @@ class Gateway:
     def base_url(self) -> str:
         """What clients are given; ends in /v1."""
         return self._base_url
+
+    @property
+    def ambient(self) -> Endpoint:
+        """Its address with the run's own key, for the environment: see `ajet.workflow.ambient`."""
+        return Endpoint(self._base_url, self._serving.keys.untied)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -14,6 +14,7 @@ import httpx
 
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.gateway.aside import Aside
+from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
 from ajet.gateway.ledger import Load
 from ajet.tokens import Renderer
@@ -37,6 +38,8 @@ class Serving:
     """Calls under way, over all sessions."""
     aside: Aside
     """Where long requests are rendered, beside the gateway's loop."""
+    heard: Heard
+    """What clients asked for that changes nothing."""
 
     @property
     def samples_tokens(self) -> bool:

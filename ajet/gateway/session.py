@@ -27,6 +27,9 @@ from ajet.gateway.token_turn import TokenTurns
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
 from ajet.schema.endpoint import Endpoint
 
+MOST_REFUSALS = 8
+"""Different ones that are kept of an episode."""
+
 
 class Session:
     """One episode at the gateway; made by `Gateway.open`."""
@@ -62,6 +65,7 @@ class Session:
                 cast(TokenEngine, serving.engine),
                 serving.renderer.on_day(date.today()),
                 serving.aside,
+                serving.heard,
                 key=key,
                 sampling=self._sampling,
                 max_model_len=serving.max_model_len,
@@ -80,6 +84,22 @@ class Session:
         if not self._ledger.idle:
             return time.time()
         return max((call.ended for call in self._ledger.recorder.capture.calls), default=0.0)
+
+    def context_full(self) -> bool:
+        """See schema.Endpoints. From any thread."""
+        capture = self._ledger.recorder.capture
+        if any(code == "context_length_exceeded" for code, _ in capture.refusals):
+            return True
+        room = self._serving.max_model_len
+        ends = ((call, call.prefix + len(call.suffix_ids) + len(call.response_ids)) for call in list(capture.calls))
+        return any(call.finish == "length" and length >= room for call, length in ends)
+
+    def note(self, refused: Refused) -> None:
+        """A request of this episode was refused; so many are kept as say what goes wrong."""
+        kept = self._ledger.recorder.capture.refusals
+        told = (refused.code, str(refused))
+        if len(kept) < MOST_REFUSALS and told not in kept:
+            kept.append(told)
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
         """The endpoint of one agent; see schema.Endpoints."""
@@ -108,6 +128,7 @@ class Session:
             turn = await self._make(reply)
         except Refused as refused:
             capture.refused = refused.code
+            self.note(refused)
             raise
         capture.refused = None
         return turn
@@ -128,6 +149,7 @@ class Session:
                     await self._tokens.check(request, own)
                 except Refused as refused:
                     self._ledger.recorder.capture.refused = refused.code
+                    self.note(refused)
                     raise refused.within(f"prompt {at} of {len(requests)} (from 0)") from refused
 
     async def stream(self, request: TurnRequest) -> AsyncIterator[Piece | Turn]:

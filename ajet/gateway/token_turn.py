@@ -17,6 +17,7 @@ import numpy as np
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.aside import Aside
 from ajet.gateway.demands import Broken, broken_by, demands
+from ajet.gateway.hints import Heard, hints_of, refuse_unhonoured
 from ajet.gateway.ledger import Ledger
 from ajet.gateway.prompting import Prompt, prompt_of, sampling_of, terms_of
 from ajet.gateway.reply import Draft, Reply
@@ -43,18 +44,19 @@ class TokenTurns:
         engine: TokenEngine,
         renderer: Renderer,
         aside: Aside,
+        heard: Heard,
         *,
         key: tuple[int, int, int],
         sampling: Sampling,
         max_model_len: int,
     ) -> None:
         self._ledger, self._engine, self._renderer, self._aside = ledger, engine, renderer, aside
-        self._key, self._run = key, sampling
+        self._key, self._run, self._heard = key, sampling, heard
         self._room = min(max_model_len, engine.max_model_len)
 
     async def make(self, reply: Reply, request: TurnRequest, target: str, trained: bool) -> Turn:
         """Sample the reply, or go on with it where its client came back. Raises Refused."""
-        _refuse_passed(request)
+        refuse_unhonoured(request)
         while True:
             draft = reply.draft
             if draft is None:
@@ -79,7 +81,7 @@ class TokenTurns:
 
     async def check(self, request: TurnRequest, trained: bool) -> None:
         """Raises Refused where `make` would before it samples. Nothing is recorded."""
-        _refuse_passed(request)
+        refuse_unhonoured(request)
         self._sampling(request, await self._prompt(request), trained)
 
     async def _prompt(self, request: TurnRequest) -> Prompt:
@@ -138,6 +140,9 @@ class TokenTurns:
             temperature=sampling.temperature,
         )
         entry.call.terms = terms_of(request, sampling, prompt.encoded)
+        hints = hints_of(request)
+        self._heard.say(hints)
+        ignored |= hints
         entry.call.extra |= {**request.notes, **({"ignored": ignored} if ignored else {})}
         stream = renderer.reply_stream(
             request.tools if may_call else None,
@@ -233,10 +238,3 @@ def _asked(draft: Draft) -> TokenRequest:
         draw._replace(call=draw.call + again),
         draft.images,
     )
-
-
-def _refuse_passed(request: TurnRequest) -> None:
-    honoured = {"seed"} if request.json_schema is None else {"seed", "response_format"}
-    for name in request.passed:
-        if name not in honoured:
-            raise Refused(f"{name} cannot be honoured by this model's engine", param=name, code="unsupported_parameter")

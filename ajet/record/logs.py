@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
 from ajet.record.console import console, harmless
 from ajet.record.secrets import Redactor
+from ajet.record.sinks import Sink
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
 
@@ -26,8 +25,7 @@ class LogFile:
         self._redact = redact
         self._file = path.open("ab", buffering=0)
         self._lost = 0
-        # diagnose would write the values of local variables, keys among them, into tracebacks
-        self._sink: int | None = logger.add(self._write, level="DEBUG", format=FORMAT, diagnose=False, backtrace=False)
+        self._sink: Sink | None = Sink(self._write, level="DEBUG", format=FORMAT)
 
     def _write(self, message: Any) -> None:
         text = harmless(self._redact(str(message)))
@@ -44,6 +42,6 @@ class LogFile:
     def close(self) -> None:
         """Stop logging there. Idempotent."""
         if self._sink is not None:
-            logger.remove(self._sink)
+            self._sink.close()
             self._sink = None
             self._file.close()

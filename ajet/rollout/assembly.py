@@ -16,6 +16,7 @@ from ajet import context_tracker
 from ajet.rollout import bounds
 from ajet.rollout.blame import verdict_on_failure
 from ajet.rollout.identity import Identity
+from ajet.rollout.own_metrics import metadata_of, numbers_of
 from ajet.rollout.played import Played
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.timeline import Timeline
@@ -43,8 +44,8 @@ def build_episode(identity: Identity, played: Played, verdict: Verdict | None, s
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
         checks=list(capture.checks) if capture else [],
-        metadata=bounds.metadata(output.metadata) if output else {},
-        metrics=dict(output.log_metrics) if output else {},
+        metadata=bounds.metadata(metadata_of(output)) if output else {},
+        metrics=numbers_of(output) if output else {},
         printed=played.printed,
         attempts=played.attempts,
         started=played.started,

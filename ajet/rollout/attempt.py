@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ajet.rollout.failure import Stage, failed
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.workflow.ambient import playing
 from ajet.workflow.resources import Resources, aclosing, closing
 
 if TYPE_CHECKING:
@@ -86,16 +87,18 @@ async def perform(attempt: Performable) -> WorkflowOutput:
     with no_exit():
         async with aclosing(attempt.resources):
             workflow, tuner = _begin(attempt)
-            return _checked(workflow, await workflow.execute(attempt.task, tuner))
+            with playing(tuner.endpoints):
+                return _checked(workflow, await workflow.execute(attempt.task, tuner))
 
 
 def perform_plain(attempt: Performable) -> WorkflowOutput:
     """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
     with no_exit(), closing(attempt.resources):
         workflow, tuner = _begin(attempt)
-        output = workflow.execute(attempt.task, tuner)
-        if inspect.isawaitable(output):
-            output = asyncio.run(_closed(output, attempt.resources))
+        with playing(tuner.endpoints):
+            output = workflow.execute(attempt.task, tuner)
+            if inspect.isawaitable(output):
+                output = asyncio.run(_closed(output, attempt.resources))
         return _checked(workflow, output)
 
 

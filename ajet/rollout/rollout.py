@@ -36,6 +36,7 @@ from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
+from ajet.workflow.ambient import Ambient
 from ajet.workflow.resources import Resources
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Rollout:
         self._gateway = gateway
         self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
-        self._isolation: Isolation = open_isolation(settings.rollout.isolation, experiment, workflow_class)
+        name = settings.rollout.isolation
+        self._isolation: Isolation = open_isolation(name, experiment, workflow_class, gateway.ambient)
+        self._ambient = Ambient(gateway.ambient) if name != "process" else None
         self._verdicts = Verdicts(judge, settings)
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._loop = asyncio.new_event_loop()
@@ -165,6 +168,8 @@ class Rollout:
             self._loop.call_soon_threadsafe(play.stop, "interrupted")
             _wait(conducted)
         self._isolation.close()
+        if self._ambient is not None:
+            self._ambient.close()
         self._verdicts.close()
         self._loop.call_soon_threadsafe(self._close_what_hangs)
         self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS, self._loop.stop)

@@ -81,6 +81,12 @@ def by_the_calls(played: Played) -> Failure | None:
         message = last.error or "the model call failed"
         return Failure("engine", "model_call", message, retryable=True, traceback=text, own=True)
     if failure is None and (capture is None or not capture.calls):
+        refusals = capture.refusals if capture is not None else []
+        if refusals:
+            said = "; ".join(f"{message} ({code})" if code else message for code, message in refusals)
+            return failed(
+                "calls_refused", f"the workflow ended without a reply: its calls were refused: {said}"
+            ).failure
         return failed("no_model_call", "the workflow ended without calling the model through its tuner").failure
     return failure
 

@@ -17,9 +17,15 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import Experiment
+    from ajet.config.view import View
     from ajet.workflow import Workflow
 
-_READERS = {"hf": "huggingface_dat_repo", "jsonl": "jsonl_dataset_file", "dummy": "random_dummy"}
+_READERS = {
+    "hf": "huggingface_dat_repo",
+    "huggingface": "huggingface_dat_repo",
+    "jsonl": "jsonl_dataset_file",
+    "dummy": "random_dummy",
+}
 
 
 class AgentJetJob:
@@ -52,8 +58,19 @@ class AgentJetJob:
         if n_gpu_for_infer is not None:
             self._tree["rollout"] = {"n_vllm_engine": n_gpu_for_infer}
 
-    def set_workflow(self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
-        """A Workflow class, a function `(task, tuner)`, or a reference to one."""
+    @property
+    def config(self) -> View:
+        """What it is by now, defaults included, with attribute access (`job.config.ajet.rollout.num_repeat`). It is to
+        be read: `set` changes it. Raises ConfigError."""
+        return self.experiment().config
+
+    def set_workflow(
+        self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str, ensure_reward_in_workflow: bool = False
+    ) -> AgentJetJob:
+        """A Workflow class, a function `(task, tuner)`, or a reference to one. `ensure_reward_in_workflow`: no judge is
+        asked, also where one was set."""
+        if ensure_reward_in_workflow:
+            self._tree.setdefault("task_judge", {})["judge_protocol"] = None
         self._tree.setdefault("rollout", {})["user_workflow"] = _named(workflow)
         return self
 
@@ -63,10 +80,11 @@ class AgentJetJob:
         return self
 
     def set_data(
-        self, type: str, dataset_path: str, training_split: str = "train", validation_split: str = "test"
+        self, type: str, dataset_path: str = "", training_split: str = "train", validation_split: str = "test"
     ) -> AgentJetJob:
-        """Tasks: `type` is a reader's name ("hf", "jsonl" for short). For JSONL the splits are file paths:
-        `dataset_path` the training file, `validation_split` the validation file; none validates nothing."""
+        """Tasks: `type` is a reader's name ("hf" or "huggingface", "jsonl" and "dummy" for short). For JSONL the splits
+        are file paths: `dataset_path` the training file, `validation_split` the validation file; none validates
+        nothing."""
         kind = _READERS.get(type, type)
         reader: dict[str, Any] = {"type": kind}
         if kind == "jsonl_dataset_file":
@@ -93,8 +111,9 @@ class AgentJetJob:
         return self
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the YAML that `ajet --conf` runs."""
+        """Write the YAML that `ajet --conf` runs; its folder is made where there is none."""
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump({"ajet": self._tree}, sort_keys=False, allow_unicode=True))
         return path
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.config.programs import program
 from ajet.record.console import console
 from ajet.schema.errors import UserError
 
@@ -139,7 +140,7 @@ def beside(run: RunDirectory) -> Beside | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
-    command = [sys.executable, "-m", "ajet.cli.launcher", "view", str(run.path), "--beside-run"]
+    command = program("ajet.cli.launcher", "view", str(run.path), "--beside-run")
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )

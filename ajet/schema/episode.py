@@ -118,7 +118,7 @@ class Episode:
     printed: str = ""
     """What the workflow wrote to its standard output, where the isolation keeps it."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The workflow's `log_metrics`."""
+    """The numbers of the workflow's `log_metrics`."""
     checks: list[str] = field(default_factory=list)
     """Abnormal-output checks that fired ("nonsense", "wrong_toolcall")."""
     attempts: int = 1

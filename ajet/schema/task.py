@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ajet.schema.errors import TaskError
 from ajet.schema.finite import non_finite
 
 
 class Task(BaseModel):
-    """One thing to solve. Raises TaskError for a number that is not finite."""
+    """One thing to solve. Fields of your own are kept. Raises TaskError for a number that is not finite."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     main_query: str = Field(default="", description="The question or instruction, as text.")
     init_messages: list[dict[str, Any]] = Field(default_factory=list, description="Messages that open the dialogue.")
@@ -59,12 +59,27 @@ class WorkflowOutput(BaseModel):
     """What `Workflow.execute` returns.
 
     A `reward` that is set wins; None asks the judge. A list is one reward per turn: the episode's reward is
-    their sum, discounted by `rollout.gamma`.
+    their sum, discounted by `rollout.gamma`. Fields of your own are kept, and recorded with the metadata. Raises
+    TypeError for a reward that is no number.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     reward: float | list[float] | None = None
     is_success: bool | None = None
     metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
-    log_metrics: dict[str, float] = Field(default_factory=dict, description="Averaged into the step's metrics.")
+    log_metrics: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Numbers are averaged into the step's metrics, nested ones as `outer/inner`; the rest is recorded.",
+    )
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, (str, bytes, dict)):
+                raise TypeError(
+                    f"WorkflowOutput(reward={value!r:.200}): expected a number, a list of numbers (one a turn), or "
+                    "None where the judge decides"
+                )
+        return value

@@ -12,13 +12,12 @@ import atexit
 import json
 import os
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import IO
 
+from ajet.config.programs import program
 from ajet.schema.errors import JudgeFailure, MissingExtra
 from ajet.task_judge.math_rules import verdict
 from ajet.task_judge.math_text import plain
@@ -27,8 +26,6 @@ WORKERS = 2
 """Worker processes at most, each started when needed; one holds about 100 MB."""
 START_LIMIT = 120.0
 """Seconds a worker may take to import math-verify."""
-PACKAGES = str(Path(__file__).parents[2])
-"""Where a worker finds this package, however this process did."""
 LONGEST = 10_000
 """Characters; what is longer is no answer."""
 
@@ -63,14 +60,13 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ajet.task_judge.math_worker"],
+            program("ajet.task_judge.math_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [PACKAGES, os.environ.get("PYTHONPATH")]))},
         )
         self.alive = self._line(START_LIMIT) == "ready"
         if not self.alive:

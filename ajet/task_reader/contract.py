@@ -6,6 +6,7 @@ Invariant: reading is repeatable: the same configuration gives the same tasks in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -39,11 +40,32 @@ def find(path: str, base: Path) -> Path | None:
 
 def find_file(path: str, base: Path, *, key: str) -> Path:
     """Like `find`, for something that must be a file. Raises TaskError, naming the key that holds the path."""
+    found = require_place(path, base, key=key)
+    if not found.is_file():
+        raise TaskError(f"The task file {path} is a folder.", where=key, expected="a file", do=f"set {key} to a file")
+    return found
+
+
+def require_place(path: str, base: Path, *, key: str) -> Path:
+    """The same for something that may be a folder, too."""
     found = find(path, base)
-    if found is None or not found.is_file():
+    if found is None:
+        folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
+        near = _alike(Path(path), folders)
         raise TaskError(
-            f"The task file {path} {'does not exist' if found is None else 'is a folder'}.",
+            f"The task file {path} does not exist.",
             where=key,
-            expected=f"a file, looked for in {base} and {Path.cwd()}",
+            expected=f"a file, looked for in {' and '.join(map(str, folders))}",
+            do=f"did you mean {near[0]}?" if near else "mend the path, or make the file: one JSON object a line",
         )
     return found
+
+
+def _alike(path: Path, folders: Sequence[Path]) -> list[str]:
+    """Files beside where it was looked for whose names are close to it, as they would be written."""
+    for folder in folders:
+        place = (folder / path.expanduser()).parent
+        names = [each.name for each in place.iterdir() if each.is_file()] if place.is_dir() else []
+        if near := get_close_matches(path.name, names, 1):
+            return [str(path.parent / near[0])]
+    return []

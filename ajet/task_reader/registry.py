@@ -18,7 +18,7 @@ from ajet.task_reader.hugging_face import HuggingFaceReader
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.task_reader.random_dummy import RandomDummyReader
 from ajet.task_reader.reasoning_gym import ReasoningGymReader
-from ajet.task_reader.rows import with_ids
+from ajet.task_reader.rows import with_ids, without_question
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -32,6 +32,7 @@ READERS: dict[str, Callable[[Experiment], TaskReader]] = {
 ELSEWHERE = {
     "env_service": "Tasks from an environment service cannot be read by this version of ajet.",
     "data_generation": "Tasks cannot be generated from documents by this version of ajet.",
+    "tracing": "Traces of a deployed agent cannot be read by this version of ajet.",
 }
 
 
@@ -41,6 +42,7 @@ class OpenedReader:
     def __init__(self, reader: TaskReader, name: str) -> None:
         self._reader, self._name = reader, name
         self._read: dict[TaskSplit, list[Task]] = {}
+        self._told = False
 
     @property
     def judge(self) -> Any:
@@ -73,6 +75,9 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
+        if self._name in READERS and not self._told and (said := without_question(tasks)):
+            self._told = True
+            logger.warning("{}: {}", self._name, said)
         tasks, shared = with_ids(tasks)
         if shared:
             logger.warning("{} of {} {} tasks share their id: told apart by their content", shared, len(tasks), split)

@@ -37,7 +37,8 @@ class Columns:
 def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
-    Raises BadRow when there is nothing to ask, a field has the wrong type, or a number is not finite.
+    A row without a question is one for a workflow that makes it of the other columns. Raises BadRow when the question
+    is empty, a field has the wrong type, or a number is not finite.
     """
     found = non_finite(row)
     if found is not None:
@@ -66,17 +67,28 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
         raise BadRow("the messages are no list of objects with a role")
     if isinstance(task_id, (dict, list, bool)):
         raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
-    if not query.strip() and not messages and env_type == "no_env":
-        raise BadRow(
-            f"no question: none of the columns {', '.join(map(str, row)) or '(none)'} is one of {', '.join(_QUERY)} "
-            "(task_reader.columns.main_query names another)"
-        )
+    if not row:
+        raise BadRow("no question, nor anything else")
+    if not query.strip() and not messages and env_type == "no_env" and any(isinstance(row.get(q), str) for q in _QUERY):
+        raise BadRow("no question: its text is empty")
     return Task(
         main_query=query,
         init_messages=[dict(item) for item in messages],
         task_id="" if task_id is None else str(task_id),
         env_type=env_type,
         metadata=metadata,
+    )
+
+
+def without_question(tasks: Sequence[Task]) -> str:
+    """What to say where tasks have neither a question nor messages nor an environment; "" where none is so."""
+    found = [task for task in tasks if not task.main_query and not task.init_messages and task.env_type == "no_env"]
+    if not found:
+        return ""
+    return (
+        f"{len(found)} of {len(tasks)} tasks have no text question: none of the columns "
+        f"{', '.join(map(str, found[0].metadata))} is one of {', '.join(_QUERY)}. Their rows are in `task.metadata`, "
+        "for a workflow that makes the question of them; task_reader.columns.main_query names a column that holds it"
     )
 
 

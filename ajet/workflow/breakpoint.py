@@ -1,7 +1,7 @@
 """`bp("TAG")`: a breakpoint that stays in the code and stops only when asked for (`ajet --debug TAG`).
 
 Invariant: without an active tag it does nothing and imports nothing. An active tag stops once in a process, at the
-first episode that reaches it: the others would only queue up behind the same question.
+first episode that reaches it: the others would only queue up behind the same question (`once=False` has them do so).
 """
 
 from __future__ import annotations
@@ -33,16 +33,20 @@ def activate(tags: str | Iterable[str]) -> None:
             os.environ.pop(TAGS_VARIABLE, None)
 
 
-def bp(tag: str) -> None:
-    """Stop in the calling frame if `tag` is active and has not stopped in this process before: in the debugger that
-    is attached (VS Code), else in whatever `breakpoint()` is set to (in a Ray worker, Ray's), else in pdb."""
-    if tag not in os.environ.get(TAGS_VARIABLE, "").split("|") or not tag:
+def bp(tag: str | None = None, *, once: bool = True) -> None:
+    """Stop in the calling frame if `tag` is active and (with `once`) has not stopped in this process before: in the
+    debugger that is attached (VS Code), else in whatever `breakpoint()` is set to (in a Ray worker, Ray's), else in
+    pdb. Without a tag: if any is active."""
+    active = os.environ.get(TAGS_VARIABLE, "")
+    if not active or (tag is not None and (not tag or tag not in active.split("|"))):
         return
+    frame = sys._getframe(1)
+    name = tag if tag is not None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
     with _lock:
-        if tag in _stopped:
+        if once and name in _stopped:
             return
-        _stopped.add(tag)
-    _stop(sys._getframe(1))
+        _stopped.add(name)
+    _stop(frame)
 
 
 def _stop(frame: FrameType) -> None:

@@ -22,6 +22,19 @@ if TYPE_CHECKING:
 DEFAULT_AGENT = "default"
 
 
+class ContextTracker:
+    """How far an episode's context has grown."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    @property
+    def context_overflow(self) -> bool:
+        """Whether a request was refused because the context is full, or a reply cut: an agent that goes on by itself
+        then stops."""
+        return self._endpoints.context_full()
+
+
 class ModelTuner:
     """The model to be tuned, as a workflow sees it.
 
@@ -48,6 +61,11 @@ class ModelTuner:
         self._lock = threading.RLock()
 
     @property
+    def endpoints(self) -> Endpoints:
+        """What gives it its addresses."""
+        return self._endpoints
+
+    @property
     def config(self) -> Any:
         """The composed config, with attribute access: `tuner.config.ajet.rollout.multi_turn.max_steps`."""
         return self._config
@@ -58,6 +76,17 @@ class ModelTuner:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
         return self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model)
+
+    def as_anthropic_baseurl_apikey(
+        self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
+    ) -> Endpoint:
+        """The same for Anthropic's SDK, which adds /v1 itself: `AsyncAnthropic(base_url=at.base_url,
+        api_key=at.api_key)`."""
+        return self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model).for_anthropic
+
+    def get_context_tracker(self) -> ContextTracker:
+        """What is known of this episode's context, by AgentJet's name."""
+        return ContextTracker(self._endpoints)
 
     def as_raw_openai_sdk_client(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None

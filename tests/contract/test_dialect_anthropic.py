@@ -495,7 +495,7 @@ def user(*blocks):
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display"),
         ({"output_config": 3}, "output_config"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"output_config": {"effort": 3}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"output_format": {"type": "json_schema", "schema": {"type": "sum"}}}, "output_format.schema"),

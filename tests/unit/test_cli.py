@@ -23,6 +23,7 @@ ajet:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "x.yaml").write_text(READY)
+    (tmp_path / "workflow.py").write_text("class W: ...\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -269,6 +270,24 @@ def test_config_why(project, run):
     assert run("config", "why", "rollout.temperature")[1].splitlines()[0] == "ajet.rollout.temperature = 0.9"
     code, _, err = run("config", "why", "rollout.temprature")
     assert code == 2 and "did you mean ajet.rollout.temperature?" in err
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("rollout.user_workflow=nofile.py->X", ["nofile.py, which is not there"]),
+        ("rollout.user_workflow=workflow.py->V", ["names V, which is not there", "one of W"]),
+        ("task_judge.judge_protocol=judge.py->J", ["judge.py, which is not there"]),
+        ("model.path=/nonexistent/foo", ["There is no model at '/nonexistent/foo'"]),
+        ("task_reader={type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: task.jsonl}}}",
+         ["task.jsonl does not exist", "training.file_path", "did you mean tasks.jsonl?"]),
+        ("task_reader={type: huggingface_dat_repo, huggingface_dat_repo: {dataset_path: ./data}}", ["./data"]),
+    ],
+)  # fmt: skip
+def test_config_validate_looks_for_what_is_named(project, run, setting, expected):
+    (project / "tasks.jsonl").write_text('{"question": "q"}\n')
+    code, _, err = run("config", "validate", "--conf", "x.yaml", setting)
+    assert code == 2 and all(words in err for words in expected), err
 
 
 def test_config_validate(project, run):

@@ -69,6 +69,24 @@ def test_keys_of_a_section_with_one_reason_share_a_line(tmp_path):
     assert "ajet.rollout.vllm (2 keys)" not in found
 
 
+def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
+    text = (
+        "ajet: {trainer_common: {kl_loss_coef: 0.5}}\n"
+        "actor_rollout_ref:\n  model: {lora_rank: 32}\n  actor: {kl_loss_coef: 0.5, loss_agg_mode: token-mean}\n"
+        "verl: {actor_rollout_ref: {actor: {optim: {lr: 3.0e-5}}}, trainer: {balance_batch: true}}\n"
+    )
+    (tmp_path / "x.yaml").write_text(text)
+    for backbone in ("debug", "local"):
+        found = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()}
+        own = "it is verl's own; here `ajet."
+        assert found["actor_rollout_ref.model.lora_rank"] == f"{own}trainer_common.lora.rank: 32` is its like"
+        assert found["verl.actor_rollout_ref.actor.optim.lr"] == f"{own}trainer_common.optim.lr: 3e-05` is its like"
+        assert "algorithm.loss_aggregation`" in found["actor_rollout_ref.actor.loss_agg_mode"]
+        assert found["verl"] == found["actor_rollout_ref"] == "it is verl's own"
+        assert "actor_rollout_ref.actor.kl_loss_coef" not in found, "ours says the same"
+    assert "verl" not in " ".join(each.name for each in load_experiment(tmp_path / "x.yaml", backbone="verl").idle())
+
+
 def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
     found = idle(tmp_path, "local", "rollout.engine=transformers")
     assert found["ajet.rollout.vllm (2 keys)"] == ("x.yaml:7", "rollout.engine is transformers")

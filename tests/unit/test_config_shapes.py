@@ -44,7 +44,7 @@ def test_the_hydra_and_defaults_blocks_are_optional_on_every_backbone(tmp_path, 
     ("line", "bad"),
     [
         ("hydra: {searchpath: [file://my/config]}", "file://my/config"),
-        ("hydra: {run: {dir: out}}", "hydra.run"),
+        ("hydra: {job: {name: out}}", "hydra.job"),
         ("defaults: [ajet_default, my_layer]", "my_layer"),
         ("defaults: [{db: mysql}]", "mysql"),
     ],

@@ -85,6 +85,7 @@ def test_a_workflow_that_nobody_rewards(tmp_path: Path) -> None:
 
 
 def test_each_line_names_key_place_and_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "flow.py").write_text("class Flow: ...\n")
     yaml = tmp_path / "x.yaml"
     yaml.write_text(
         "ajet:\n  model: {path: embedded:tiny-tools}\n  task_reader: {type: random_dummy}\n"

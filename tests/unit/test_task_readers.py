@@ -135,7 +135,8 @@ def test_jsonl_reads_tasks_and_question_rows(tmp_path: Path) -> None:
     [
         ('{"question": "x",}', "no JSON"),
         ("[1, 2]", "a JSON list, not an object"),
-        ('{"answer": "x"}', "no question"),
+        ('{"question": " "}', "no question: its text is empty"),
+        ("{}", "no question, nor anything else"),
         ('{"question": "x", "score": NaN}', "NaN is no JSON"),
         ('{"question": "\\ud800"}', "surrogate"),
         ("[" * 100_000, "nested too deeply|no JSON"),
@@ -293,14 +294,22 @@ def test_a_plain_folder_of_splits(tmp_path: Path) -> None:
         hub(tmp_path, "./nowhere").tasks("train")
 
 
-def test_broken_files_and_foreign_columns_are_errors(tmp_path: Path) -> None:
+def test_broken_files_are_errors_and_foreign_columns_are_told_of_once(tmp_path: Path) -> None:
+    from loguru import logger
+
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     with pytest.raises(TaskError, match="cannot be read"):
         hub(tmp_path, "broken.parquet").tasks("train")
     parquet(tmp_path / "foreign.parquet", [{"frage": "wie viele?"}])
-    with pytest.raises(TaskError, match="task_reader.columns.main_query") as caught:
-        hub(tmp_path, "foreign.parquet").tasks("train")
-    assert "row 0" in caught.value.where
+    said: list[str] = []
+    handler = logger.add(lambda message: said.append(message), level="WARNING")
+    reader = hub(tmp_path, "foreign.parquet")
+    (task,) = reader.tasks("train")
+    reader.tasks("validation")
+    logger.remove(handler)
+    assert (task.main_query, task.metadata) == ("", {"frage": "wie viele?"}) and task.task_id
+    (line,) = said
+    assert "columns frage is one of main_query" in line and "task_reader.columns.main_query" in line
 
 
 def picture(form: str = "PNG", **more: Any) -> bytes:

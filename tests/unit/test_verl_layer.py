@@ -318,6 +318,7 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
+    (tmp_path / "w.py").write_text("class W: ...\n")
     eight = ["trainer_common.n_gpus_per_node=8", "trainer_common.device=cuda"]
     eight += ["trainer_common.ulysses_sequence_parallel_size=16"]
 

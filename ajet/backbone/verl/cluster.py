@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.backbone.verl.demand import Demand
+from ajet.backbone.verl.own_package import hook
 from ajet.config.verl import extra_for
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
@@ -61,7 +62,7 @@ def joined(
         raise MissingExtra("ray", extra_for(config["trainer"]["device"]), needed_for="The verl backbone") from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}}
+    runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}, **hook((os.getcwd(), str(folder)))}
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if address is None:
         given = dict(config["ray_kwargs"].get("ray_init") or {})

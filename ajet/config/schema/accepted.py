@@ -1,17 +1,22 @@
-"""Keys of older YAMLs for which ours needs no switch: a name, and why.
+"""Keys of other versions' YAMLs that are not in the schema: a name, and what becomes of it.
 
-Invariant: such a key may stand in a YAML or an override with any value; no code can read it (it is taken out before the
-schema sees the tree), and whoever sets it is told the sentence.
+Invariant: no code can read one. ACCEPTED may have any value and no effect, and whoever sets one is told the sentence.
+UNCHANGED mean what is done here anyway at one value, and are refused at any other. MOVED are other names of ours: their
+values are read there, their places in a file included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 _NO_SWITCH = "every client library reaches the gateway without it"
 _IN_PROCESS = "the debug backbone's engine runs inside this process"
 _OTHERS_TESTS = "it is a switch of another system's own tests"
+_JUDGES_MODEL = "judges read it from `task_judge`"
+_SERVED = "`ajet serve` is what agents elsewhere are served by"
+_RECORDED = "every episode is kept in the run directory's `episodes/`"
+_TRACES = "the reader of traces is not part of this version"
 
 ACCEPTED: Mapping[str, str] = {
     "rollout.mode": "requests are always asynchronous",
@@ -19,12 +24,26 @@ ACCEPTED: Mapping[str, str] = {
     "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined where their ids agree; that a "
     "client's text is what was sampled is settled before, when a request comes in",
     "context_tracker.fix_retokenization_drift": "replies are kept as the exact ids that were sampled, so none drifts",
-    "trainer_common.save_trajectory_as_json_file": "every episode is kept in the run directory's `episodes/`",
+    "context_tracker.alien_llm_model": _JUDGES_MODEL,
+    "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
+    "task_reader.feedback_tracing": _TRACES,
+    "trainer_common.save_trajectory_as_json_file": _RECORDED,
+    "trainer_common.val_print_to_markdown_file_path": _RECORDED,
+    "trainer_common.train_print_to_markdown_file_path": _RECORDED,
+    "trainer_common.val_max_num_task_clip_method": "all validation tasks are played",
+    "trainer_common.optim.optimizer_impl": "it is torch's",
+    "trainer_common.optim.zero_indexed_step": "the first step is 1",
+    "lora.load_format": "engines get their weights from the trainer",
+    "lora.layered_summon": "engines get their weights from the trainer",
     "debug.debug_vllm_port": _IN_PROCESS,
     "debug.debug_vllm_seed": "`ajet.seed` seeds the engine",
     "debug.debug_tensor_parallel_size": _IN_PROCESS,
     "enable_experimental_interchange_server": _NO_SWITCH,
+    "enable_interchange_server": _NO_SWITCH,
     "interchange_server": _NO_SWITCH,
+    "enable_swarm_mode": _SERVED,
+    "swarm_mode_sample_collection_method": _SERVED,
+    "swarm_mode_sample_collection_max_cached_episodes": _SERVED,
     "task_runner": "rollout.isolation decides how workflows run",
     "execute_test": _OTHERS_TESTS,
     "execute_testing_lambda": _OTHERS_TESTS,
@@ -32,15 +51,75 @@ ACCEPTED: Mapping[str, str] = {
 """Below `ajet`. One that names a section stands for all that is in it."""
 
 
+class Unchanged(NamedTuple):
+    """A key that is understood at one value."""
+
+    value: Any
+    otherwise: str
+    """The sentence for any other."""
+
+
+_ADAMW = "The optimizer is AdamW, without others to choose from."
+_WARM_UP = "The warm-up is counted in steps: ajet.trainer_common.optim.lr_warmup_steps."
+UNCHANGED: Mapping[str, Unchanged] = {
+    "trainer_common.val_only": Unchanged(False, "A training also trains; without a trainer, debug plays the tasks."),
+    "trainer_common.val_max_num_task_each_validation": Unchanged(
+        None, "All validation tasks are played: give the reader a smaller validation split."
+    ),
+    "trainer_common.ppo_epochs": Unchanged(
+        1, "A batch is trained on once; ajet.trainer_common.mini_batch_num says in how many optimizer steps."
+    ),
+    "trainer_common.loss_extra_scale_ratio": Unchanged(
+        1.0, "The loss is not scaled: multiply ajet.trainer_common.optim.lr by it instead."
+    ),
+    "trainer_common.optim.optimizer": Unchanged("AdamW", _ADAMW),
+    "trainer_common.optim.total_training_steps": Unchanged(
+        -1, "Schedules follow the run: ajet.trainer_common.total_training_steps."
+    ),
+    "trainer_common.optim.lr_warmup_steps_ratio": Unchanged(0.0, _WARM_UP),
+    "trainer_common.optim.num_cycles": Unchanged(0.5, "The cosine schedule falls once, over half a cycle."),
+}
+"""Below `ajet`."""
+
+MOVED: Mapping[str, str] = {
+    "lora.lora_rank": "trainer_common.lora.rank",
+    "lora.lora_alpha": "trainer_common.lora.alpha",
+    "lora.target_modules": "trainer_common.lora.target_modules",
+    "trainer_common.optim.lr_scheduler_type": "trainer_common.optim.lr_schedule",
+}
+"""Below `ajet`: another name, and ours."""
+
+
+def moved(path: Sequence[Any]) -> tuple[Any, ...]:
+    """Our name of the key at `path` below `ajet`; the same one where it is ours."""
+    other = MOVED.get(".".join(map(str, path)))
+    return tuple(other.split(".")) if other is not None else tuple(path)
+
+
+def changed(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """(path below `ajet`, value, sentence) of each UNCHANGED key that has another value there."""
+    for name, known in UNCHANGED.items():
+        path, node = tuple(name.split(".")), tree
+        for part in path:
+            node = node.get(part, known.value) if isinstance(node, dict) else known.value
+        if node != known.value:
+            yield path, node, known.otherwise
+
+
 def accepted(path: Sequence[Any]) -> str | None:
-    """Why the key at `path` below `ajet` has no effect; None for one that is not of this table."""
+    """Why the key at `path` below `ajet` has no effect; None for one that is not of these tables."""
     names = [str(part) for part in path]
+    if ".".join(names) in UNCHANGED:
+        return "it is so in any case"
     return next((ACCEPTED[name] for n in range(1, len(names) + 1) if (name := ".".join(names[:n])) in ACCEPTED), None)
 
 
 def without_accepted(tree: Any) -> Any:
     """A copy of what stands below `ajet` in which none of them is left."""
-    return _without(tree, ())
+    left = _without(tree, ())
+    if isinstance(left, dict) and left.get("lora") == {}:
+        del left["lora"]  # a section that has keys of these tables only
+    return left
 
 
 def _without(node: Any, path: tuple[Any, ...]) -> Any:
@@ -49,5 +128,5 @@ def _without(node: Any, path: tuple[Any, ...]) -> Any:
     return {
         name: _without(value, (*path, name))
         for name, value in node.items()
-        if ".".join(map(str, (*path, name))) not in ACCEPTED
+        if (dotted := ".".join(map(str, (*path, name)))) not in ACCEPTED and dotted not in UNCHANGED
     }

@@ -34,7 +34,10 @@ class TaskJudge(Section):
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = key(
         "customized_protocol",
         "customized_protocol calls the class or function named by `judge_protocol`.",
-        later={"rubrics_auto_grader": "The rubrics_auto_grader judge is not part of this version."},
+        later={
+            "rubrics_auto_grader": "The rubrics_auto_grader judge is not part of this version; "
+            "`judge_protocol` takes a judge of your own, which may ask a model."
+        },
     )
     judge_protocol: str | None = key(
         None,

@@ -18,6 +18,7 @@ READERS = (
     "reasoning_gym",
     "env_service",
     "data_generation",
+    "tracing",
 )
 
 
@@ -157,8 +158,12 @@ class TaskReader(Section):
         f"One of {', '.join(READERS)}, or a reference to a reader of your own.",
         kind="reference",
         later={
-            "env_service": "The env_service reader is not part of this version.",
-            "data_generation": "The data_generation reader is not part of this version.",
+            "env_service": "The env_service reader is not part of this version; a reader of your own "
+            "(reader.py->MyReader) can list its tasks, and a workflow can talk to it.",
+            "data_generation": "The data_generation reader is not part of this version; write the tasks to a file "
+            "and read it with jsonl_dataset_file.",
+            "tracing": "The tracing reader is not part of this version; write the recorded questions to a file "
+            "and read it with jsonl_dataset_file.",
         },
     )
     on_bad_row: Literal["error", "skip"] = key(

@@ -59,7 +59,7 @@ class Optim(Section):
 
     lr: float = key(1e-6, "Learning rate.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = key("constant", "After the warm-up.")
-    lr_warmup_steps: int = key(0, "Training steps in which the rate rises from 0.", ge=0)
+    lr_warmup_steps: int = key(0, "Training steps in which the rate rises from 0; 0 or less: none.", ge=-1)
     min_lr_ratio: float = key(0.0, "Where linear and cosine end, as a part of `lr`.", ge=0, le=1)
     weight_decay: float = key(0.0, "Decoupled weight decay.", ge=0)
     betas: list[float] = key([0.9, 0.95], "Decay of the two moments.", min_length=2, max_length=2)

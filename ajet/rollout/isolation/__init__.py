@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ajet.rollout.attempt import Attempt
+from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
 
 if TYPE_CHECKING:
@@ -39,12 +40,14 @@ class Isolation(Protocol):
         ...
 
 
-def open_isolation(name: IsolationName, experiment: Experiment, workflow_class: type[Any]) -> Isolation:
-    """The isolation that `rollout.isolation` names."""
+def open_isolation(
+    name: IsolationName, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint
+) -> Isolation:
+    """The isolation that `rollout.isolation` names. `ambient`: the gateway's, for clients that are given nothing."""
     if name == "process":
         from ajet.rollout.isolation.process import ProcessIsolation
 
-        return ProcessIsolation(experiment, workflow_class)
+        return ProcessIsolation(experiment, workflow_class, ambient)
     if name == "loop":
         from ajet.rollout.isolation.loop import LoopIsolation
 

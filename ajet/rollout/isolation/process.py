@@ -27,11 +27,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from loguru import logger
 
+from ajet.config.programs import program
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, failed
 from ajet.rollout.isolation.family import end_family
 from ajet.rollout.isolation.printed import Printed
 from ajet.rollout.isolation.thread import settle
+from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput
 
@@ -53,14 +55,16 @@ class Home:
     reference: str
     base: Path
     paths: tuple[str, ...]
+    ambient: Endpoint
+    """What clients that are given nothing find in its environment while no attempt is played."""
 
 
 class ProcessIsolation:
     """See the module."""
 
-    def __init__(self, experiment: Experiment, workflow_class: type[Any]) -> None:
+    def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError when another process could not import the workflow."""
-        self._home = home_of(workflow_class, experiment)
+        self._home = home_of(workflow_class, experiment, ambient)
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._busy: dict[Attempt, Worker | None] = {}
@@ -153,7 +157,7 @@ class Worker:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._printed = Printed()
-        command = [sys.executable, "-u", "-m", "ajet.rollout.isolation.worker", str(theirs.fileno()), str(life)]
+        command = program("ajet.rollout.isolation.worker", str(theirs.fileno()), str(life), unbuffered=True)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, home.paths))}
         self._process = subprocess.Popen(
             command,
@@ -191,7 +195,8 @@ class Worker:
                     if how == "output":
                         return outcome
                     raise EpisodeFailed(outcome)
-                attempt.stage = kind
+                if kind == "open":
+                    attempt.stage = "open"
                 self._connection.send((self._number, *_answer(attempt, kind, value)))
         except _Garbled as problem:
             self._end()
@@ -256,19 +261,21 @@ def _answer(attempt: Attempt, kind: str, value: Any) -> tuple[str, Any]:
             attempt.open(value)
             return "ok", None
         assert attempt.session is not None
+        if kind == "context_full":
+            return "ok", attempt.session.context_full()
         return "ok", replace(attempt.session(*value), transport=None)
     except Exception as problem:  # noqa: BLE001 - it is raised in the process that asked
         return "error", problem.failure if isinstance(problem, EpisodeFailed) else repr(problem)
 
 
-def home_of(workflow_class: type[Any], experiment: Experiment) -> Home:
+def home_of(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
     """How another process finds the class."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow
     name = workflow_class.__qualname__
     if isinstance(reference, str) and reference.replace(":", "->").rpartition("->")[2].strip() == name:
-        return Home(reference, base, paths)
+        return Home(reference, base, paths, ambient)
     source = inspect.getsourcefile(workflow_class)
     if "." in name or source is None:
         raise ConfigError(
@@ -277,5 +284,5 @@ def home_of(workflow_class: type[Any], experiment: Experiment) -> Home:
             expected="a class at the top level of a file",
         )
     if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:
-        return Home(f"{workflow_class.__module__}->{name}", base, paths)
-    return Home(f"{Path(source).resolve()}->{name}", base, paths)
+        return Home(f"{workflow_class.__module__}->{name}", base, paths, ambient)
+    return Home(f"{Path(source).resolve()}->{name}", base, paths, ambient)

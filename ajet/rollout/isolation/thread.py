@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,10 +28,11 @@ class DaemonThreads(ThreadPoolExecutor):
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run it in a new thread."""
         future: Future[T] = Future()
+        context = copy_context()  # whose episode it is: see ajet.workflow.ambient
 
         def run() -> None:
             if future.set_running_or_notify_cancel():
-                settle(future, fn, *args, **kwargs)
+                settle(future, context.run, fn, *args, **kwargs)
 
         threading.Thread(target=run, name="ajet-helper", daemon=True).start()
         return future

@@ -3,7 +3,7 @@
 Invariants: it holds no key but those of the attempt at hand and asks for them over its pipe; every message bears the
 number of the attempt that it is about; only this very process speaks on the pipe: one that user code forked from it has
 no pipe, and ends where that code ends. It says what an attempt left changed. It ends its whole family when the process
-that started it is gone. Started as `python -m ajet.rollout.isolation.worker CONNECTION LIFE`.
+that started it is gone. Arguments: the numbers of the connection, and of a pipe that lives as long as that process.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ajet.rollout.isolation.thread import DaemonThreads
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowTask
+from ajet.workflow.ambient import AGENT, entering
 from ajet.workflow.function import KEY, as_workflow
 from ajet.workflow.resources import Resources
 
@@ -95,6 +96,10 @@ class FarEndpoints:
                     self._known[asked] = self.ask("endpoint", asked)
         return self._known[asked]
 
+    def context_full(self) -> bool:
+        """See the schema's `Endpoints`."""
+        return bool(self.ask("context_full", None))
+
     def ask(self, kind: str, value: Any) -> Any:
         """One question, one answer. Raises EpisodeFailed."""
         return self._line.ask(self._attempt, kind, value)
@@ -113,6 +118,7 @@ class FarAttempt:
         """Have the session opened."""
         self.stage = "open"
         self._endpoints.ask("open", list(trainable) if trainable else None)
+        entering(self._endpoints(AGENT, AGENT, None))
         self.stage = "execute"
         return self._endpoints
 
@@ -154,6 +160,7 @@ class Player:
         self._line, self._home = line, home
         self.attempt: FarAttempt | None = None
         """The one at hand."""
+        entering(home.ambient)
 
     def play(self, number: int, task: WorkflowTask, config: Any) -> bytes:
         """One attempt; answers the message to send."""
@@ -161,6 +168,7 @@ class Player:
         before, outcome = self._outcome(number, task, config)
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
+        entering(self._home.ambient)
         left = before.left() if before is not None else []
         try:
             message = pickle.dumps((number, "ended", (*outcome, left)))
@@ -174,6 +182,7 @@ class Player:
         attempt: FarAttempt | None = None
         before: Surroundings | None = None
         owner = self._line.owner
+        endpoints = FarEndpoints(self._line, number)
         try:
             with forks_end_here(owner):
                 workflow_class = resolve_reference(
@@ -182,7 +191,7 @@ class Player:
                 from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
 
                 before = Surroundings.now()
-                attempt = self.attempt = FarAttempt(workflow_class, task, config, FarEndpoints(self._line, number))
+                attempt = self.attempt = FarAttempt(workflow_class, task, config, endpoints)
                 if is_plain(attempt):
                     return before, ("output", perform_plain(attempt))
                 return before, ("output", asyncio.run(_perform(attempt, owner)))

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.other_models import other_server
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import MissingExtra
 
@@ -85,6 +86,41 @@ def _model_class() -> Any:
             return super()._parse_openai_stream_response(start_datetime, silent, structured_model)
 
     return TunedChatModel
+
+
+@cache
+def other_model_class() -> Any:
+    """An AgentScope chat model `(model_name, stream=False, max_try=4)` of the server that the environment names, at
+    each call (`config.other_models`); whatever formatter made the messages. Raises MissingExtra."""
+    base = _model_class()
+
+    class OtherChatModel(base):  # type: ignore[misc, valid-type]
+        """A model that is not tuned."""
+
+        def __init__(
+            self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: Any
+        ) -> None:
+            from openai import AsyncOpenAI
+
+            ours = {name: kwargs[name] for name in ("generate_kwargs", "reasoning_effort") if name in kwargs}
+            super().__init__(model_name=model_name, api_key="none", stream=stream, **ours)
+            self.max_try = max_try
+            self._made = AsyncOpenAI
+
+        async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+            from openai import OpenAIError
+
+            server = other_server()
+            for number, key in enumerate(server.keys, start=1):
+                self.client = self._made(base_url=server.base_url, api_key=key, max_retries=self.max_try - 1)
+                try:
+                    return await super().__call__(messages, *args, **kwargs)
+                except OpenAIError:
+                    if number == len(server.keys):
+                        raise
+            return None
+
+    return OtherChatModel
 
 
 class _Silent:

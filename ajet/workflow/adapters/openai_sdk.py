@@ -86,6 +86,20 @@ def _network() -> LoopTransport:
     return LoopTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
 
 
+def _as_objects(messages: Any) -> Any:
+    """Messages of AgentScope, one or several, as OpenAI has them; others as they are."""
+    if hasattr(messages, "role") and hasattr(messages, "content"):
+        messages = [messages]
+    if not isinstance(messages, (list, tuple)):
+        return messages
+    return [
+        {"role": each.role, "content": each.content}
+        if hasattr(each, "role") and hasattr(each, "content") and not hasattr(each, "model_dump")
+        else each
+        for each in messages
+    ]
+
+
 @cache
 def _client_class() -> Any:
     from functools import cached_property
@@ -95,10 +109,12 @@ def _client_class() -> Any:
     from openai.resources.chat.completions import AsyncCompletions
 
     class Completions(AsyncCompletions):
-        """Fills in the endpoint's model."""
+        """Fills in the endpoint's model, and takes the messages by position, too."""
 
-        def create(self, *args: Any, **kwargs: Any) -> Any:
-            return super().create(*args, **self._named(kwargs))
+        def create(self, messages: Any = None, **kwargs: Any) -> Any:
+            if messages is not None:
+                kwargs["messages"] = _as_objects(messages)
+            return super().create(**self._named(kwargs))
 
         def parse(self, *args: Any, **kwargs: Any) -> Any:
             return super().parse(*args, **self._named(kwargs))

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from loguru import logger
 
+from ajet.config.other_models import OUTSIDE
 from ajet.schema.secrets import has_secret_shape
 
 _PROGRAM = (
@@ -39,6 +40,8 @@ def inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[
     given: dict[str, str] = {}
     withheld: list[str] = []
     for name, value in ours.items():
+        if name.startswith(OUTSIDE) or OUTSIDE + name in ours:  # put there by the run itself
+            continue
         if _PROXY.fullmatch(name):
             given[name] = _without_user(value)
             if given[name] != value:

@@ -171,14 +171,9 @@ def _environment(
 ) -> dict[str, str]:
     """What a program needs of ours, then the episode's, then the YAML's."""
     environment: dict[str, str | None] = {**inherited(os.environ, settings.env)}
-    root = endpoint.base_url.removesuffix("/v1")
     environment |= {
-        "OPENAI_BASE_URL": endpoint.base_url,
-        "OPENAI_API_BASE": endpoint.base_url,
-        "OPENAI_API_KEY": endpoint.api_key,
+        **endpoint.environment,
         "OPENAI_MODEL": endpoint.model,
-        "ANTHROPIC_BASE_URL": root,
-        "ANTHROPIC_API_KEY": endpoint.api_key,
         "ANTHROPIC_MODEL": endpoint.model,
         "AJET_BASE_URL": endpoint.base_url,
         "AJET_API_KEY": endpoint.api_key,

@@ -130,6 +130,7 @@ def _request(body: Mapping[str, Any], caller: Caller) -> tuple[TurnRequest, Show
         top_k=fields.top_k(body),
         stop=_stops(body.get("stop_sequences")),
         json_schema=_schema(body),
+        passed=_effort(body),
         notes={name: value for name, value in notes.items() if value},
     )
     return request, thinking
@@ -166,6 +167,13 @@ def _stops(value: Any) -> tuple[str, ...]:
     return tuple([fields.text(stop, f"stop_sequences[{index}]") for index, stop in enumerate(value)])
 
 
+def _effort(body: Mapping[str, Any]) -> dict[str, Any]:
+    """How hard to think, as a turn has it; {} where nothing is said."""
+    config = body.get("output_config")
+    effort = config.get("effort") if isinstance(config, dict) else None
+    return {} if effort is None else {"reasoning_effort": fields.text(effort, "output_config.effort")}
+
+
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     config, where = body.get("output_config"), "output_config"
     if config is None:
@@ -173,7 +181,7 @@ def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(config, dict):
         raise fields.wrong(where, "an object")
     for name in config:
-        if name != "format" and config[name] is not None:
+        if name not in ("format", "effort") and config[name] is not None:
             raise fields.unsupported(f"{where}.{name}", "this model has no such setting.")
     wanted, where = config.get("format"), "output_config.format"
     if wanted is None:

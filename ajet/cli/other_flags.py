@@ -1,0 +1,36 @@
+"""Flags of AgentJet's command that ours has by another name, or has no use for.
+
+Invariant: each is understood, or answered with one sentence that says what does its work here; none is a usage error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet.schema.errors import UserError
+
+SAME = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
+_SERVICE = "starts nothing here: start that service yourself, and give your workflow its address"
+NEEDLESS = {
+    **{f"--with-{name}": _SERVICE for name in ("appworld", "deepfinance", "webshop", "bfcl", "crafters")},
+    "--reboot": "is not needed: the same command goes on with a run that ended",
+}
+INSTEAD = {
+    "--swarm-server": "`ajet serve --conf FILE.yaml` serves agents elsewhere while it trains",
+    "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
+}
+
+
+def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of a launch in our words, and a sentence for each that has no effect. Raises UserError."""
+    kept: list[str] = []
+    said: list[str] = []
+    for argument in given:
+        name, equals, value = argument.partition("=")
+        if name in INSTEAD:
+            raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
+        if name in NEEDLESS:
+            said.append(f"{name} {NEEDLESS[name]}")
+        else:
+            kept.append(f"{SAME[name]}{equals}{value}" if name in SAME else argument)
+    return kept, said

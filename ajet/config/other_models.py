@@ -1,0 +1,58 @@
+"""Where models of other servers are asked: by judges, and by agents that play opponents.
+
+Invariant: the address and the keys are those of the environment that the run was started in, also where an attempt's
+own environment names the gateway instead (rollout.isolation: process).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ajet.schema.errors import UserError
+
+OUTSIDE = "AJET_OUTSIDE_"
+"""Before the name of a variable: what it was in the run's environment."""
+DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
+OPENAI = "https://api.openai.com/v1"
+
+
+def outside(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """A variable as it was in the environment that the run was started in; "" for none."""
+    given = os.environ if environment is None else environment
+    return given.get(OUTSIDE + name, given.get(name, ""))
+
+
+class OtherServer(NamedTuple):
+    """An OpenAI-compatible server."""
+
+    base_url: str
+    keys: tuple[str, ...]
+    """To be tried in this order."""
+
+
+def other_server(environment: Mapping[str, str] | None = None) -> OtherServer:
+    """Of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at DASHSCOPE_BASE_URL or
+    DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is set."""
+    given = os.environ if environment is None else environment
+
+    def value(name: str) -> str:
+        return outside(name, given)
+
+    keys = _keys(value("DASHSCOPE_API_KEY")) + _keys(value("DASHSCOPE_API_KEY_BACKUP"))
+    if keys:
+        return OtherServer(value("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
+    base, own = value("OPENAI_BASE_URL"), _keys(value("OPENAI_API_KEY"))
+    if base or own:
+        return OtherServer(base or OPENAI, own or ("none",))
+    raise UserError(
+        "A model of another server is asked for, and the environment names no server.",
+        where="DASHSCOPE_API_KEY, or OPENAI_BASE_URL and OPENAI_API_KEY",
+        expected="the address and the key of any server that speaks OpenAI's protocol",
+        do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env beside the YAML",
+    )
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(key.strip() for key in text.split("|") if key.strip())

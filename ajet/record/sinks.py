@@ -1,0 +1,59 @@
+"""Where log lines go, kept there: loguru has one logger a process, and anybody's `logger.remove()` empties it.
+
+Invariant: a sink of ours stays until we take it away, whatever a library or the person's own file does to the logger
+when it is imported; what they add and remove of their own is theirs. Their `logger.remove(0)`, which means the sink
+that loguru itself begins with, is no error where we have taken that one away already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from loguru import logger
+
+FIRST = 0
+"""The id of loguru's own sink."""
+_lock = threading.RLock()
+_kept: list[Sink] = []
+
+
+class Sink:
+    """One of ours, from now until `close`."""
+
+    def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
+        # diagnose would write the values of local variables, keys among them, into tracebacks
+        self._write, self._level, self._format = write, level, format
+        with _lock:
+            self._open()
+            _kept.append(self)
+            logger.remove = _remove_others  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        """Take it away. Idempotent."""
+        with _lock:
+            if self in _kept:
+                _kept.remove(self)
+                _remove(self.number)
+
+    def _open(self) -> None:
+        self.number = logger.add(self._write, level=self._level, format=self._format, diagnose=False, backtrace=False)
+
+
+_remove: Callable[..., None] = logger.remove
+
+
+def _remove_others(handler_id: int | None = None) -> None:
+    """`logger.remove` for everybody else."""
+    with _lock:
+        if handler_id is None:
+            _remove()
+            for each in _kept:
+                each._open()
+        elif not any(each.number == handler_id for each in _kept):
+            try:
+                _remove(handler_id)
+            except ValueError:
+                if handler_id != FIRST:
+                    raise

@@ -1,0 +1,58 @@
+"""Whether what an experiment names is there, found without running any code of the person's.
+
+Invariant: it imports nothing of theirs, starts nothing and asks no network; what it did not look at, it says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.config.readiness import value_at
+from ajet.config.references import require_written
+from ajet.config.schema.base import walk
+from ajet.config.schema.choices import is_reference
+from ajet.engine.model_source import is_local, locate
+from ajet.task_reader.contract import find_file, require_place
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+_LOCAL = (".", "/", "~")
+
+
+def require_present(experiment: Experiment) -> list[str]:
+    """What was not looked at, in words. Raises UserError for a reference, a file of tasks or a model on this machine
+    that is not there."""
+    settings = experiment.ajet
+    for path, _, notes in walk(type(settings)):
+        value = value_at(settings, path)
+        if notes.get("kind") == "reference" and isinstance(value, str) and is_reference(value):
+            require_written(value, base=experiment.base, what=f"ajet.{'.'.join(path)}")
+    unseen = ["what the code of the workflow and the judge does"]
+    if settings.task_reader.type == "jsonl_dataset_file":
+        files = settings.task_reader.jsonl_dataset_file
+        for name, file in (("training", files.training), ("validation", files.validation)):
+            if file.file_path:
+                key = f"ajet.task_reader.jsonl_dataset_file.{name}.file_path"
+                find_file(file.file_path, experiment.base, key=key)
+        unseen.append("the rows of the task files")
+    else:
+        data = settings.task_reader.huggingface_dat_repo.dataset_path
+        if settings.task_reader.type == "huggingface_dat_repo" and data is not None and data.startswith(_LOCAL):
+            require_place(data, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path")
+        unseen.append("the tasks")
+    model = settings.model.path
+    if settings.rollout.engine == "endpoint":
+        unseen.append("the endpoint")
+    elif model is not None and is_local(model, experiment.base):
+        locate(model, base=experiment.base, weights=False)
+    elif model is not None and not model.startswith("embedded:"):
+        unseen.append(f"whether the hub has {model}")
+    return unseen
+
+
+def not_looked_at(unseen: list[str], conf: Path) -> str:
+    """The sentence about it."""
+    return f"{conf} is valid. Not looked at: {', '.join(unseen[:-1])} and {unseen[-1]}, which --dry-run opens."

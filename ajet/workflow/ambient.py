@@ -1,0 +1,151 @@
+"""Clients that were given nothing: `OpenAI()`, `AsyncAnthropic()`, whatever a library makes of the environment.
+
+Invariants: the environment is written once a run, never for an episode, and only where the person has set no such
+address and key: then it holds the gateway's address and one key of the run. A request that bears that key gets the key
+of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
+the gateway with the run's key and is refused there, never answered under another episode's. A worker process, which
+plays one attempt at a time, has the attempt's own address and key in its environment (`entering`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import urlsplit
+
+from loguru import logger
+
+from ajet.config.other_models import OUTSIDE
+from ajet.schema.endpoint import Endpoint, Endpoints
+
+AGENT = "default"
+"""The agent that such a client is."""
+_BRANDS = (("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"))
+"""Variables that are set together, or not at all."""
+_LIBRARIES = ("httpx", "httpx2")
+"""What OpenAI's and Anthropic's SDKs send by, in this version of theirs or another."""
+_CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
+_playing: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None)
+_lock = threading.Lock()
+_untied: set[str] = set()
+"""Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
+_hosts: set[str] = set()
+_elsewhere: set[str] = set()
+
+
+@contextmanager
+def playing(endpoints: Endpoints) -> Iterator[None]:
+    """Within the block, and in tasks and `asyncio.to_thread` begun in it, such clients are this episode's."""
+    token = _playing.set(endpoints)
+    try:
+        yield
+    finally:
+        _playing.reset(token)
+
+
+class Ambient:
+    """The environment of a run, from now until `close`. `endpoint`: the gateway's address with the run's key."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        given = endpoint.environment
+        taken = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
+        names = [name for brand in taken for name in brand]
+        self._before = {name: os.environ.get(name) for name in names}
+        _watch(endpoint)
+        for name in names:
+            os.environ[OUTSIDE + name] = self._before[name] or ""
+            os.environ[name] = given[name]
+        self._key = endpoint.api_key
+
+    def close(self) -> None:
+        """As it was. Idempotent."""
+        for name, value in self._before.items():
+            os.environ.pop(OUTSIDE + name, None)
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._before = {}
+        with _lock:
+            _untied.discard(self._key)
+
+
+def entering(endpoint: Endpoint) -> None:
+    """This process plays one attempt, whose address and key these are: they go into its environment. Clients that were
+    made for an earlier attempt of this process (when its module was imported, say) are this one's, too."""
+    for name, value in endpoint.environment.items():
+        os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
+        os.environ[name] = value
+    _watch(endpoint)
+
+
+def _watch(endpoint: Endpoint) -> None:
+    with _lock:
+        _untied.add(endpoint.api_key)
+        _hosts.add(urlsplit(endpoint.base_url).netloc)
+        for name in _LIBRARIES:
+            if find_spec(name) is not None:
+                library: Any = import_module(name)
+                if not hasattr(library.Client.send, "_of_ajet"):
+                    _wrap(library.Client, _plain)
+                    _wrap(library.AsyncClient, _async)
+
+
+def _wrap(kind: Any, made: Any) -> None:
+    sends: Any = wraps(kind.send)(made(kind.send))
+    sends._of_ajet = True
+    kind.send = sends
+
+
+def _plain(send: Any) -> Any:
+    def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        tie(request)
+        return send(self, request, *args, **kwargs)
+
+    return sends
+
+
+def _async(send: Any) -> Any:
+    async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        tie(request)
+        return await send(self, request, *args, **kwargs)
+
+    return sends
+
+
+def tie(request: Any) -> None:
+    """Give a request that bears a key of `_untied` the key of the episode that plays here; leave any other alone."""
+    if not _untied:
+        return
+    endpoints = _playing.get()
+    if endpoints is None:
+        return
+    if request.url.netloc.decode() not in _hosts:
+        _name(request.url)
+        return
+    headers = request.headers
+    for header, prefix in (("authorization", "Bearer "), ("x-api-key", ""), ("api-key", "")):
+        if headers.get(header, "").removeprefix(prefix) in _untied:
+            endpoint = endpoints(AGENT, AGENT, None)
+            place = urlsplit(endpoint.base_url)
+            request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
+            headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
+
+
+def _name(url: Any) -> None:
+    """Say once a host that an agent called a model elsewhere: it may be meant so, and it may be forgotten."""
+    if not url.path.endswith(_CALLS) or url.host in _elsewhere:
+        return
+    _elsewhere.add(url.host)
+    logger.warning(
+        "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
+        "client `tuner.as_oai_baseurl_apikey()`, or unset the variables that name that server",
+        url.host,
+    )

@@ -1,0 +1,181 @@
+"""What AgentJet's tutorials import and call, by their names, over real parts."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from contextlib import suppress
+
+import openai
+import pytest
+
+from ajet import AgentJetJob, Task, WorkflowOutput, bp
+from ajet.cli import launcher
+from ajet.cli.other_flags import INSTEAD, NEEDLESS, SAME
+from ajet.config import load_experiment
+from ajet.schema.errors import JudgeFailure, UserError
+from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
+from tests.rollout_fixtures import stage
+from tests.workflow_fixtures import scene
+
+ASKED = [{"role": "user", "content": "Is it right?"}]
+
+
+@pytest.fixture
+def nothing_named(monkeypatch):
+    for name in ("DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP", "DASHSCOPE_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("brand", ["OPENAI", "DASHSCOPE"])
+def test_a_judges_model_at_any_server(nothing_named, brand):
+    from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
+
+    ask = create_external_llm_fn(alien_llm_model="qwen", alien_llm_response_length=32)
+    with pytest.raises(UserError, match="names no server"):
+        ask(messages=ASKED)
+    with scene("<Correct>", "again") as played:
+        at = played.tuner.as_oai_baseurl_apikey()
+        nothing_named.setenv(f"{brand}_BASE_URL", at.base_url)
+        nothing_named.setenv(f"{brand}_API_KEY", f"wrong|{at.api_key}")
+        assert ask(messages=ASKED) == {"role": "assistant", "content": "<Correct>"}
+        assert ask(ASKED, {"temperature": 1.0}, request_id="x")["content"] == "again"
+        nothing_named.setenv(f"{brand}_API_KEY", "wrong")
+        with pytest.raises(JudgeFailure, match="does not answer"):
+            ask(ASKED)
+
+
+def test_an_agentscope_model_at_any_server(nothing_named):
+    pytest.importorskip("agentscope")
+    from ajet.utils.robust_dashscope import RobustDashScopeChatModel
+
+    other = RobustDashScopeChatModel("qwen-plus", stream=False)
+    with scene("the opponent") as played:
+        at = played.tuner.as_oai_baseurl_apikey()
+        nothing_named.setenv("OPENAI_BASE_URL", at.base_url)
+        nothing_named.setenv("OPENAI_API_KEY", f"wrong|{at.api_key}")
+        reply = asyncio.run(other([{"role": "user", "content": [{"text": "play"}]}]))
+    assert "".join(part["text"] for part in reply.content) == "the opponent"
+
+
+def test_messages_by_position_and_as_agentscope_has_them():
+    class Msg:
+        role, content, name = "user", "one", "env"
+
+    with scene("a", "b", "c") as played:
+        create = played.tuner.as_raw_openai_sdk_client().chat.completions.create
+
+        async def ask():
+            return [(await create(each)).choices[0].message.content for each in (ASKED, [Msg()], Msg())]
+
+        assert asyncio.run(ask()) == ["a", "b", "c"]
+
+
+class Fills:
+    """Asks until its context is full, as AgentJet's tutorials do."""
+
+    trainable_targets = None
+
+    async def execute(self, task, tuner):
+        tracker, before = tuner.get_context_tracker(), tuner.get_context_tracker().context_overflow
+        client = tuner.as_raw_openai_sdk_client()
+        await client.chat.completions.create(ASKED)
+        try:
+            await client.chat.completions.create([{"role": "user", "content": "x" * 20_000}])
+        except openai.OpenAIError as error:
+            said = str(error)
+        return WorkflowOutput(reward=1.0, metadata={"before": before, "after": tracker.context_overflow, "said": said})
+
+
+def test_the_context_tracker_says_when_the_context_is_full():
+    with stage(Fills) as made:
+        said = made.episode().metadata
+    assert (said["before"], said["after"]) == (False, True)
+    assert "maximum context length is 18000 tokens. However, your messages resulted in 20" in said["said"]
+    assert "Please reduce the length of the messages" in said["said"] and "rollout.max_model_len" in said["said"]
+
+
+class Swallows:
+    trainable_targets = None
+
+    async def execute(self, task, tuner):
+        client = tuner.as_raw_openai_sdk_client()
+        for body in ([{"role": "user", "content": "x" * 20_000}], [{"role": "human", "content": "x"}]):
+            with suppress(openai.OpenAIError):
+                await client.chat.completions.create(body)
+        return WorkflowOutput(reward=0.0)
+
+
+def test_calls_that_were_refused_are_named():
+    with stage(Swallows) as made:
+        failure = made.episode().failure
+    assert failure.kind == "calls_refused"
+    assert "context_length_exceeded" in failure.message and "role" in failure.message
+
+
+class Measures:
+    trainable_targets = None
+
+    async def execute(self, task, tuner):
+        await tuner.as_raw_openai_sdk_client().chat.completions.create(ASKED)
+        nested = {"calls": 2, "tool_stats": {"search": {"n": 3, "names": ["a"]}, "ok": True}, "log": [1, "x"]}
+        return WorkflowOutput(reward=1.0, log_metrics=nested, metadata={"a": 1}, own_field="kept")
+
+
+def test_nested_metrics_and_fields_of_ones_own_are_kept():
+    with stage(Measures) as made:
+        episode = made.episode()
+    assert episode.metrics == {"calls": 2.0, "tool_stats/search/n": 3.0, "tool_stats/ok": 1.0}
+    rest = {"tool_stats/search/names": ["a"], "log": [1, "x"]}
+    assert episode.metadata == {"own_field": "kept", "log_metrics": rest, "a": 1}
+    task = Task(main_query="q", ground_truth=5)
+    assert pickle.loads(pickle.dumps(task)).ground_truth == 5 and task.model_dump()["ground_truth"] == 5
+
+
+def test_bp_without_a_tag_and_more_than_once(monkeypatch):
+    stops = []
+    monkeypatch.setattr("sys.breakpointhook", lambda: stops.append(1))
+    monkeypatch.delenv(TAGS_VARIABLE, raising=False)
+    bp()
+    assert stops == []
+    activate("ANY")
+    for _ in range(2):
+        bp()
+    assert len(stops) == 1
+    for _ in range(2):
+        bp("ANY", once=False)
+    assert len(stops) == 3
+    activate([])
+
+
+def test_the_jobs_arguments(tmp_path):
+    job = AgentJetJob(model="embedded:tiny-tools", backbone="debug", name="mine")
+    job.set_judge("judge.py->J").set_workflow("w.py->W", ensure_reward_in_workflow=True)
+    job.set_data(type="huggingface", dataset_path="gsm8k/main").set(rollout__num_repeat=3)
+    assert job.config.ajet.rollout.num_repeat == 3 and job.config.ajet.trainer_common.n_gpus_per_node == 0
+    loaded = load_experiment(job.dump_job_as_yaml(tmp_path / "new" / "folder" / "job.yaml")).ajet
+    assert (loaded.task_reader.type, loaded.task_judge.judge_protocol) == ("huggingface_dat_repo", None)
+    assert job.set_data("dummy").config.ajet.task_reader.type == "random_dummy"
+
+
+@pytest.mark.parametrize("flag", [*SAME, *NEEDLESS, *INSTEAD])
+def test_every_flag_is_understood_or_answered(flag, tmp_path, monkeypatch, capsys):
+    import ajet.run.launch
+
+    (tmp_path / "x.yaml").write_text(
+        "ajet: {model: {path: 'embedded:tiny-tools'}, task_reader: {type: random_dummy}, "
+        "rollout: {user_workflow: w.py->W}}"
+    )
+    seen = []
+    monkeypatch.setattr(ajet.run.launch, "launch", lambda experiment, options: seen.append(options) or 0)
+    value = ["TAG"] if flag in SAME else ["http://x"] if flag == "--swarm-overwatch" else []
+    with pytest.raises(SystemExit) as caught:
+        launcher.main(["--conf", str(tmp_path / "x.yaml"), flag, *value])
+    told = capsys.readouterr().err
+    if flag in INSTEAD:
+        assert caught.value.code == 2 and INSTEAD[flag] in told
+    else:
+        assert not caught.value.code and len(seen) == 1
+        assert seen[0].debug_tags == "TAG" if flag in SAME else NEEDLESS[flag] in told
