@@ -1,9 +1,9 @@
 """Keys that somebody set and that have no effect here.
 
-Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the table of
-accepted ones, and from the layers; nothing is refused for it. Each has one line: the key, where it was set, and why it
-does nothing or what does it instead. Keys of a section with one reason share a line. Of a file that ajet wrote, which
-holds every key, only what is no default was set by anybody.
+Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the backbone's
+descriptor, from the table of accepted ones, and from the layers; nothing is refused for it. Each has one line: the key,
+where it was set, and why it does nothing or what does it instead. Keys of a section with one reason share a line. Of a
+file that ajet wrote, which holds every key, only what is no default was set by anybody.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ajet.config.backbones import Descriptor, described, shipped
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import SERVE, Reason, walk
-from ajet.config.shapes import BACKBONE_ROOTS
+from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -41,11 +41,13 @@ class Idle:
         return self.keys[0] if len(self.keys) == 1 else f"{self.section} ({len(self.keys)} keys)"
 
 
-def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, serving: bool = False) -> Reason | None:
+def idle_reason(
+    notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
+) -> Reason | None:
     """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
-    place = SERVE if serving and SERVE in notes["idle"] else backbone
-    reasons: list[Reason] = [notes["idle"][place]] if notes["idle"].get(place) is not None else []
+    said = _declared(notes, backbone, serving)
+    reasons: list[Reason] = [said] if said is not None else []
     for choice in notes["when"]:
         chosen: Any = config
         for name in choice.key.split("."):
@@ -55,11 +57,30 @@ def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, ser
     return min(reasons, key=lambda reason: len(reason.said_by), default=None)
 
 
+def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool) -> Reason | None:
+    """What the innermost place says that says anything: the schema of `ajet serve` or of all backbones, or else the
+    backbone's descriptor."""
+    for place in (SERVE,) * serving + (EVERYWHERE,):
+        if place in notes["idle"]:
+            reason: Reason | None = notes["idle"][place]
+            return reason
+    path = notes["path"]
+    for depth in range(len(path), 0, -1):
+        if (name := ".".join(path[:depth])) in backbone.idle:
+            why = backbone.idle[name]
+            return None if why is None else Reason(path[:depth], why)
+    return None
+
+
 def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[Idle]:
     """What a person set and this run does not read, in the order in which it was set."""
     users = users_layers(layers)
     shared: dict[tuple[str, str], list[_Key]] = {}
-    found = [*_undone(config, users, serving), *_accepted(users), *_of_other_backbones(config.backbone, users)]
+    found = [
+        *_undone(config, users, serving),
+        *_accepted(users),
+        *_of_other_backbones(described(config.backbone), users),
+    ]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
     return [
@@ -94,12 +115,13 @@ class _Key(NamedTuple):
 
 
 def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_Key]:
+    backbone = described(config.backbone)
     for path, field, notes in walk(AjetConfig):
         full = ("ajet", *path)
         layer = _last_with(full, users)
         if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
-        if (reason := idle_reason(notes, config, config.backbone, serving=serving)) is not None:
+        if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
             yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
 
 
@@ -111,12 +133,12 @@ def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
             yield _key(full, full, layer, users, why)
 
 
-def _of_other_backbones(backbone: str, users: Sequence[Layer]) -> Iterator[_Key]:
-    for root in BACKBONE_ROOTS:
-        owner = root if root == "trinity" else "verl"
-        layer = _last_with((root,), users)
-        if layer is not None and owner != backbone:
-            yield _key((root,), (root,), layer, users, f"it is {owner}'s own")
+def _of_other_backbones(backbone: Descriptor, users: Sequence[Layer]) -> Iterator[_Key]:
+    for owner in shipped().values():
+        for root in owner.roots:
+            layer = _last_with((root,), users)
+            if layer is not None and root not in backbone.roots:
+                yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
 def _last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:

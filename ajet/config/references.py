@@ -89,6 +89,12 @@ def resolve_reference(
     return found
 
 
+def load_code(reference: str) -> Any:
+    """What a reference to code of ajet's or of an installed package names; of a user's, ask `resolve_reference`."""
+    parsed = parse_reference(reference)
+    return getattr(importlib.import_module(parsed.place), parsed.name)
+
+
 def is_of_running_program(reference: str | None) -> bool:
     """Whether `reference` names something that only the running program has."""
     return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING

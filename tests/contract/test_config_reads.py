@@ -50,7 +50,7 @@ UNREAD: dict[str, dict[str, str]] = {
         "rollout.policy_failure_reward": "read where an episode failed",
         "trainer_common.mode": "anything but sync is refused",
     },
-    "verl": UNUSUAL,
+    "verl": {**UNUSUAL, "rollout.enable_oversample": "anything but false is refused"},
 }
 """With an effect there, on a condition that the run does not meet."""
 
@@ -60,7 +60,7 @@ def differences(where: str, experiment: Experiment, reads: Reads) -> list[str]:
     config, found = experiment.ajet, []
     in_vain, unread = {**IN_VAIN[where]}, {**UNREAD[where]}
     for key, notes in KEYS.items():
-        reason = idle_reason(notes, config, config.backbone, serving=where == "serve")
+        reason = idle_reason(notes, config, experiment.backbone, serving=where == "serve")
         if key in reads and reason is not None and in_vain.pop(key, None) is None:
             found.append(f"{key}: declared idle ({reason.why}), and read by {', '.join(sorted(reads[key]))}")
         if key not in reads and reason is None and unread.pop(key, None) is None:

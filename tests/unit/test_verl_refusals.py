@@ -75,8 +75,6 @@ def test_episodes_need_not_divide_by_the_copies_of_the_model():
         ({"rollout.max_num_seqs": 9000}, "9000 sequences"),
         ({"data.max_prompt_length": 18000}, "leaves no room for a reply in 18000"),
         ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
-        ({"rollout.enable_oversample": True}, "not more"),
-        ({"rollout.deterministic": True}, "in rounds"),
         ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
         ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
         ({"trainer_common.device": "cuda:1"}, "does not train on 'cuda:1'"),

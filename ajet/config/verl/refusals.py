@@ -258,17 +258,6 @@ def _sampling(s: Settings) -> Iterator[ConfigError]:
             "rollout.temperature",
             expected="above 0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
         )
-    if s.ajet.rollout.enable_oversample:
-        yield s.problem(
-            "verl plays the groups that a batch needs, not more.", "", "rollout.enable_oversample", expected="false"
-        )
-    if s.ajet.rollout.deterministic:
-        yield s.problem(
-            "verl's engines do not admit requests in rounds.",
-            "",
-            "rollout.deterministic",
-            expected="false, or --backbone local",
-        )
 
 
 def _learning(s: Settings) -> Iterator[ConfigError]:

@@ -55,9 +55,9 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     from ajet.backbone.verl import verl_settings
     from ajet.backbone.verl.demand import Demand
 
-    if experiment.ajet.backbone != "verl":
+    if "spreads" not in experiment.backbone.can:
         raise ConfigError(
-            f"The backbone {experiment.ajet.backbone} runs in one process, not on a cluster.",
+            f"The backbone {experiment.backbone.name} runs in one process, not on a cluster.",
             where="ajet.backbone",
             expected="--backbone verl",
         )
@@ -74,7 +74,8 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     demand, root = Demand.of(settings), experiment.root
     if exp_dir is None and experiment.ajet.experiment_dir == "auto":
         root = seen / "launcher_record"
-    command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", "verl", "--with-ray-cluster"]
+    command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", experiment.backbone.name]
+    command.append("--with-ray-cluster")
     return ClusterJob(
         name=_name(experiment.name),
         nodes=demand.nodes,
