@@ -42,6 +42,7 @@ DEBUG = Descriptor(
         "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
         "task_reader.random_dummy.validation_size": NO_VALIDATION,
         "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
+        "store": TRAINS_NOTHING,
         "context_tracker.proof_sample": "`ajet prove` proves what debug plays",
         "trainer_common": TRAINS_NOTHING,
         "trainer_common.device": None,

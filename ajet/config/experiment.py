@@ -171,10 +171,9 @@ class Experiment:
             if notes.get("kind") == "path" and value:
                 found = [_settled_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
                 _set(tree, path, found[0] if isinstance(value, str) else found)
-            elif notes.get("kind") == "reference" and isinstance(value, str) and is_reference(value):
-                file = located_file(value, self.base)
-                if file is not None:
-                    _set(tree, path, f"{file}->{parse_reference(value).name}")
+            elif notes.get("kind") == "reference" and isinstance(value, (str, list)):
+                named = [_settled_reference(each, self.base) for each in ([value] if isinstance(value, str) else value)]
+                _set(tree, path, named[0] if isinstance(value, str) else named)
         return tree
 
 
@@ -283,6 +282,11 @@ def _local(text: str, base: Path) -> Path | None:
 def _settled_path(text: str, base: Path) -> str:
     found = None if text.startswith("embedded:") else _local(text, base)
     return str(found) if found is not None else text
+
+
+def _settled_reference(text: str, base: Path) -> str:
+    file = located_file(text, base) if is_reference(text) else None
+    return f"{file}->{parse_reference(text).name}" if file is not None else text
 
 
 def _plain(value: Any) -> Any:

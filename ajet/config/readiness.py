@@ -10,6 +10,7 @@ from typing import Any
 
 from ajet.config.backbones import IN_WORDS, Capability, described, shipped
 from ajet.config.compose import Layers
+from ajet.config.parts import ISOLATIONS, Part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
@@ -92,14 +93,15 @@ def _able(wanted: Capability) -> list[str]:
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
     """Raises ConfigError for what only the running program has where other processes have to come by it: a backbone's
     own by all of it, an isolation's by the agent."""
+    isolation = ISOLATIONS.get(config.rollout.isolation, Part(""))
     for key in ("rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"):
         reference = value_at(config, tuple(key.split(".")))
         if not is_of_running_program(reference):
             continue
         backbone = described(config.backbone)
         name, apart = parse_reference(reference).name, "interactive" not in backbone.can
-        if apart or (key == "rollout.user_workflow" and config.rollout.isolation == "process"):
-            whose = backbone.name if apart else "rollout.isolation: process"
+        if apart or (key == "rollout.user_workflow" and not isolation.interactive):
+            whose = backbone.name if apart else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
                 where=f"{layers.where(('ajet', *key.split('.')), value=True)} (ajet.{key}: {reference})",

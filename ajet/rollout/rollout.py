@@ -73,7 +73,7 @@ class Rollout:
         self._gateway = gateway
         self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
-        self._isolation: Isolation = open_isolation(settings.rollout.isolation, experiment, workflow_class)
+        self._isolation: Isolation = open_isolation(experiment, workflow_class)
         self._verdicts = Verdicts(judge, settings)
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._loop = asyncio.new_event_loop()
@@ -298,8 +298,7 @@ class Rollout:
             if group.stopped.done():
                 played.aborted = group.stopped.result()
             else:
-                shared = self._settings.rollout.isolation == "loop"
-                played.failure = timed_out(timeout, played, shared_loop=shared)
+                played.failure = timed_out(timeout, played, shared_loop=self._isolation.shared)
             return played
         try:
             played.output = future.result()

@@ -42,9 +42,8 @@ UNUSUAL = {
 }
 UNREAD: dict[str, dict[str, str]] = {
     "debug": {**LABEL, **UNUSUAL},
-    "local": {**LABEL, **UNUSUAL},
+    "local": UNUSUAL,
     "serve": {
-        **LABEL,
         **UNUSUAL,
         "rollout.min_group": "read where a group's deadline has passed",
         "rollout.policy_failure_reward": "read where an episode failed",

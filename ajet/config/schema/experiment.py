@@ -15,6 +15,7 @@ from ajet.config.schema.debug import Debug
 from ajet.config.schema.gateway import Gateway
 from ajet.config.schema.model import Model
 from ajet.config.schema.rollout import Rollout
+from ajet.config.schema.store import Store
 from ajet.config.schema.task_judge import TaskJudge
 from ajet.config.schema.task_reader import TaskReader
 from ajet.config.schema.trainer_common import TrainerCommon
@@ -24,7 +25,7 @@ class AjetConfig(Section):
     """What one experiment is: model, tasks, workflow, judge, and how to train."""
 
     project_name: str = key(
-        "ajet_default_project", "A label of your own, kept in the record; no tracker groups by it.", training=False
+        "ajet_default_project", "A label of your own, kept in the record and told to trackers.", training=False
     )
     experiment_name: str = key(
         "read_yaml_name",
@@ -56,6 +57,7 @@ class AjetConfig(Section):
     task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
     trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
+    store: Store = section(Store, "The ledger of tasks, episodes and groups.")
     debug: Debug = section(Debug, "The debug backbone.", training=False)
     gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator
+
+from ajet.config.parts import ISOLATIONS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
+from ajet.config.schema.choices import name_or_reference
 from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_TRINITY, NO_VALIDATION, OWN_AGENTS
 
 
@@ -91,11 +95,12 @@ class Rollout(Section):
         "An OpenAI-compatible server, for `engine: endpoint`.",
         when=("rollout.engine", "endpoint"),
     )
-    isolation: Literal["thread", "loop", "process"] = key(
+    isolation: Annotated[str, AfterValidator(name_or_reference(tuple(ISOLATIONS), "isolation.py->MyIsolation"))] = key(
         "thread",
-        "Where workflow code runs: a thread and event loop per episode; one shared loop (for code known to be async); "
-        "or a process (the only one whose hang can be killed).",
+        "Where workflow code runs. thread: a thread and event loop per episode; loop: one shared loop (for code known "
+        "to be async); process: the only one whose hang can be killed; or a reference to an isolation of your own.",
         training=False,
+        kind="reference",
         idle={SERVE: OWN_AGENTS},
     )
     max_env_worker: int = key(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.config.algorithms import ALGORITHMS, OWN
+from ajet.config.parts import TRACKERS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
 from ajet.config.schema.choices import name_or_reference
 from ajet.config.schema.reasons import NO_TRINITY, NO_VALIDATION
@@ -91,7 +92,7 @@ class Megatron(Section):
     expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
 
 
-Tracker = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow"]
+Tracker = Annotated[str, AfterValidator(name_or_reference(tuple(TRACKERS), "tracker.py->MyTracker"))]
 
 
 class TrainerCommon(Section):
@@ -167,8 +168,10 @@ class TrainerCommon(Section):
     )
     logger: Tracker | list[Tracker] = key(
         "console",
-        "Trackers, one or a list; metrics.jsonl is always written. One that is not installed warns and is left out.",
+        f"Trackers, one or a list: {', '.join(TRACKERS)}, or a reference to one of your own. metrics.jsonl is always "
+        "written. One that is not installed warns and is left out.",
         training=False,
+        kind="reference",
     )
     log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
     device: str = key(

@@ -7,19 +7,28 @@ loops of the gateway, the engine or the rollout, so whatever it does, a timeout 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.config.parts import ISOLATIONS
+from ajet.config.references import class_of
 from ajet.rollout.attempt import Attempt
 from ajet.schema.task import WorkflowOutput
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-IsolationName = Literal["thread", "loop", "process"]
-
 
 class Isolation(Protocol):
-    """Runs attempts. All members may be called from any thread and return at once."""
+    """Runs attempts. All members may be called from any thread and return at once. Chosen by `rollout.isolation`, by
+    name or by reference."""
+
+    shared: bool
+    """Whether attempts share one event loop, so that one that blocks holds up the others."""
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any]) -> Isolation:
+        """One for attempts of this workflow. Raises ConfigError for one that it cannot run."""
+        ...
 
     @property
     def abandoned(self) -> int:
@@ -39,16 +48,15 @@ class Isolation(Protocol):
         ...
 
 
-def open_isolation(name: IsolationName, experiment: Experiment, workflow_class: type[Any]) -> Isolation:
-    """The isolation that `rollout.isolation` names."""
-    if name == "process":
-        from ajet.rollout.isolation.process import ProcessIsolation
-
-        return ProcessIsolation(experiment, workflow_class)
-    if name == "loop":
-        from ajet.rollout.isolation.loop import LoopIsolation
-
-        return LoopIsolation()
-    from ajet.rollout.isolation.thread import ThreadIsolation
-
-    return ThreadIsolation()
+def open_isolation(experiment: Experiment, workflow_class: type[Any]) -> Isolation:
+    """The isolation that `rollout.isolation` names. Raises UserError."""
+    kind = class_of(
+        experiment.ajet.rollout.isolation,
+        ISOLATIONS,
+        base=experiment.base,
+        what="ajet.rollout.isolation",
+        does=("opened", "start", "stop", "close"),
+        like="ajet.rollout.isolation.Isolation",
+    )
+    found: Isolation = kind.opened(experiment, workflow_class)
+    return found

@@ -58,6 +58,13 @@ class Home:
 class ProcessIsolation:
     """See the module."""
 
+    shared = False
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any]) -> ProcessIsolation:
+        """Raises ConfigError when another process could not import the workflow."""
+        return cls(experiment, workflow_class)
+
     def __init__(self, experiment: Experiment, workflow_class: type[Any]) -> None:
         """Raises ConfigError when another process could not import the workflow."""
         self._home = home_of(workflow_class, experiment)

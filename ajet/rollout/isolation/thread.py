@@ -11,10 +11,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
 from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 T = TypeVar("T")
 TIDY_TIME = 1.0
@@ -55,6 +58,13 @@ class _Running:
 
 class ThreadIsolation:
     """See the module."""
+
+    shared = False
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any]) -> ThreadIsolation:
+        """It takes any code."""
+        return cls()
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
