@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
 from ajet.config.schema.task_reader import READERS
-from ajet.config.verl import verl_config
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
 from tests.config_runs import launched, loaded, on_verl, served
 from tests.verl_fixtures import experiment as on_gpus

@@ -13,9 +13,14 @@ import pytest
 
 from ajet.backbone.descriptors import SHIPPED
 from ajet.cli import launcher
+from ajet.config import load_experiment
 from ajet.config.parts import ISOLATIONS, STORES, TRACKERS
 from ajet.config.references import load_code, resolve_reference
+from ajet.record import RunDirectory
 from ajet.run.runner import Runner
+from ajet.run.verl.tickets import open_verl_store
+from ajet.schema.task import Task
+from ajet.task_reader import TaskOrder
 from tests.ajet_command import metric_rows
 from tests.verl_fixtures import without_verl
 
@@ -175,6 +180,13 @@ def test_each_descriptor_is_its_code(name: str) -> None:
 )
 def test_each_line_of_the_tables_is_its_class(part) -> None:
     assert isinstance(load_code(part.code), type)
+
+
+def test_a_store_of_ones_own_is_what_a_run_of_verl_opens(run: Command, tmp_path: Path) -> None:
+    experiment = load_experiment("x.yaml", backbone="verl", exp_dir=tmp_path / "runs")
+    with RunDirectory.open(experiment, root=experiment.root) as opened:
+        store = open_verl_store(opened, TaskOrder([Task(task_id="1", main_query="?")], seed=0), sessions=2)
+    assert type(store) is part("store", "store.py->ToyStore")
 
 
 def test_no_file_of_ajet_knows_a_toy() -> None:

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ajet.config.verl import ModelLimits, layer, read_limits, verl_config
-from ajet.config.verl.resolvers import as_list, div, mul, pick, room, versions
+from ajet.backbone.verl.config import ModelLimits, layer, read_limits, verl_config
+from ajet.backbone.verl.config.resolvers import as_list, div, mul, pick, room, versions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 

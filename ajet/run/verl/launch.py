@@ -25,15 +25,15 @@ class VerlRunner(Runner):
     def settings(self, experiment: Experiment) -> AjetConfig:
         """As verl's own keys have it."""
         from ajet.backbone.verl import verl_settings
-        from ajet.config.verl.credit import credit_settings
+        from ajet.backbone.verl.config.credit import credit_settings
 
         return credit_settings(verl_settings(experiment))
 
     def shown(self, experiment: Experiment) -> str:
         """verl's whole config."""
         from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.config import VERL_VERSION, shown
         from ajet.config.document import dump_yaml
-        from ajet.config.verl import VERL_VERSION, shown
 
         return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(
             shown(experiment, verl_settings(experiment))

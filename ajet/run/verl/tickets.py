@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.verl.config import SYNC
 from ajet.backbone.verl.mailbox import Grant
-from ajet.config.verl import SYNC
 from ajet.record.files import read_rows
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, earlier_verl, store_class, todays_state

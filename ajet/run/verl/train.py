@@ -21,14 +21,14 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.config import SYNC
+from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
-from ajet.config.verl import SYNC
-from ajet.config.verl.credit import credit_settings
 from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ajet.backbone.verl.config.batches import batch_sizes, fixed_micro_batches
+from ajet.backbone.verl.config.checkpoints import checkpoints
+from ajet.backbone.verl.config.credit import unsupported
+from ajet.backbone.verl.config.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.validate import together
-from ajet.config.verl.batches import batch_sizes, fixed_micro_batches
-from ajet.config.verl.checkpoints import checkpoints
-from ajet.config.verl.credit import unsupported
-from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
-from ajet.config.verl.limits import ModelLimits
+from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
