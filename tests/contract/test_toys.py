@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -187,6 +188,18 @@ def test_a_store_of_ones_own_is_what_a_run_of_verl_opens(run: Command, tmp_path:
     with RunDirectory.open(experiment, root=experiment.root) as opened:
         store = open_verl_store(opened, TaskOrder([Task(task_id="1", main_query="?")], seed=0), sessions=2)
     assert type(store) is part("store", "store.py->ToyStore")
+
+
+def test_no_backbone_is_compared_by_its_name() -> None:
+    """What matters of one is asked of its descriptor."""
+    compared = re.compile(r"""backbone(\.name|_name)?\s*(==|!=|(not )?in)\s*\(?["']""")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / "ajet").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if compared.search(line)
+    ]
+    assert found == []
 
 
 def test_no_file_of_ajet_knows_a_toy() -> None:
