@@ -143,7 +143,7 @@ def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> E
     return launched(folder, "verl", "trainer_common.device=cuda", *overrides)
 
 
-def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any) -> None:
+def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
     from ajet.backbone.verl.carried import KEY as CARRIED
     from ajet.backbone.verl.carried import restored
     from ajet.backbone.verl.dataset import TaskRows
@@ -151,8 +151,6 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.progress import TrainingProgress
-    from ajet.run.summary import finish
     from ajet.run.verl.host import Host
     from ajet.run.verl.record import Record
     from ajet.run.verl.train import _config, tickets_of
@@ -161,9 +159,8 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
 
     config, order, words = _config(experiment, run, own=True)
     tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
-    progress = TrainingProgress(experiment, run)
     tickets = tickets_of(experiment, run, config, order)
-    record = Record(experiment, run, progress, 1, tickets, words=words)
+    record = Record(experiment, run, sink, 1, tickets, words=words)
     grants = tickets.due()
     rollout = config["actor_rollout_ref"]["rollout"]
     engine = ServerEngine(
@@ -191,14 +188,12 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
             asyncio.run(play(split))
     finally:
         host.close()
-        progress.close()
     for letter in closed:
         record.take(letter)
     trained = closed[0].group
     credited = [Credited(each.uuid, Outcome(1, 0.5), each.sampled_tokens) for each in trained.scored]
     record.take(Stepped(1, {"seconds/step": 1.0, "seconds/rollout": 0.5, "seconds/update": 0.5}, credited))
     record.take(Validated(1, 1.0))
-    finish(run)
 
 
 class _Servers:

@@ -6,13 +6,12 @@ what is wrong is one UserError.
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm
 from ajet.config.algorithms import ALGORITHMS, OWN, Need
-from ajet.config.references import parse_reference, resolve_reference
+from ajet.config.references import load_code, resolve_reference
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
 
 def made(name: str, base: str, settings: Settings) -> Algorithm:
     """The same from its parts."""
-    kind = _registered(name) if name in ALGORITHMS else _own(name, Path(base))
+    kind: type[Algorithm] = load_code(ALGORITHMS[name].code) if name in ALGORITHMS else _own(name, Path(base))
     try:
         algorithm = kind(settings)
     except UserError:
@@ -52,12 +51,6 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             do=f"set {SECTION}.use_kl_in_reward: true, and its coefficient",
         )
     return algorithm
-
-
-def _registered(name: str) -> type[Algorithm]:
-    where = parse_reference(ALGORITHMS[name].code)
-    kind: type[Algorithm] = getattr(import_module(where.place), where.name)
-    return kind
 
 
 def _own(reference: str, base: Path) -> type[Algorithm]:

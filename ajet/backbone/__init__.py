@@ -1,8 +1,9 @@
 """Batches to policy versions: who owns the engine and the optimizer. debug and local, and verl in processes of its own.
 
-In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` chooses debug or local,
-which share one contract, by `ajet.backbone`; verl lays out its own processes (`ajet.run.verl` drives it). Everything
-above is the same on all of them.
+In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` opens what a descriptor
+names in this process (`contract.Backbone`), `open_scorer` what computes its log-probabilities again
+(`contract.Scorer`); one with processes of its own has a runner (`ajet.run.runner`) instead. Everything above is the
+same on all of them.
 """
 
 from __future__ import annotations
@@ -14,43 +15,48 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ajet.backbone.contract import Backbone
-    from ajet.backbone.local.scorer import Scorer
+    from ajet.backbone.contract import Backbone, Scorer
     from ajet.config import Experiment
 
 __all__ = ["open_backbone", "open_scorer", "saved_version"]
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
-    """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that is none: verl has
-    processes of its own (`ajet.run.verl`)."""
-    name = experiment.ajet.backbone
-    if name == "debug":
-        from ajet.backbone.debug import DebugBackbone
+    """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that has processes of its
+    own."""
+    from ajet.config.backbones import shipped
+    from ajet.config.references import load_code
 
-        return DebugBackbone(experiment)
-    if name == "local":
-        from ajet.backbone.local import LocalBackbone
-
-        return LocalBackbone(experiment)
-    raise ConfigError(
-        f"The {name} backbone does not run in this process, which this command needs.",
-        where="ajet.backbone",
-        expected="debug or local",
-        do="use the same YAML with --backbone local",
-    )
+    backbone = experiment.backbone
+    if backbone.opens is None:
+        raise ConfigError(
+            f"The {backbone.name} backbone does not run in this process, which this command needs.",
+            where="ajet.backbone",
+            expected=" or ".join(each.name for each in shipped().values() if "serves" in each.can),
+            do="use the same YAML with --backbone local",
+        )
+    opened: Backbone = load_code(backbone.opens)(experiment)
+    return opened
 
 
 def open_scorer(experiment: Experiment, checkpoint: Path | None) -> Scorer:
-    """The trainer's forward pass at the weights in `checkpoint`, or, with None, at those the run began with. Raises
-    UserError."""
-    from ajet.backbone.local.scorer import Scorer
+    """What computes log-probabilities as the trainer does, at the weights in `checkpoint`, or, with None, at those the
+    run began with. Raises UserError."""
+    opened: Scorer = _scorer(experiment)(experiment, checkpoint)
+    return opened
 
-    return Scorer(experiment, checkpoint)
 
-
-def saved_version(checkpoint: Path) -> int:
+def saved_version(experiment: Experiment, checkpoint: Path) -> int:
     """The policy version whose weights a checkpoint holds. Raises UserError where that is not known."""
-    from ajet.backbone.local.checkpoint import version_of
+    version: int = _scorer(experiment).version_of(checkpoint)
+    return version
 
-    return version_of(checkpoint)
+
+def _scorer(experiment: Experiment) -> type[Scorer]:
+    from ajet.config.references import load_code
+
+    backbone = experiment.backbone
+    if backbone.scorer is None:
+        raise ConfigError(f"The weights of a {backbone.name} run cannot be loaded here.", where="ajet.backbone")
+    kind: type[Scorer] = load_code(backbone.scorer)
+    return kind

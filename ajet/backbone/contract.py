@@ -1,18 +1,23 @@
-"""What a backbone is: who owns the engine and the optimizer (DESIGN decision 4).
+"""What a backbone is in a process: who owns the engine and the optimizer (DESIGN decision 4), and who computes its
+log-probabilities a second time.
 
 Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only
-this contract differs. `version` counts optimizer steps of this run, resumed runs continue the count.
+these contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.context_tracker.packing import PackedRow
 
 
 @dataclass(slots=True)
@@ -59,4 +64,41 @@ class Backbone(Protocol):
 
     def close(self) -> None:
         """Release engine and memory. Idempotent."""
+        ...
+
+
+class Scorer(Protocol):
+    """Log-probabilities as the trainer computes them, at the weights of one policy version, without a trainer."""
+
+    dtype: str
+    """Of the weights: float32, bfloat16…"""
+    device: str
+
+    def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
+        """With the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
+        ...
+
+    @staticmethod
+    def version_of(checkpoint: Path) -> int:
+        """The policy version in a checkpoint. Raises UserError where that is not known."""
+        ...
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may hold trees."""
+        ...
+
+    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
+        """[K] of the row's targets."""
+        ...
+
+    def truncated(
+        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
+    ) -> tuple[Floats, Floats]:
+        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
+        rounding may move `slack` of the mass over top_p's border."""
+        ...
+
+    def widen(self) -> bool:
+        """Compute in float32 from here on, with the same weights; False where there is no room: then it is spent."""
         ...

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ajet.cli.options import BackboneChoice, Conf, Overrides
-
-if TYPE_CHECKING:
-    from ajet.config import Experiment
 
 app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 
@@ -19,11 +16,11 @@ app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
     from ajet.cli.opened import opened
+    from ajet.run.runner import runner_of
 
     experiment = opened(conf, backbone, overrides)
     text = experiment.resolved_yaml()
-    if experiment.ajet.backbone == "verl":
-        text += _for_verl(experiment)
+    text += runner_of(experiment.backbone).shown(experiment)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -70,11 +67,3 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
         typer.echo(idle)
     if review := review_lines(review_settings(experiment.ajet, algorithm), experiment):
         typer.echo(review)
-
-
-def _for_verl(experiment: Experiment) -> str:
-    from ajet.backbone.verl import verl_settings
-    from ajet.config.document import dump_yaml
-    from ajet.config.verl import VERL_VERSION, shown
-
-    return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(shown(experiment, verl_settings(experiment)))

@@ -97,13 +97,12 @@ def launch(
     from ajet.run.options import LaunchOptions
 
     show_logs()
-    chosen = backbone.value if backbone else None
-    experiment = load_experiment(conf, backbone=chosen, overrides=overrides or (), exp_dir=exp_dir)
+    experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
     experiment.require_ready()
     if prefix:
         warn("--prefix has no effect: this version starts no services")
-    if (with_ray or with_ray_cluster) and experiment.ajet.backbone != "verl":
-        warn(f"--with-ray has no effect: the backbone {experiment.ajet.backbone} runs in this process")
+    if (with_ray or with_ray_cluster) and "spreads" not in experiment.backbone.can:
+        warn(f"--with-ray has no effect: the backbone {experiment.backbone.name} runs in this process")
     options = LaunchOptions(
         fresh=fresh,
         resume=resume,

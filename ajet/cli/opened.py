@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.cli.options import Backbone
-
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def opened(conf: Path | None, backbone: Backbone | None, overrides: Sequence[str] | None) -> Experiment:
+def opened(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
     """Compose `conf`; without one, the defaults and overrides alone."""
     from ajet.config import load_experiment
     from ajet.config.experiment import defaults_only
 
-    chosen = backbone.value if backbone else None
     if conf is None:
-        return defaults_only(backbone=chosen, overrides=overrides or ())
-    return load_experiment(conf, backbone=chosen, overrides=overrides or ())
+        return defaults_only(backbone=backbone, overrides=overrides or ())
+    return load_experiment(conf, backbone=backbone, overrides=overrides or ())

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from ajet.backbone.descriptors import SHIPPED
+
 RECORD = Path("launcher_record")
-
-
-class Backbone(str, Enum):
-    """Values of `--backbone`."""
-
-    debug = "debug"
-    local = "local"
-    verl = "verl"
-    trinity = "trinity"
 
 
 Conf = Annotated[
@@ -27,13 +19,14 @@ Conf = Annotated[
     ),
 ]
 BackboneChoice = Annotated[
-    Optional[Backbone],  # noqa: UP045
+    Optional[str],  # noqa: UP045
     typer.Option(
         "--backbone",
-        help="Overrides ajet.backbone.",
+        help="Overrides ajet.backbone; also a name that an installed package brings.",
         show_default=False,
         rich_help_panel="Experiment",
-        metavar="debug|local|verl|trinity",
+        metavar="|".join(SHIPPED),
+        autocompletion=lambda: [*SHIPPED],
     ),
 ]
 ExpDir = Annotated[

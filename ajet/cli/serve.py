@@ -45,11 +45,10 @@ def serve(
     settings = [*(overrides or ())]
     settings += [f"ajet.gateway.host={host}"] if host is not None else []
     settings += [f"ajet.gateway.port={port}"] if port is not None else []
-    chosen = backbone.value if backbone else None
     if conf is None:
-        experiment = defaults_only(backbone=chosen, overrides=settings, name="serve", exp_dir=exp_dir)
+        experiment = defaults_only(backbone=backbone, overrides=settings, name="serve", exp_dir=exp_dir)
     else:
-        experiment = load_experiment(conf, backbone=chosen, overrides=settings, exp_dir=exp_dir)
+        experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
 
     from ajet.run.serve import serve as run
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ABSENT: Any = object()
 """What `Layer.value` answers for a key that the layer does not hold."""
-_USER, _ROOT = "ajet_users_yaml", "ajet_experiment"
+_BACKBONE, _USER, _ROOT = "ajet_backbones_layer", "ajet_users_yaml", "ajet_experiment"
 
 
 @dataclass(frozen=True)
@@ -70,22 +70,13 @@ class Layers:
         return layer.where(path, value=value) if layer else ".".join(map(str, path))
 
 
-def backbone_layer(backbone: str) -> str | None:
-    """The config name of a backbone's layer of `ajet` keys; debug has none, verl's only reads them."""
-    if backbone == "verl":
-        return None
-    name = f"{backbone}/{backbone}_default"
-    return name if (default_config() / f"{name}.yaml").is_file() else None
-
-
 def collect_layers(
-    document: Document, parts: Parts, overrides: Sequence[Override], *, backbone: str, flag: str | None
+    document: Document, parts: Parts, overrides: Sequence[Override], *, backbone: Path | None, flag: str | None
 ) -> Layers:
-    """The layers in order; `flag` is what `--backbone` says."""
+    """The layers in order; `backbone` is the chosen one's, `flag` what `--backbone` says."""
     stack = []
-    layer_name = backbone_layer(backbone)
-    for name in ["ajet_default", *([layer_name] if layer_name else [])]:
-        defaults = _defaults(default_config() / f"{name}.yaml")
+    for path in [default_config() / "ajet_default.yaml", *([backbone] if backbone else [])]:
+        defaults = _defaults(path)
         stack.append(Layer(defaults.path.name, defaults.tree, defaults))
     users = {"ajet": without_empty_sections(parts.ajet, document), **parts.sections, **parts.backbone}
     stack.append(Layer(document.path.name, users, document))
@@ -101,7 +92,7 @@ def _defaults(path: Path) -> Document:
     return read_document(path)
 
 
-def compose(layers: Layers, overrides: Sequence[Override], *, backbone: str, flag: str | None) -> DictConfig:
+def compose(layers: Layers, overrides: Sequence[Override], *, backbone: Path | None, flag: str | None) -> DictConfig:
     """One tree, interpolations unresolved. Raises ConfigError for what Hydra or OmegaConf refuse."""
     import hydra
     from hydra.core.config_store import ConfigStore
@@ -111,13 +102,14 @@ def compose(layers: Layers, overrides: Sequence[Override], *, backbone: str, fla
     from omegaconf.errors import OmegaConfBaseException
 
     users = [layer for layer in layers.stack if layer.document is not None][-1]
-    layer_name = backbone_layer(backbone)
-    defaults = ["ajet_default", *([f"{layer_name}@_global_"] if layer_name else []), _USER, "_self_"]
+    defaults = ["ajet_default", *([_BACKBONE] if backbone else []), _USER, "_self_"]
     texts = [f"++ajet.backbone={flag}"] if flag is not None else []
     texts += [each.composed for each in overrides]
     earlier = GlobalHydra.instance().hydra
     store = ConfigStore.instance()
     try:
+        if backbone:
+            store.store(name=_BACKBONE, node=OmegaConf.create(deepcopy(_defaults(backbone).tree)))
         store.store(name=f"{_USER}", node=OmegaConf.create(deepcopy(users.tree)))
         store.store(name=f"{_ROOT}", node={"defaults": defaults})
         GlobalHydra.instance().clear()
@@ -126,7 +118,7 @@ def compose(layers: Layers, overrides: Sequence[Override], *, backbone: str, fla
     except (HydraException, OmegaConfBaseException) as error:
         raise _explained(error, layers) from error
     finally:
-        for name in (_USER, _ROOT):
+        for name in (_BACKBONE, _USER, _ROOT):
             store.repo.pop(f"{name}.yaml", None)
         GlobalHydra.instance().hydra = earlier
 

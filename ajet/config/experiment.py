@@ -13,11 +13,12 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from ajet.config.backbones import Descriptor, described
 from ajet.config.compose import ABSENT, Layers, collect_layers, compose, leaves
 from ajet.config.document import Document, dump_yaml, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.idle import RESOLVED, Idle, idle_keys, idle_reason, users_layers
-from ajet.config.overrides import parse_overrides
+from ajet.config.overrides import key_of, parse_overrides
 from ajet.config.readiness import names_tasks, require_ready, value_at
 from ajet.config.references import located_file, parse_reference, within
 from ajet.config.resolution import HIDDEN, from_environment, is_secret, resolve, unresolved, without_secrets, writable
@@ -25,7 +26,7 @@ from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.trainer_common import STALE_CAP
-from ajet.config.shapes import BACKBONE_ROOTS, take_apart
+from ajet.config.shapes import roots_of, take_apart
 from ajet.config.validate import validated
 from ajet.config.view import View
 from ajet.schema.errors import ConfigError
@@ -41,7 +42,7 @@ class Experiment:
     sections: dict[str, Any]
     """The user's own root names."""
     backbone_overrides: dict[str, Any]
-    """verl, trinity, actor_rollout_ref, critic, trainer, algorithm: as written, interpolations unresolved."""
+    """Root names of backbones' own sections: as written, interpolations unresolved."""
     name: str
     yaml_path: Path
     yaml_text: str = field(repr=False)
@@ -67,6 +68,11 @@ class Experiment:
         """The experiment that a file `path` with this text would give, in another process or on another machine; its
         runs lie in `root`. Raises ConfigError."""
         return _build(parse_document(yaml, path), exp_dir=root)
+
+    @property
+    def backbone(self) -> Descriptor:
+        """What is known of the backbone that `ajet.backbone` names. Raises ConfigError where it is not installed."""
+        return described(self.ajet.backbone)
 
     @property
     def config(self) -> View:
@@ -95,7 +101,7 @@ class Experiment:
         `hide`: see `writable`."""
         tree = {"ajet": self.settled(), **self.sections, **self.backbone_overrides}
         head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
-        return head + dump_yaml(writable(tree, self.raw, own=own, hide=hide))
+        return head + dump_yaml(writable(tree, self.raw, backbones=self.backbone_overrides, own=own, hide=hide))
 
     def training_relevant(self) -> dict[str, Any]:
         """The flat settings in which two runs must agree for one to continue the other: without names, logging,
@@ -113,9 +119,9 @@ class Experiment:
             for name in ("total_epochs", "total_training_steps"):
                 flat[f"ajet.trainer_common.{name}"] = settled["trainer_common"][name]
         own = dict(self.sections)
-        if self.ajet.backbone in ("verl", "trinity"):
+        if self.backbone.roots:
             own.update(self.backbone_overrides)
-        hidden = from_environment(self.raw)
+        hidden = from_environment(self.raw, self.backbone_overrides)
         for path, value in leaves(own):
             if path not in hidden and not is_secret(path):
                 flat[".".join(map(str, path))] = value
@@ -150,8 +156,8 @@ class Experiment:
 
     def _bears(self, notes: dict[str, Any]) -> bool:
         """Whether a key changes what is trained, in a launch or in `ajet serve`: a reader that was not chosen changes
-        nothing. Debug trains nothing and continues nothing; what it would compare is what local does."""
-        backbone = "local" if self.ajet.backbone == "debug" else self.ajet.backbone
+        nothing. Where nothing is trained, nothing is continued: what would be compared is what any backbone reads."""
+        backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
         return any(idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in (False, True))
 
     def settled(self) -> dict[str, Any]:
@@ -165,10 +171,9 @@ class Experiment:
             if notes.get("kind") == "path" and value:
                 found = [_settled_path(each, self.base) for each in ([value] if isinstance(value, str) else value)]
                 _set(tree, path, found[0] if isinstance(value, str) else found)
-            elif notes.get("kind") == "reference" and isinstance(value, str) and is_reference(value):
-                file = located_file(value, self.base)
-                if file is not None:
-                    _set(tree, path, f"{file}->{parse_reference(value).name}")
+            elif notes.get("kind") == "reference" and isinstance(value, (str, list)):
+                named = [_settled_reference(each, self.base) for each in ([value] if isinstance(value, str) else value)]
+                _set(tree, path, named[0] if isinstance(value, str) else named)
         return tree
 
 
@@ -204,13 +209,13 @@ def _build(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
-    parts = take_apart(document)
-    parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone})
-    chosen = backbone or next((each.value for each in reversed(parsed) if each.path == ("ajet", "backbone")), None)
-    chosen = chosen or parts.ajet.get("backbone") or AjetConfig.model_fields["backbone"].default
-    layers = collect_layers(document, parts, parsed, backbone=str(chosen), flag=backbone)
-    composed = compose(layers, parsed, backbone=str(chosen), flag=backbone)
-    tree = resolve(composed, layers)
+    chosen = _chosen(document, overrides, backbone)
+    roots = roots_of(chosen)
+    parts = take_apart(document, roots)
+    parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone}, backbones=roots)
+    layers = collect_layers(document, parts, parsed, backbone=chosen.layer, flag=backbone)
+    composed = compose(layers, parsed, backbone=chosen.layer, flag=backbone)
+    tree = resolve(composed, layers, roots)
     if not isinstance(tree["ajet"], dict):
         raise ConfigError(f"`ajet` is {tree['ajet']!r}, not a mapping.", where=layers.where(("ajet",), value=True))
     config = validated(tree, layers)
@@ -220,8 +225,8 @@ def _build(
     given = config.experiment_dir if config.experiment_dir != "auto" else DEFAULT_ROOT
     return Experiment(
         ajet=config,
-        sections={name: value for name, value in tree.items() if name not in BACKBONE_ROOTS},
-        backbone_overrides={name: value for name, value in tree.items() if name in BACKBONE_ROOTS},
+        sections={name: value for name, value in tree.items() if name not in roots},
+        backbone_overrides={name: value for name, value in tree.items() if name in roots},
         name=_run_name(config, document, layers),
         yaml_path=document.path.absolute(),
         yaml_text=without_secrets(document),
@@ -231,6 +236,25 @@ def _build(
         layers=layers,
         raw=unresolved(composed),
     )
+
+
+def _chosen(document: Document, overrides: Sequence[str], flag: str | None) -> Descriptor:
+    """The backbone that the flag, the last override, the YAML or else the default names. Raises ConfigError."""
+    path = ("ajet", "backbone")
+    named = parse_overrides([each for each in overrides if key_of(each) == path], roots=(), backbones=())
+    override = named[-1] if named else None
+    ajet = document.tree.get("ajet")
+    written = ajet.get("backbone") if isinstance(ajet, dict) else None
+    name = flag or (override and override.value) or written or AjetConfig.model_fields["backbone"].default
+    try:
+        return described(str(name))
+    except ConfigError as error:
+        if error.where:
+            raise
+        where = f"--backbone {flag}" if flag else f"override {override.written}" if override else ""
+        raise ConfigError(
+            error.what, where=where or document.where(path, value=True), expected=error.expected, do=error.do
+        ) from None
 
 
 def _run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
@@ -258,6 +282,11 @@ def _local(text: str, base: Path) -> Path | None:
 def _settled_path(text: str, base: Path) -> str:
     found = None if text.startswith("embedded:") else _local(text, base)
     return str(found) if found is not None else text
+
+
+def _settled_reference(text: str, base: Path) -> str:
+    file = located_file(text, base) if is_reference(text) else None
+    return f"{file}->{parse_reference(text).name}" if file is not None else text
 
 
 def _plain(value: Any) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
+from ajet.config.backbones import shipped
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import BACKBONES, SERVE, Section, meta, subsection
+from ajet.config.schema.base import EVERYWHERE, SERVE, Section, meta, subsection
 from ajet.config.validate import expectation
 
 _HEAD = """\
@@ -81,7 +82,9 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
     if plain:
         lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, field in plain:
-        meaning = f"{field.description or ''}{_without_effect(field)}"
+        meaning = f"{field.description or ''}{_without_effect((*path, name), field)}"
+        if (*path, name) == ("backbone",):
+            meaning += "".join(f" {each.name} {each.about}." for each in shipped().values())
         for _, sentence in meta(field).get("later", ()):
             meaning += f" {sentence}"
         default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
@@ -91,32 +94,29 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
     for name, field in model.model_fields.items():
         nested = subsection(field)
         if nested is not None:
-            lines += _table((*path, name), nested, _without_effect(field))
+            lines += _table((*path, name), nested, _without_effect((*path, name), field))
     return lines
 
 
-def _without_effect(field: FieldInfo) -> str:
-    """The sentences that say where a key, or all of a section, is not read."""
-    notes = meta(field)
+def _without_effect(path: tuple[str, ...], field: FieldInfo) -> str:
+    """The sentences that say where a key, or all of a section, is not read: as the schema says it, and the backbones
+    that come with ajet."""
+    notes, key = meta(field), ".".join(path)
     reasons: dict[str, list[str]] = {}
-    for place, why in notes.get("idle", {}).items():
+    idle = {f"on {name}": each.idle[key] for name, each in shipped().items() if key in each.idle}
+    idle |= {_PLACES[place]: why for place, why in notes.get("idle", {}).items()}
+    for place, why in idle.items():
         if why is not None:
-            reasons.setdefault(why, []).append(_NAMES.get(place, place))
-    said = [f"*No effect {_listed(where)}*: {why}." for why, where in reasons.items()]
-    said += [f"*Also {_NAMES.get(place, place)}.*" for place, why in notes.get("idle", {}).items() if why is None]
+            reasons.setdefault(why, []).append(place)
+    said = [f"*No effect {' and '.join(where)}*: {why}." for why, where in reasons.items()]
+    said += [f"*Also {place}.*" for place, why in idle.items() if why is None]
     if "when" in notes:
         chooser, value = notes["when"]
         said.append(f"*Read with* `{chooser}: {value}`.")
     return "".join(f" {sentence}" for sentence in said)
 
 
-_NAMES = {**{backbone: f"on {backbone}" for backbone in BACKBONES}, SERVE: "in `ajet serve`"}
-
-
-def _listed(places: list[str]) -> str:
-    if len(places) == len(BACKBONES) and _NAMES[SERVE] not in places:
-        return "on any backbone"
-    return " and ".join(places)
+_PLACES = {EVERYWHERE: "on any backbone", SERVE: "in `ajet serve`"}
 
 
 def _accepted_table() -> list[str]:

@@ -1,9 +1,9 @@
 """Keys that somebody set and that have no effect here.
 
-Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the table of
-accepted ones, and from the layers; nothing is refused for it. Each has one line: the key, where it was set, and why it
-does nothing or what does it instead. Keys of a section with one reason share a line. Of a file that ajet wrote, which
-holds every key, only what is no default was set by anybody.
+Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the backbone's
+descriptor, from the table of accepted ones, and from the layers; nothing is refused for it. Each has one line: the key,
+where it was set, and why it does nothing or what does it instead. Keys of a section with one reason share a line. Of a
+file that ajet wrote, which holds every key, only what is no default was set by anybody.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ajet.config.backbones import Descriptor, described, shipped
 from ajet.config.compose import ABSENT, Layer, Layers, leaves
 from ajet.config.document import KeyPath
+from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import SERVE, Reason, walk
-from ajet.config.shapes import BACKBONE_ROOTS
+from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -43,11 +44,13 @@ class Idle:
         return self.keys[0] if len(self.keys) == 1 else f"{self.section} ({len(self.keys)} keys)"
 
 
-def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, serving: bool = False) -> Reason | None:
+def idle_reason(
+    notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
+) -> Reason | None:
     """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
-    place = SERVE if serving and SERVE in notes["idle"] else backbone
-    reasons: list[Reason] = [notes["idle"][place]] if notes["idle"].get(place) is not None else []
+    said = _declared(notes, backbone, serving)
+    reasons: list[Reason] = [said] if said is not None else []
     for choice in notes["when"]:
         chosen: Any = config
         for name in choice.key.split("."):
@@ -55,6 +58,21 @@ def idle_reason(notes: dict[str, Any], config: AjetConfig, backbone: str, *, ser
         if chosen != choice.value:
             reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
     return min(reasons, key=lambda reason: len(reason.said_by), default=None)
+
+
+def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool) -> Reason | None:
+    """What the innermost place says that says anything: the schema of `ajet serve` or of all backbones, or else the
+    backbone's descriptor."""
+    for place in (SERVE,) * serving + (EVERYWHERE,):
+        if place in notes["idle"]:
+            reason: Reason | None = notes["idle"][place]
+            return reason
+    path = notes["path"]
+    for depth in range(len(path), 0, -1):
+        if (name := ".".join(path[:depth])) in backbone.idle:
+            why = backbone.idle[name]
+            return None if why is None else Reason(path[:depth], why)
+    return None
 
 
 def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[Idle]:
@@ -96,12 +114,13 @@ class _Key(NamedTuple):
 
 
 def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_Key]:
+    backbone = described(config.backbone)
     for path, field, notes in walk(AjetConfig):
         full = ("ajet", *path)
         layer = _last_with(full, users)
         if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
-        if (reason := idle_reason(notes, config, config.backbone, serving=serving)) is not None:
+        if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
             yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
 
 
@@ -114,27 +133,27 @@ def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
 
 
 def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
-    """A key of verl that has one of ours says which; the rest of its section shares a line."""
-    for root in BACKBONE_ROOTS:
-        owner = root if root == "trinity" else "verl"
-        layer = _last_with((root,), users)
-        if layer is None or owner == config.backbone:
-            continue
-        rest = False
-        for path, value in leaves({root: layer.value((root,))}):
-            why = _ours_for(path, value, config) if owner == "verl" else ""
-            rest = rest or not why
-            if why:
-                yield _key(path, path, layer, users, why)
-        if rest:
-            yield _key((root,), (root,), layer, users, f"it is {owner}'s own")
+    """A key of another backbone that has one of ours says which; the rest of its section shares a line."""
+    chosen = described(config.backbone)
+    for owner in shipped().values():
+        for root in owner.roots:
+            layer = _last_with((root,), users)
+            if layer is None or root in chosen.roots:
+                continue
+            rest = False
+            for path, value in leaves({root: layer.value((root,))}):
+                why = _ours_for(path, value, config, owner)
+                rest = rest or not why
+                if why:
+                    yield _key(path, path, layer, users, why)
+            if rest:
+                yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
-def _ours_for(path: KeyPath, value: Any, config: AjetConfig) -> str:
-    """What to write instead of a key of verl; "" where nothing of ours is near, or it says the same already."""
-    from ajet.config.verl.names import nearest_of_ours
-
-    near = nearest_of_ours(path[1:] if path[0] == "verl" else path)
+def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
+    """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
+    already."""
+    near = nearest_of_ours(path[1:] if path[0] == owner.name else path, owner.filled)
     if near is None:
         return ""
     ours: Any = config
@@ -143,7 +162,7 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig) -> str:
     if near.same and ours == value:
         return ""
     shown = f": {json.dumps(value)}" if near.same else ""
-    return f"it is verl's own; here `{near.key}{shown}` is its like"
+    return f"it is {owner.name}'s own; here `{near.key}{shown}` is its like"
 
 
 def _last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:

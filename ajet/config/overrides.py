@@ -13,7 +13,6 @@ from typing import Any
 
 from ajet.config.keys import first_names, may_be_set, unknown_key
 from ajet.config.schema.accepted import moved
-from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
 
 _OPENERS = ("[", "{", "'", '"', "")
@@ -31,12 +30,20 @@ class Override:
     deletes: bool = False
 
 
-def parse_overrides(written: Sequence[str], *, roots: Collection[str]) -> list[Override]:
-    """Parse what the command line holds; `roots` are the user's own root names. Raises ConfigError."""
-    return [_parse(text, roots) for text in written]
+def parse_overrides(written: Sequence[str], *, roots: Collection[str], backbones: Collection[str]) -> list[Override]:
+    """Parse what the command line holds; `roots` are the YAML's own root names, `backbones` those that belong to
+    backbones, in it or not. Raises ConfigError."""
+    return [_parse(text, roots, backbones) for text in written]
 
 
-def _parse(text: str, roots: Collection[str]) -> Override:
+def key_of(text: str) -> tuple[str, ...] | None:
+    """The path of the key that an override names, if it is one of ours."""
+    shape = _SHAPE.fullmatch(text)
+    path = tuple(shape["key"].strip().split(".")) if shape is not None else ()
+    return path if path[:1] == ("ajet",) else ("ajet", *path) if path and may_be_set(path) else None
+
+
+def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -47,14 +54,14 @@ def _parse(text: str, roots: Collection[str]) -> Override:
     path = tuple(key.split("."))
     if path[0] == "hydra" or "/" in key or "@" in key:
         raise _bad(text, "Hydra's own settings and groups have no use here")
-    if path[0] != "ajet" and path[0] not in BACKBONE_ROOTS and (path[0] not in roots or may_be_set(path)):
+    if path[0] != "ajet" and path[0] not in backbones and (path[0] not in roots or may_be_set(path)):
         if path[0] in first_names():
             path = ("ajet", *path)
         elif not sign and path[0] not in roots:
             raise unknown_key(path, where=f"override {text}", also=roots)
     if path[0] == "ajet":
         path = ("ajet", *moved(path[1:]))
-    sign = _sign(sign, path, text)
+    sign = _sign(sign, path, text, backbones)
     composed = f"{sign}{'.'.join(path)}{rest}"
     try:
         parsed = OverridesParser.create().parse_override(composed)
@@ -80,9 +87,9 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _sign(sign: str, path: tuple[str, ...], text: str) -> str:
+def _sign(sign: str, path: tuple[str, ...], text: str, backbones: Collection[str]) -> str:
     """`++` for what the composed tree need not hold yet: a backbone's own keys, and keys below a free mapping."""
-    if path[0] in BACKBONE_ROOTS and not sign:
+    if path[0] in backbones and not sign:
         return "++"
     if path[0] != "ajet":
         return sign

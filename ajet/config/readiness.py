@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ajet.config.backbones import IN_WORDS, Capability, described, shipped
 from ajet.config.compose import Layers
+from ajet.config.parts import ISOLATIONS, Part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
@@ -56,11 +58,21 @@ def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
 
 
 def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
-    """Raises ConfigError for a value that this version refuses, or, in one sentence, for all that is missing."""
+    """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
+    missing."""
+    backbone = described(config.backbone)
     for path, _, notes in walk(AjetConfig):
         chosen = value_at(config, path)
-        elsewhere = notes.get("only", ()) if config.backbone != "verl" else ()
-        for value, sentence in (*notes.get("later", ()), *elsewhere):
+        later = [(backbone.name, backbone.later)] if path == ("backbone",) and backbone.later else []
+        for value, able in notes.get("needs", ()):
+            if chosen == value and able not in backbone.can:
+                raise ConfigError(
+                    f"`{path[-1]}: {str(value).lower()}` needs a backbone that {IN_WORDS[able]}, which {backbone.name} "
+                    "does not.",
+                    where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
+                    expected=f"another value, or --backbone {' or '.join(_able(able))}",
+                )
+        for value, sentence in (*notes.get("later", ()), *later):
             if chosen == value:
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
@@ -74,22 +86,28 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do="add it to the YAML, or as key=value")
 
 
+def _able(wanted: Capability) -> list[str]:
+    return [each.name for each in shipped().values() if {wanted, "trains"} <= each.can]
+
+
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
-    """Raises ConfigError for what only the running program has where other processes have to come by it: verl's by all
-    of it, an isolation's by the agent."""
+    """Raises ConfigError for what only the running program has where other processes have to come by it: a backbone's
+    own by all of it, an isolation's by the agent."""
+    isolation = ISOLATIONS.get(config.rollout.isolation, Part(""))
     for key in ("rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"):
         reference = value_at(config, tuple(key.split(".")))
         if not is_of_running_program(reference):
             continue
-        name, on_verl = parse_reference(reference).name, config.backbone == "verl"
-        if on_verl or (key == "rollout.user_workflow" and config.rollout.isolation == "process"):
-            whose = "verl" if on_verl else "rollout.isolation: process"
+        backbone = described(config.backbone)
+        name, apart = parse_reference(reference).name, "interactive" not in backbone.can
+        if apart or (key == "rollout.user_workflow" and not isolation.interactive):
+            whose = backbone.name if apart else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
                 where=f"{layers.where(('ajet', *key.split('.')), value=True)} (ajet.{key}: {reference})",
                 expected="something in a file of its own",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
-                + ("" if on_verl else ", or use rollout.isolation: thread"),
+                + ("" if apart else ", or use rollout.isolation: thread"),
             )
 
 

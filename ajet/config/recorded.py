@@ -10,15 +10,17 @@ allows the code of a model (`model.trust_remote_code` is False). A run that is s
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.compose import Layer, Layers, leaves
 from ajet.config.document import parse_document
 from ajet.config.experiment import Experiment
 from ajet.config.plain_file import read_plain_file
 from ajet.config.resolution import HIDDEN
-from ajet.config.shapes import BACKBONE_ROOTS, take_apart
+from ajet.config.shapes import roots_of, take_apart
 from ajet.config.validate import validated
 from ajet.schema.errors import ConfigError
 
@@ -35,7 +37,7 @@ def recorded_tree(file: Path) -> dict[str, Any]:
 def recorded_experiment(file: Path) -> Experiment:
     """The experiment that a run's `resolved.yaml` tells of. Raises ConfigError."""
     document = parse_document(_text(file), file)
-    parts = take_apart(document)
+    parts = take_apart(document, _roots(document.tree))
     layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
     config = validated({"ajet": _plain(parts.ajet)}, layers)
     config.model.trust_remote_code = False
@@ -66,8 +68,15 @@ def from_elsewhere(experiment: Experiment) -> list[str]:
     return [
         ".".join(map(str, path))
         for path, value in leaves(experiment.raw)
-        if _open(value) and path[0] not in BACKBONE_ROOTS
+        if _open(value) and path[0] not in experiment.backbone_overrides
     ]
+
+
+def _roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """The backbones' root names. Of one that comes with a package those are the user's: none is imported for it."""
+    ajet = tree.get("ajet")
+    name = ajet.get("backbone") if isinstance(ajet, dict) else None
+    return roots_of(shipped().get(str(name), Descriptor("", "")))
 
 
 def _text(file: Path) -> str:

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ajet.config.locations import shipped_tutorials
+from ajet.config.parts import Part
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.errors import UnresolvedReference
@@ -98,6 +99,30 @@ def require_written(reference: str, *, base: Path, what: str) -> None:
     file, _, _ = _find(parsed, base, what)
     if file is not None:
         _check_name(parsed, file, what)
+
+
+def load_code(reference: str) -> Any:
+    """What a reference to code of ajet's or of an installed package names; of a user's, ask `resolve_reference`."""
+    parsed = parse_reference(reference)
+    return getattr(importlib.import_module(parsed.place), parsed.name)
+
+
+def class_of(
+    chosen: str, shipped: Mapping[str, Part], *, base: Path, what: str, does: Sequence[str], like: str
+) -> type[Any]:
+    """The class that the key `what` names: a line of `shipped`, or the user's own by reference. `does`: methods that it
+    must have, as `like` documents them. Raises UnresolvedReference."""
+    if not is_reference(chosen):
+        known: type[Any] = load_code(shipped[chosen].code)
+        return known
+    found: Any = resolve_reference(chosen, base=base, what=what)
+    lacking = [name for name in does if not callable(getattr(found, name, None))]
+    if not isinstance(found, type) or lacking:
+        said = f"has no {', '.join(lacking)}" if isinstance(found, type) else f"is a {type(found).__name__}"
+        raise UnresolvedReference(
+            f"{what}: {chosen} {said}.", where=what, expected=f"a class with {', '.join(does)}, as {like}"
+        )
+    return found
 
 
 def is_of_running_program(reference: str | None) -> bool:

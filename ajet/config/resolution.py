@@ -7,12 +7,11 @@ into a user's section, or are secret (`ajet.schema.secrets`), are written as the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import Layers, leaves
 from ajet.config.document import Document, KeyPath
-from ajet.config.shapes import BACKBONE_ROOTS
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
 
@@ -29,8 +28,8 @@ _CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "requir
 _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 
 
-def resolve(composed: DictConfig, layers: Layers) -> dict[str, Any]:
-    """All root names but the backbones' as plain values, the backbones' as written. Raises ConfigError."""
+def resolve(composed: DictConfig, layers: Layers, roots: Collection[str]) -> dict[str, Any]:
+    """All root names as plain values, but the backbones' (`roots`) as written. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -38,8 +37,8 @@ def resolve(composed: DictConfig, layers: Layers) -> dict[str, Any]:
     written = unresolved(composed)
     for name in composed:
         try:
-            if name in BACKBONE_ROOTS:
-                tree[str(name)] = written[name]
+            if name in roots:
+                tree[str(name)] = written[str(name)]
             else:
                 value = composed[name]
                 tree[str(name)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -55,13 +54,14 @@ def unresolved(composed: DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
 
 
-def from_environment(raw: dict[str, Any]) -> set[KeyPath]:
-    """The paths whose value depends on an environment variable, directly or through other keys."""
+def from_environment(raw: dict[str, Any], backbones: Collection[str]) -> set[KeyPath]:
+    """The paths whose value depends on an environment variable, directly or through other keys; none below the root
+    names `backbones`."""
     from copy import deepcopy
 
     from omegaconf import OmegaConf
 
-    marked = deepcopy({name: value for name, value in raw.items() if name not in BACKBONE_ROOTS})
+    marked = deepcopy({name: value for name, value in raw.items() if name not in backbones})
     direct = [path for path, value in leaves(marked) if isinstance(value, str) and "oc.env" in value]
     for path in direct:
         _put(marked, path, _FROM_ENVIRONMENT)
@@ -75,28 +75,30 @@ def writable(
     tree: dict[str, Any],
     raw: dict[str, Any],
     *,
+    backbones: Collection[str],
     own: Callable[[str], str] = str,
     hide: Callable[[str], str] = lambda secret: HIDDEN,
 ) -> dict[str, Any]:
-    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant. `own`: what a text of the
-    user's own sections is written as, besides; `hide`: what a literal secret is."""
+    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant. `backbones`: the root
+    names of backbones' own sections; `own`: what a text of the user's own sections is written as, besides; `hide`: what
+    a literal secret is."""
     from copy import deepcopy
 
     shown = deepcopy(tree)
-    tainted = from_environment(raw)
+    tainted = from_environment(raw, backbones)
     for path, value in leaves(shown):
-        backbones = path[0] in BACKBONE_ROOTS
+        as_written = path[0] in backbones
         named = is_secret(path) and is_literal(value)
         shaped = isinstance(value, str) and has_secret_shape(value)
         if path in tainted and (is_secret(path) or shaped or path[0] != "ajet"):
             _put_raw(shown, raw, path)
         elif named:
-            if not backbones or "${" not in str(value):
+            if not as_written or "${" not in str(value):
                 _put(shown, path, hide(str(value)))
         elif isinstance(value, str):
-            text = value if backbones else value.replace("${", "\\${")
+            text = value if as_written else value.replace("${", "\\${")
             text = without_secret_shapes(text, hide) if shaped else text
-            _put(shown, path, text if path[0] == "ajet" or backbones else own(text))
+            _put(shown, path, text if path[0] == "ajet" or as_written else own(text))
     return shown
 
 

@@ -8,20 +8,25 @@ config, or the user's section, which reaches the workflow untouched.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from ajet.config.backbones import Descriptor, shipped
 from ajet.config.document import Document, KeyPath
 from ajet.config.schema.accepted import MOVED
 from ajet.schema.errors import ConfigError
 
-BACKBONE_ROOTS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm")
-"""Root names that belong to a backbone's own config; the last four are verl's."""
-KNOWN_DEFAULTS = ("ajet_default", "local_default", "verl_default", "trinity_default", "_self_")
 _HYDRAS_FOLDERS = ("run", "output_subdir")
 """Where Hydra would put what it writes: nothing, here."""
-_SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(verl|trinity|local))?/?|pkg://ajet\.default_config.*")
+_SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(?P<of>\w+))?/?|pkg://ajet\.default_config.*")
+
+
+def roots_of(chosen: Descriptor) -> tuple[str, ...]:
+    """Root names that belong to a backbone's own config: the chosen one's, and those of all that come with ajet."""
+    known = [*shipped().values(), chosen]
+    return tuple(dict.fromkeys(root for each in known for root in each.roots))
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,9 @@ class Parts:
     backbone: dict[str, Any]
 
 
-def take_apart(document: Document) -> Parts:
-    """Split the roots. Raises ConfigError for unknown `hydra:` or `defaults:` entries and an `ajet:` that is no
-    mapping."""
+def take_apart(document: Document, roots: Collection[str]) -> Parts:
+    """Split the root names; `roots` are the backbones'. Raises ConfigError for unknown `hydra:` or `defaults:` entries
+    and an `ajet:` that is no mapping."""
     tree = dict(document.tree)
     _check_hydra(tree.pop("hydra", None), document)
     _check_defaults(tree.pop("defaults", None), document)
@@ -51,7 +56,7 @@ def take_apart(document: Document) -> Parts:
     for root in tree:
         if not isinstance(root, str):
             raise ConfigError(f"The root name {root!r} is no text.", where=document.where((root,)))
-    backbone = {root: tree.pop(root) for root in BACKBONE_ROOTS if root in tree}
+    backbone = {root: tree.pop(root) for root in roots if root in tree}
     return Parts(
         _by_our_names(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
     )
@@ -99,15 +104,22 @@ def _check_hydra(block: Any, document: Document) -> None:
         if name != "searchpath":
             raise _odd(f"hydra.{name}", value, ("hydra", name), document, "searchpath only; other settings have no use")
         for index, entry in enumerate(value if isinstance(value, list) else [value]):
-            if entry is not None and not (isinstance(entry, str) and _SEARCHPATH.fullmatch(entry)):
-                expected = "file://ajet/default_config, optionally with /verl, /trinity or /local"
+            if entry is not None and not (isinstance(entry, str) and _is_ours(entry)):
+                *names, last = (f"/{name}" for name in shipped())
+                expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
                 raise _odd("hydra.searchpath", entry, ("hydra", name, index), document, expected)
 
 
+def _is_ours(entry: str) -> bool:
+    found = _SEARCHPATH.fullmatch(entry)
+    return found is not None and (found["of"] is None or found["of"] in shipped())
+
+
 def _check_defaults(block: Any, document: Document) -> None:
+    known = ("ajet_default", *(f"{name}_default" for name in shipped()), "_self_")
     for index, entry in enumerate(block if isinstance(block, list) else [] if block is None else [block]):
-        if entry not in KNOWN_DEFAULTS:
-            raise _odd("defaults", entry, ("defaults", index), document, ", ".join(KNOWN_DEFAULTS))
+        if entry not in known:
+            raise _odd("defaults", entry, ("defaults", index), document, ", ".join(known))
 
 
 def _odd(name: str, value: Any, path: KeyPath, document: Document, expected: str) -> ConfigError:

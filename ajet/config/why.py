@@ -87,7 +87,7 @@ def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
 def _without_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
     config = experiment.ajet
     for path, _, notes in walk(AjetConfig):
-        if path == inside and (idle := idle_reason(notes, config, config.backbone)) is not None:
+        if path == inside and (idle := idle_reason(notes, config, experiment.backbone)) is not None:
             yield f"  It has no effect on the backbone {config.backbone}: {idle.why}"
 
 

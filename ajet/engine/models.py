@@ -12,9 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.verl.limits import read_limits
 from ajet.engine.gguf_conversion import convert_gguf
 from ajet.engine.model_cache import Progress, ProgressLines, entry
+from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.engine.quiet import quiet_transformers
 from ajet.engine.rope import freeze_rope

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
 
+OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
@@ -30,6 +31,8 @@ class EpisodeFiles:
     def __init__(self, folder: Path, redact: Redactor | None = None) -> None:
         self.folder = folder
         self._redact = redact or Redactor({})
+        self.on_written: OnWritten | None = None
+        """Called with what was written, once it is on the disk."""
         self._ends: dict[Path, tuple[int, int]] = {}
         """By line file: its size when this writer left it, and where its blob ended then."""
 
@@ -41,7 +44,7 @@ class EpisodeFiles:
         self,
         step: int,
         split: str,
-        episodes: Iterable[Episode],
+        episodes: Sequence[Episode],
         outcomes: Mapping[str, Outcome] | None = None,
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
@@ -65,6 +68,8 @@ class EpisodeFiles:
                     os.truncate(path, size)
                 raise
             self._ends[path] = (path.stat().st_size, end)
+        if self.on_written is not None:
+            self.on_written(step, split, episodes, outcomes or {})
 
     def _append_blobs(
         self,

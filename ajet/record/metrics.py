@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from loguru import logger
+from typing import TYPE_CHECKING, Any
 
 from ajet.record import writing
 from ajet.record.files import append_lines, keep_rows, read_rows
 from ajet.record.plain import plain
 from ajet.record.secrets import Redactor
-from ajet.record.trackers import Tracker
+from ajet.record.trackers import Tracker, Trackers
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Episode, Outcome
 
 
 class Metrics:
@@ -28,9 +29,9 @@ class Metrics:
     def __init__(
         self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
     ) -> None:
-        """`every`: the trackers get training steps of multiples of it only, and every validation."""
+        """`every`: the trackers get the numbers and episodes of steps of multiples of it only, and every validation."""
         self.path = path
-        self.trackers = list(trackers)
+        self.trackers = Trackers(trackers)
         self._redact = redact or Redactor({})
         self._every = every
         self._lock = threading.Lock()
@@ -54,19 +55,21 @@ class Metrics:
 
     def close(self) -> None:
         """Close the trackers. Idempotent."""
-        for tracker in self.trackers:
-            tracker.close()
-        self.trackers.clear()
+        with self._lock:
+            self.trackers.close()
+
+    def track_episodes(
+        self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]
+    ) -> None:
+        """Show the trackers episodes that were recorded."""
+        if step % self._every == 0 or split == "validation":
+            with self._lock:
+                self.trackers.episodes(step, split, episodes, outcomes)
 
     def _track(self, step: int, numbers: dict[str, float]) -> None:
         if step % self._every and not any(name.startswith("validation/") for name in numbers):
             return
-        for tracker in list(self.trackers):
-            try:
-                tracker.log(step, numbers)
-            except OSError as error:
-                logger.warning("{} failed ({}) and is left out from now on", type(tracker).__name__, error)
-                self.trackers.remove(tracker)
+        self.trackers.metrics(step, numbers)
 
 
 def _finite(value: float) -> float | int | None:

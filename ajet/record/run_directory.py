@@ -38,7 +38,7 @@ from ajet.record.plain import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import SHAPES_ONLY, Redactor, literal_secrets
 from ajet.record.status import Status
-from ajet.record.trackers import open_trackers
+from ajet.record.trackers import TrackedRun, open_trackers
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,10 +85,11 @@ class RunDirectory:
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
         self.metrics = Metrics(self.path / "metrics.jsonl", redact, every=trainer.log_freq)
-        self._loggers = trainer.logger if kind == "train" else ()
-        if kind == "eval":
-            self.metrics.trackers += open_trackers(trainer.logger, self.path)
+        self.episodes.on_written = self.metrics.track_episodes
         self._describe(experiment, redact)
+        self._tracks_from_take_up = kind == "train"
+        if kind == "eval":
+            self._open_trackers(None)
         for note in self.notes:
             logger.warning(note)
 
@@ -134,18 +135,20 @@ class RunDirectory:
         self.episodes.truncate(-1 if step is None else step)
         self.metrics.truncate(-1 if step is None else step)
         self.checkpoints.set_damaged_aside()
-        if self._loggers:
-            self.metrics.trackers += open_trackers(self._loggers, self.path, resumed_step=step)
+        if self._tracks_from_take_up:
+            self._open_trackers(step)
+
+    def _open_trackers(self, resumed_step: int | None) -> None:
+        config = self.experiment.ajet
+        run = TrackedRun(config.project_name, self.name, self.run_id, self.path, resumed_step)
+        self.metrics.trackers.opened += open_trackers(config.trainer_common.logger, run, base=self.experiment.base)
 
     def close(self, outcome: str) -> None:
         """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        try:
-            self.metrics.close()
-        except OSError as error:
-            logger.warning("a logger could not be closed: {}", error)
+        self.metrics.close()
         self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
         self.log_file.close()
         if self._lock is not None:

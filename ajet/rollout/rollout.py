@@ -74,9 +74,8 @@ class Rollout:
         self._gateway = gateway
         self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
-        name = settings.rollout.isolation
-        self._isolation: Isolation = open_isolation(name, experiment, workflow_class, gateway.ambient)
-        self._ambient = Ambient(gateway.ambient) if name != "process" else None
+        self._isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
+        self._ambient = None if self._isolation.apart else Ambient(gateway.ambient)
         self._verdicts = Verdicts(judge, settings)
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
         self._loop = asyncio.new_event_loop()
@@ -303,8 +302,7 @@ class Rollout:
             if group.stopped.done():
                 played.aborted = group.stopped.result()
             else:
-                shared = self._settings.rollout.isolation == "loop"
-                played.failure = timed_out(timeout, played, shared_loop=shared)
+                played.failure = timed_out(timeout, played, shared_loop=self._isolation.shared)
             return played
         try:
             played.output = future.result()

@@ -76,17 +76,12 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
-    """The algorithm that gives credit in a run of it; on verl the one that verl's own keys name. Raises UserError, on
-    verl for whatever else it would refuse, too."""
+    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do. Raises
+    UserError, for whatever else the backbone would refuse, too."""
     from ajet.algorithm import opened
+    from ajet.run.runner import runner_of
 
-    settings = experiment.ajet
-    if settings.backbone == "verl":
-        from ajet.backbone.verl import verl_settings
-        from ajet.config.verl.credit import credit_settings
-
-        settings = credit_settings(verl_settings(experiment))
-    return opened(settings, base=experiment.base)
+    return opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
 
 
 def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:

@@ -104,6 +104,8 @@ def _require_own(experiment: Experiment, folder: Path) -> None:
     reader = experiment.ajet.task_reader
     named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
     why = [] if _own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
+    if is_reference(experiment.ajet.rollout.isolation):
+        named["ajet.rollout.isolation"] = experiment.ajet.rollout.isolation
     if is_reference(reader.type):
         named["ajet.task_reader.type"] = reader.type
     elif reader.type == "huggingface_dat_repo":

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.backbones import described, shipped
 from ajet.schema.errors import ConfigError
 from ajet.schema.finding import Finding
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ajet.config import Experiment
 
-_EXTRA_OF = {"backbone": {"local": "local", "verl": "verl", "trinity": "trinity"}, "engine": {"vllm": "vllm"}}
+_EXTRA_OF_ENGINE = {"vllm": "vllm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     from ajet.run.checkup.machine import machine
     from ajet.run.checkup.network import network
     from ajet.run.checkup.packages import packages
-    from ajet.run.checkup.verl import verl
+    from ajet.run.runner import runner_of
 
     started = time.perf_counter()
     config = experiment.ajet if experiment is not None else None
@@ -55,9 +56,11 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         "machine": machine(folder),
         "packages": packages(_extras(experiment) if experiment is not None else []),
     }
-    engine = config.rollout.name if config is not None else "vllm"
-    if found := verl(engine, needed=config is not None and config.backbone == "verl"):
-        sections["verl"] = found
+    chosen = experiment.backbone if experiment is not None else None
+    for backbone in dict.fromkeys(each.name for each in (*shipped().values(), *([chosen] if chosen else []))):
+        each = described(backbone)
+        if found := runner_of(each).checkup(config, needed=each is chosen):
+            sections[backbone] = found
     sections["network"] = network(config)
     if experiment is not None:
         sections["experiment"] = [_readiness(experiment)]
@@ -72,8 +75,8 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
 
 def _extras(experiment: Experiment) -> list[str]:
     config = experiment.ajet
-    chosen = (_EXTRA_OF["backbone"].get(config.backbone), _EXTRA_OF["engine"].get(config.rollout.engine))
-    return [extra for extra in chosen if extra is not None]
+    chosen = (experiment.backbone.extra, _EXTRA_OF_ENGINE.get(config.rollout.engine, ""))
+    return [extra for extra in chosen if extra]
 
 
 def _readiness(experiment: Experiment) -> Finding:

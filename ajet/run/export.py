@@ -9,14 +9,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ajet.config.backbones import owner_of
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.files import sync_tree
 from ajet.run.named import known_run
+from ajet.run.runner import runner_of
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")
-"""What a checkpoint of the local backbone holds beside the model."""
+"""What a checkpoint in Hugging Face layout holds beside the model."""
 
 
 def export(run: str, root: Path, *, step: int | None = None, out: Path | None = None, dtype: str | None = None) -> Path:
@@ -44,9 +46,9 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
 
 
 def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Where the model of a checkpoint of the run in `folder` can be loaded: the checkpoint itself, or, of verl's, what
-    `export` makes of it, once. Raises UserError."""
-    if "verl" not in checkpoint.state:
+    """Where the model of a checkpoint of the run in `folder` can be loaded: the checkpoint itself, or, where it is in a
+    backbone's own form, what `export` makes of it, once. Raises UserError."""
+    if owner_of(checkpoint.state) is None:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
     return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step)
@@ -88,14 +90,12 @@ def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
 
 def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
-    if "verl" in checkpoint.state:
-        from ajet.backbone.verl.merge import merge
-
-        merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)
+    if (owner := owner_of(checkpoint.state)) is not None:
+        runner_of(owner).export(checkpoint, target, dtype)
         return
     if dtype is not None:
         raise UserError(
-            "The local backbone's checkpoints are in Hugging Face layout already, and copied as they are.",
+            "Such checkpoints are in Hugging Face layout already, and copied as they are.",
             where="--dtype",
             do="leave it out; transformers takes another number format when it loads",
         )

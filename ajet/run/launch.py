@@ -21,6 +21,7 @@ from ajet.schema.errors import RunFailed, UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet.run.interrupt import Interrupts
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
@@ -38,12 +39,11 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
     from ajet.record import RunDirectory
 
-    debug = experiment.ajet.backbone == "debug"
     refuse_untrainable(experiment)
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
-        kind="debug" if debug else "train",
+        kind="train" if "trains" in experiment.backbone.can else "debug",
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
@@ -78,7 +78,7 @@ def refuse_untrainable(experiment: Experiment) -> None:
     nothing is trained."""
     from ajet.run.assembly import algorithm_of
 
-    if experiment.ajet.backbone == "debug":
+    if "trains" not in experiment.backbone.can:
         return
     algorithm_of(experiment)
     if experiment.ajet.rollout.engine == "endpoint":
@@ -123,35 +123,31 @@ def problem_of(error: Exception) -> str:
 
 
 def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> None:
-    from ajet.run.assembly import assemble
     from ajet.run.interrupt import Interrupts
 
-    debug = experiment.ajet.backbone == "debug"
-    steps = None if debug else experiment.ajet.trainer_common.total_training_steps
+    trains = "trains" in experiment.backbone.can
+    steps = experiment.ajet.trainer_common.total_training_steps if trains else None
     run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
     interrupts = Interrupts()
     with interrupts.installed():
-        if debug:
+        if trains:
+            _train(experiment, run, options, interrupts)
+        else:
+            from ajet.run.assembly import assemble
             from ajet.run.debug import debug_run
 
             with assemble(experiment, run_id=run.run_id) as parts:
                 debug_run(parts, run)
-            return
 
-        if experiment.ajet.backbone == "verl":
-            from ajet.run.verl import train_on_verl
 
-            train_on_verl(experiment, run, options, interrupts)
-            return
+def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
+    from ajet.run.progress import TrainingProgress
+    from ajet.run.runner import Sink, runner_of
+    from ajet.run.summary import finish
 
-        from ajet.run.progress import TrainingProgress
-        from ajet.run.summary import finish
-        from ajet.run.train import train
-
-        progress = TrainingProgress(experiment, run)
-        try:
-            with assemble(experiment, run_id=run.run_id, on_episode=progress.on_episode) as parts:
-                train(parts, run, interrupts, progress.on_step)
-        finally:
-            progress.close()
-        finish(run)
+    runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
+    try:
+        runner.train(experiment, run, options, interrupts, Sink(experiment.ajet, run, progress))
+    finally:
+        progress.close()
+    finish(run)

@@ -60,8 +60,9 @@ class HeldSteps:
     """Of one run, file by file, in the order of the steps."""
 
     def __init__(self, experiment: Experiment, run: Path) -> None:
-        self._settings, self._verl = experiment.ajet, experiment.ajet.backbone == "verl"
-        self._foreign = self._verl and bool(experiment.backbone_overrides)
+        self._settings, self._backbone = experiment.ajet, experiment.backbone
+        self._streams, self._replaces = "streams" in self._backbone.can, "replaces" in self._backbone.can
+        self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._rows = _last_rows(run / "metrics.jsonl")
         self._count = _tasks_an_epoch(run, self._settings)
         self._seen: dict[str, int] = {}
@@ -96,7 +97,9 @@ class HeldSteps:
                 )  # fmt: skip
                 if (own.uuid, own.group) != (episode.uuid, episode.group):
                     yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
-            ahead = self._verl or not named  # it may be played before the step that takes it, or left over at the end
+            ahead = (
+                self._streams or not named
+            )  # it may be played before the step that takes it, or left over at the end
             if episode.step > step + (not named) or (not ahead and episode.step != step):
                 yield f"episode {episode.uuid} was played for step {episode.step}"
             if episode.ending and episode.status != "aborted":
@@ -174,7 +177,7 @@ class HeldSteps:
     def _accounts(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
     ) -> Iterator[str]:
-        counted = groups if self._verl else trained
+        counted = groups if self._replaces else trained
         again = episode_metrics(episodes_of(counted), "train", outcomes)
         said = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(again.keys() | said.keys()):
@@ -183,7 +186,7 @@ class HeldSteps:
                 there, value = said.get(name, 0), again.get(name, 0)
                 if not _close(there, value):
                     yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
-        used = sorted(group.order for group in trained if group.scored or not self._verl)
+        used = sorted(group.order for group in trained if group.scored or not self._replaces)
         if sorted(row.get("tasks", ())) != used:
             told = sorted(row.get("tasks", ()))
             yield f"metrics.jsonl says that it trained the positions {told}, the episodes {used}"
@@ -195,7 +198,7 @@ class HeldSteps:
             return "the reference model is part of their rewards (use_kl_in_reward)"
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
             return "an algorithm of their own decides over their credit, and a record's code is not run"
-        return "a verl: section decides over their credit" if self._foreign else ""
+        return f"a {self._backbone.name}: section decides over their credit" if self._foreign else ""
 
     def together(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
         """What is wrong over all that was held. `files`: all that the run has; None: some were left out."""

@@ -140,7 +140,7 @@ def prove_recorded(
         raise UserError(
             "This run names no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG)
         )
-    by_weights = not ids_only and experiment.ajet.backbone in ("debug", "local")
+    by_weights = not ids_only and "recomputes" in experiment.backbone.can
     experiment.ajet.model.path = str(_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
     _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
@@ -153,8 +153,8 @@ def prove_recorded(
         )
     if ids_only:
         report.why_not = "as asked (--ids-only)"
-    elif experiment.ajet.backbone not in ("debug", "local"):
-        report.why_not = f"the weights of a {experiment.ajet.backbone} run cannot be loaded here"
+    elif not by_weights:
+        report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
         _prove_logprobs(report, experiment, model, at_most, tolerance)
     return report
@@ -302,5 +302,5 @@ def _weights(run: Path, experiment: Experiment) -> dict[int, tuple[Path | None, 
     checkpoints = Checkpoints(folder)
     checkpoints.require_whole()
     for checkpoint in checkpoints.all():
-        found[saved_version(checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
+        found[saved_version(experiment, checkpoint.path)] = checkpoint.path, f"checkpoints/{checkpoint.path.name}"
     return found

@@ -22,7 +22,7 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.scorer import Scorer
+    from ajet.backbone.contract import Scorer
     from ajet.config import AjetConfig
     from ajet.schema.episode import Episode, Split
     from ajet.schema.timeline import Timeline

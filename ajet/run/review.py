@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.backbones import described
 from ajet.config.compose import ABSENT
 from ajet.config.idle import users_layers
 from ajet.record.console import counted
@@ -39,7 +40,7 @@ class Finding:
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> list[Finding]:
     """What is to be said of the YAML alone; nothing where nothing is trained. `algorithm`: the one that it names."""
-    return [] if settings.backbone == "debug" else list(_of_settings(settings, algorithm))
+    return list(_of_settings(settings, algorithm)) if "trains" in described(settings.backbone).can else []
 
 
 def _of_settings(settings: AjetConfig, algorithm: Algorithm | None) -> Iterator[Finding]:
@@ -83,7 +84,7 @@ def review_tasks(
 ) -> list[Finding]:
     """What its tasks say. `train`: how many there are; `validates`: whether the reader has held-out ones; `judged`:
     whether anybody but the workflow gives a reward."""
-    if experiment.ajet.backbone == "debug":
+    if "trains" not in experiment.backbone.can:
         return []
     return list(_of_tasks(experiment, train, validates, None if judged else workflow))
 

@@ -74,7 +74,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment)
     key, given = _admin_key()
-    trains = experiment.ajet.backbone != "debug"
+    trains = "trains" in experiment.backbone.can
     experiment = experiment.served() if trains else experiment
     run = RunDirectory.open(
         experiment,

@@ -28,7 +28,7 @@ from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
-from ajet.store import RunStore, todays_state
+from ajet.store import store_class, todays_state
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
@@ -111,13 +111,14 @@ class Training:
         self.store.forget(self.run.checkpoints.horizon)
 
 
-def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> RunStore:
+def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:
     """The run's, at the checkpoint that it resumes. `folder`: for ends that must outlive the process. Raises TaskError
     where the checkpoint was made over other tasks."""
     state = todays_state(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.require_same(state)
-    return RunStore(folder, ledger=run.run_id, at=state, redact=run.redact)
+    opened: Store = store_class(run.experiment)(folder, ledger=run.run_id, at=state, redact=run.redact)
+    return opened
 
 
 def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> Training:

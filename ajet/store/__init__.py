@@ -6,10 +6,37 @@ a checkpoint, and uses that this one does not know never were. Which task stands
 business (`TaskOrder`).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from ajet.store import earlier_verl
 from ajet.store.contract import Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
 from ajet.store.run_store import RunStore
 from ajet.store.sqlite_store import SqliteStore
 
-__all__ = ["Kept", "Lease", "LeaseLost", "RunStore", "SqliteStore", "Store", "earlier_verl", "todays_state"]
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+__all__ = [
+    "Kept",
+    "Lease",
+    "LeaseLost",
+    "RunStore",
+    "SqliteStore",
+    "Store",
+    "earlier_verl",
+    "store_class",
+    "todays_state",
+]
+
+
+def store_class(experiment: Experiment) -> type[Any]:
+    """What `store.type` names; made as `RunStore` is. Raises UnresolvedReference."""
+    from ajet.config.parts import STORES
+    from ajet.config.references import class_of
+
+    does = ("lease", "put", "close", "use", "commit", "forget")
+    chosen, like = experiment.ajet.store.type, "ajet.store.Store"
+    return class_of(chosen, STORES, base=experiment.base, what="ajet.store.type", does=does, like=like)

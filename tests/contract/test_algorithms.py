@@ -14,10 +14,10 @@ import pytest
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.registry import KEY
+from ajet.backbone.verl.config.credit import ESTIMATOR, unsupported
 from ajet.config import AjetConfig, Experiment, recorded_experiment
 from ajet.config.algorithms import ALGORITHMS
 from ajet.config.schema.base import walk
-from ajet.config.verl.credit import ESTIMATOR, unsupported
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows

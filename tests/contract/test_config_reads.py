@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
 from ajet.config.schema.task_reader import READERS
-from ajet.config.verl import verl_config
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
 from tests.config_runs import launched, loaded, on_verl, served
 from tests.verl_fixtures import experiment as on_gpus
@@ -42,15 +42,14 @@ UNUSUAL = {
 }
 UNREAD: dict[str, dict[str, str]] = {
     "debug": {**LABEL, **UNUSUAL},
-    "local": {**LABEL, **UNUSUAL},
+    "local": UNUSUAL,
     "serve": {
-        **LABEL,
         **UNUSUAL,
         "rollout.min_group": "read where a group's deadline has passed",
         "rollout.policy_failure_reward": "read where an episode failed",
         "trainer_common.mode": "anything but sync is refused",
     },
-    "verl": UNUSUAL,
+    "verl": {**UNUSUAL, "rollout.enable_oversample": "anything but false is refused"},
 }
 """With an effect there, on a condition that the run does not meet."""
 
@@ -60,7 +59,7 @@ def differences(where: str, experiment: Experiment, reads: Reads) -> list[str]:
     config, found = experiment.ajet, []
     in_vain, unread = {**IN_VAIN[where]}, {**UNREAD[where]}
     for key, notes in KEYS.items():
-        reason = idle_reason(notes, config, config.backbone, serving=where == "serve")
+        reason = idle_reason(notes, config, experiment.backbone, serving=where == "serve")
         if key in reads and reason is not None and in_vain.pop(key, None) is None:
             found.append(f"{key}: declared idle ({reason.why}), and read by {', '.join(sorted(reads[key]))}")
         if key not in reads and reason is None and unread.pop(key, None) is None:

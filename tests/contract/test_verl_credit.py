@@ -21,7 +21,7 @@ import pytest
 
 from ajet.algorithm import credit
 from ajet.backbone.local.trainer import Trainer
-from ajet.config.verl import verl_config
+from ajet.backbone.verl.config import verl_config
 from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task

@@ -41,7 +41,7 @@ def composed(mode: str) -> Any:
     """verl's config of a mode, for copies."""
     from omegaconf import OmegaConf
 
-    from ajet.config.verl import verl_config
+    from ajet.backbone.verl.config import verl_config
 
     apart = {"nnodes": 1, "n_gpus_per_node": 8, "checkpoint_engine": {"backend": "nccl"}}
     own = {"verl": {"actor_rollout_ref": {"rollout": apart}}} if mode == "separate_async" else {}
@@ -77,10 +77,9 @@ def parameters(function: Any) -> list[str]:
 
 
 def test_the_version_is_the_one_that_was_read():
-    from ajet.backbone.verl.hooks import VERL_VERSION
-    from ajet.config.verl.layer import VERL_VERSION as LAYER
+    from ajet.backbone.verl.config import VERL_VERSION
 
-    assert metadata.version("verl") == VERL_VERSION == LAYER == "0.9.1"
+    assert metadata.version("verl") == VERL_VERSION == "0.9.1"
 
 
 def private(ours: Any, base: Any) -> list[str]:
@@ -131,8 +130,8 @@ def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     from ajet.backbone.verl import trainers
+    from ajet.backbone.verl.config.refusals import MODES
     from ajet.backbone.verl.hooks import CreditHooks
-    from ajet.config.verl.refusals import MODES
 
     for name in MODES:
         ours = get_trainer_cls(name)
@@ -239,7 +238,7 @@ def test_the_mode_decides_what_we_think_it_does(base):
 
 def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
     """But for `async_save`, which we refuse; and there is no other callback than the one that the config names."""
-    from ajet.config.verl import checkpoints
+    from ajet.backbone.verl.config import checkpoints
     from ajet.run.verl.runner import SavedCallback
 
     source = inspect.getsource(base._save_checkpoint)

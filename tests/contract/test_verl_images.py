@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ajet.config.verl import verl_config
-from ajet.config.verl.limits import ModelLimits
+from ajet.backbone.verl.config import verl_config
 from ajet.context_tracker import cut_over_length, timelines
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+from ajet.engine.model_limits import ModelLimits
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.schema.episode import Episode, Verdict

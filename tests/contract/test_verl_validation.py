@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ajet.config.verl import ModelLimits, layer, verl_config
+from ajet.backbone.verl.config import ModelLimits, layer, verl_config
 from ajet.schema.errors import ConfigError
 from tests.verl_fixtures import experiment, nested, without_verl
 
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_another_backbone_is_refused_as_verl_does(unchecked):
 def test_a_model_says_its_length_as_verl_reads_it(tmp_path):
     from verl.workers.rollout.utils import get_max_position_embeddings
 
-    from ajet.config.verl import read_limits
+    from ajet.backbone.verl.config import read_limits
 
     for config in ('{"max_position_embeddings": 77}', '{"text_config": {"max_position_embeddings": 88}}'):
         (tmp_path / "config.json").write_text(config)

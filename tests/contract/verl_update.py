@@ -122,9 +122,9 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
 
     from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
+    from ajet.backbone.verl.config.credit import credit_settings
     from ajet.backbone.verl.hooks import CreditHooks
     from ajet.backbone.verl.losses import WeightedSum
-    from ajet.config.verl.credit import credit_settings
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)

@@ -92,7 +92,15 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
         ({"task_reader": {"type": "env_service"}}, "The env_service reader is not part of this version"),
         ({"task_reader": {"type": "data_generation"}}, "The data_generation reader is not part of this version"),
         ({"task_judge": {"judge_type": "rubrics_auto_grader"}}, "The rubrics_auto_grader judge is not part of"),
-        ({"trainer_common": {"mode": "separate_async"}}, "The mode separate_async is verl's; here sync is"),
+        ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),
+        (
+            {"backbone": "verl", "rollout": {"deterministic": True}},
+            "`deterministic: true` needs a backbone that repeats",
+        ),
+        (
+            {"trainer_common": {"mode": "separate_async"}},
+            "`mode: separate_async` needs a backbone that plays on while it trains, which debug",
+        ),
     ],
 )
 def test_what_a_later_version_brings_composes_and_is_refused_in_one_sentence(tmp_path, tree, sentence):

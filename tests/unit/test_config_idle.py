@@ -12,7 +12,7 @@ from ajet.config.generate import configuration_md
 from ajet.config.idle import idle_lines
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, accepted
-from ajet.config.schema.base import BACKBONES, walk
+from ajet.config.schema.base import walk
 from ajet.config.why import explain
 
 VLLM = "verl's servers are configured under verl.actor_rollout_ref.rollout"
@@ -109,7 +109,7 @@ def test_the_screen_is_one_heading_and_a_line_each(tmp_path):
     assert idle_lines([], "anywhere") == ""
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", ["debug", "local", "verl"])
 def test_a_file_that_ajet_wrote_was_not_set_by_anybody(tmp_path, backbone):
     experiment = Experiment.from_dict({"ajet": {"backbone": backbone}}, base=tmp_path)
     (tmp_path / "resolved.yaml").write_text(experiment.resolved_yaml())

@@ -16,7 +16,7 @@ from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
 from ajet.record.progress import Progress
 from ajet.record.secrets import Redactor, literal_secrets
-from ajet.record.trackers import open_trackers
+from ajet.record.trackers import TrackedRun, Tracker, open_trackers
 from ajet.record.trackers.console import ConsoleTracker, short
 
 
@@ -41,28 +41,30 @@ def test_truncation_forgets_later_steps_and_a_half_written_row(tmp_path: Path) -
 
 
 def test_a_tracker_that_fails_is_left_out_and_the_rows_go_on(tmp_path: Path) -> None:
-    class Full:
-        def log(self, step: int, values: object) -> None:
+    class Full(Tracker):
+        def metrics(self, step: int, numbers: object) -> None:
             raise OSError(28, "No space left on device")
 
-        def close(self) -> None: ...
+    class Wrong(Tracker):
+        def episodes(self, *told: object) -> None:
+            raise KeyError("a bug of its own")
 
-    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Full()])
+    run = TrackedRun("p", "r", "1", tmp_path)
+    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Full(run), Wrong(run)])
+    metrics.track_episodes(1, "train", [], {})
     metrics.log(1, {"x": 1})
     metrics.log(2, {"x": 2})
-    assert metrics.trackers == [] and len(metrics.rows()) == 2
+    assert metrics.trackers.opened == [] and len(metrics.rows()) == 2
 
 
 def test_trackers_get_every_nth_step_and_every_validation(tmp_path: Path) -> None:
-    class Seen:
+    class Seen(Tracker):
         steps: list[int] = []
 
-        def log(self, step: int, values: object) -> None:
+        def metrics(self, step: int, numbers: object) -> None:
             self.steps.append(step)
 
-        def close(self) -> None: ...
-
-    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Seen()], every=3)
+    metrics = Metrics(tmp_path / "metrics.jsonl", trackers=[Seen(TrackedRun("p", "r", "1", tmp_path))], every=3)
     for step in range(1, 7):
         metrics.log(step, {"train/reward": 0.5})
     metrics.log(5, {"validation/reward": 0.5})
@@ -70,9 +72,9 @@ def test_trackers_get_every_nth_step_and_every_validation(tmp_path: Path) -> Non
 
 
 def test_the_console_shows_what_the_line_of_a_step_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = ConsoleTracker()
-    tracker.log(1, {"train/reward": 0.5, "kl": 0.00123, "train/sampled_tokens": 1500})
-    tracker.log(1, {"validation/reward": 0.5})
+    tracker = ConsoleTracker(TrackedRun("p", "r", "1", Path()))
+    tracker.metrics(1, {"train/reward": 0.5, "kl": 0.00123, "train/sampled_tokens": 1500})
+    tracker.metrics(1, {"validation/reward": 0.5})
     assert capsys.readouterr().out == "            kl 0.00123  tokens 1500\n"
 
 
@@ -81,7 +83,9 @@ def test_a_narrow_terminal_gets_that_line_in_several_each_indented(monkeypatch: 
 
     out = io.StringIO()
     monkeypatch.setattr(place, "console", Console(file=out, width=40, height=25, force_terminal=True, no_color=True))
-    ConsoleTracker().log(1, {"loss": 0.5, "entropy": 0.25, "kl": 0.00123, "train/sampled_tokens": 1500})
+    ConsoleTracker(TrackedRun("p", "r", "1", Path())).metrics(
+        1, {"loss": 0.5, "entropy": 0.25, "kl": 0.00123, "train/sampled_tokens": 1500}
+    )
     lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
     assert len(lines) == 2 and all(line.startswith(" " * 12 + line.strip()) for line in lines)
     assert " ".join(" ".join(lines).split()) == "loss 0.5 entropy 0.25 kl 0.00123 tokens 1500"
@@ -92,7 +96,8 @@ def test_tensorboard_reads_back_what_was_logged_and_forgets_after_a_resume(tmp_p
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for resumed, values in ((None, {1: 0.1, 2: 0.2, 3: 0.3}), (1, {2: 0.5})):
-        metrics = Metrics(tmp_path / "m.jsonl", trackers=open_trackers("tensorboard", tmp_path, resumed_step=resumed))
+        run = TrackedRun("p", "r", "1", tmp_path, resumed)
+        metrics = Metrics(tmp_path / "m.jsonl", trackers=open_trackers("tensorboard", run))
         for step, value in values.items():
             metrics.log(step, {"train/reward": value, "loss": float("nan")})
         metrics.close()
@@ -109,7 +114,7 @@ def test_an_unknown_or_missing_tracker_warns_and_the_console_stands_in(
     said: list[str] = []
     sink = logger.add(lambda message: said.append(str(message)), format="{message}")
     try:
-        trackers = open_trackers(["swanlab", "tensorboard"], tmp_path)
+        trackers = open_trackers(["swanlab", "tensorboard"], TrackedRun("p", "r", "1", tmp_path))
     finally:
         logger.remove(sink)
     assert [type(tracker) for tracker in trackers] == [ConsoleTracker]

@@ -61,7 +61,7 @@ def test_a_run_says_what_stale_tokens_get():
     ("mode", "said", "cap"), [("sync", "", (None, 2.0)), ("colocate_async", "up to 4 steps old", ("token", 2.0))]
 )
 def test_a_run_of_verl_says_it_in_its_asynchronous_modes(mode, said, cap):
-    from ajet.config.verl import verl_config
+    from ajet.backbone.verl.config import verl_config
     from ajet.run.verl.train import announce_staleness
 
     config = verl_config(experiment({"trainer_common.mode": mode}))

@@ -11,10 +11,10 @@ import torch
 
 from ajet.algorithm import credit, opened
 from ajet.algorithm.token_loss import TokenLoss
+from ajet.backbone.verl.config import verl_config
+from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.losses import WeightedSum
 from ajet.config import Experiment
-from ajet.config.verl import verl_config
-from ajet.config.verl.credit import credit_settings
 from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
 

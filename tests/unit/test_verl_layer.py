@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from ajet.backbone.verl import verl_settings
+from ajet.backbone.verl.config import layer, shown, verl_config
+from ajet.backbone.verl.config.credit import credit_settings
 from ajet.cli import launcher
 from ajet.config.compose import leaves
 from ajet.config.generate import defaults_yaml
 from ajet.config.locations import default_config
-from ajet.config.verl import layer, shown, verl_config
-from ajet.config.verl.credit import credit_settings
 from ajet.schema.errors import ConfigError, UserError
 from tests.verl_fixtures import experiment, nested, without_verl
 

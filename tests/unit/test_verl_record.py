@@ -16,6 +16,7 @@ from ajet.backbone.verl.mailbox import Closed, Credited, Died, Grant, Phase, Pro
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.prove import prove_recorded
+from ajet.run.runner import Sink
 from ajet.run.summary import Tally
 from ajet.run.verl.record import DEATHS, HOPELESS, Record
 from ajet.run.verl.tickets import Tickets, open_verl_store
@@ -68,7 +69,7 @@ def opened(
     tickets = Tickets(open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after)
     tickets.asked(LAST_TICKET)
     shown.grants = tickets.due()
-    record = Record(experiment, run, shown, 9, tickets, words=words)  # type: ignore[arg-type]
+    record = Record(experiment, run, Sink(experiment.ajet, run, shown), 9, tickets, words=words)
     yield record, run, shown
     run.close("finished")
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ajet.config.verl import ModelLimits, layer, read_limits, verl_config
-from ajet.config.verl.resolvers import as_list, div, mul, pick, room, versions
+from ajet.backbone.verl.config import ModelLimits, layer, read_limits, verl_config
+from ajet.backbone.verl.config.resolvers import as_list, div, mul, pick, room, versions
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 
@@ -75,8 +75,6 @@ def test_episodes_need_not_divide_by_the_copies_of_the_model():
         ({"rollout.max_num_seqs": 9000}, "9000 sequences"),
         ({"data.max_prompt_length": 18000}, "leaves no room for a reply in 18000"),
         ({"rollout.temperature": 0}, "temperature 0 have no probabilities"),
-        ({"rollout.enable_oversample": True}, "not more"),
-        ({"rollout.deterministic": True}, "in rounds"),
         ({"trainer_common.lora.alpha": 1.5}, "no alpha of 1.5"),
         ({"trainer_common.device": "mps"}, "does not train on 'mps'"),
         ({"trainer_common.device": "cuda:1"}, "does not train on 'cuda:1'"),

@@ -44,6 +44,11 @@ class Scorer:
         self.dtype = str(self._policy.weights.values.dtype).removeprefix("torch.")
         self.device = device.type
 
+    @staticmethod
+    def version_of(checkpoint: Path) -> int:
+        """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
+        return checkpoints.version_of(checkpoint)
+
     @property
     def shares_prefixes(self) -> bool:
         """Whether rows may hold trees."""

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet.backbone.verl.config import extra_for
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.own_package import hook
-from ajet.config.verl import extra_for
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
 ADDRESS = "RAY_ADDRESS"

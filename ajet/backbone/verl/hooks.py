@@ -38,7 +38,6 @@ from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 
-VERL_VERSION = "0.9.1"
 LR_SCHEDULE = "ajet_lr_schedule"
 """The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
 SEQUENCES = ("prompts", "responses", "input_ids", "position_ids", "multi_modal_inputs")

@@ -18,10 +18,10 @@ from verl.trainer.ppo.v1 import (
 
 from ajet.algorithm import opened
 from ajet.algorithm.token_loss import TokenLoss
+from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.hooks import CreditHooks
 from ajet.backbone.verl.losses import WeightedSum
 from ajet.backbone.verl.reporting import Reporting
-from ajet.config.verl.credit import credit_settings
 
 POLL_S = 0.25
 """Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""

@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
-BACKBONES = ("debug", "local", "verl")
-"""Those that run."""
+from ajet.config.backbones import Capability
+
 SERVE = "serve"
 """Stands for `ajet serve` where a key has an effect there and not in a launch on the same backbone, or the reverse."""
+EVERYWHERE = "everywhere"
+"""Stands for every backbone."""
 
 
 class Section(BaseModel):
@@ -51,18 +53,18 @@ def key(
     training: bool = True,
     idle: Mapping[str, str | None] | None = None,
     later: Mapping[Any, str] | None = None,
-    only: Mapping[Any, str] | None = None,
+    needs: Mapping[Any, Capability] | None = None,
     kind: str | None = None,
     **constraints: Any,
 ) -> Any:
     """A key of a section.
 
     training: whether two runs that differ in it count as different trainings (a resume is refused).
-    idle: backbones on which it has no effect, each with the reason or what does it there instead; None: it has one
-    there, although its section has not. What it says of SERVE holds in `ajet serve`, whatever the backbone. A key
-    without declares that every backbone reads it.
+    idle: where it has no effect (SERVE, EVERYWHERE), with the reason or what does it there instead; None: it has one
+    there, although its section or the backbone has not. What it says of SERVE holds whatever the backbone. On which
+    backbones a key has none, their descriptors say.
     later: values that are refused for now, each with the sentence that says so.
-    only: values that are refused on another backbone than verl, likewise.
+    needs: values that are refused where the backbone cannot do what they ask for.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     """
     extra: dict[str, Any] = {"training": training}
@@ -70,8 +72,8 @@ def key(
         extra["idle"] = dict(idle)
     if later is not None:
         extra["later"] = [[value, sentence] for value, sentence in later.items()]
-    if only is not None:
-        extra["only"] = [[value, sentence] for value, sentence in only.items()]
+    if needs is not None:
+        extra["needs"] = [[value, capability] for value, capability in needs.items()]
     if kind is not None:
         extra["kind"] = kind
     return Field(default=default, description=description, json_schema_extra=extra, **constraints)
@@ -99,7 +101,7 @@ def section(
 
 def nowhere(why: str) -> dict[str, str | None]:
     """`idle` of what has no effect on any backbone."""
-    return dict.fromkeys(BACKBONES, why)
+    return {EVERYWHERE: why}
 
 
 def meta(field: FieldInfo) -> dict[str, Any]:
@@ -135,7 +137,8 @@ class Choice(NamedTuple):
 @lru_cache(maxsize=4)
 def walk(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
     """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections. Of the
-    notes, `idle` is by backbone (or SERVE) a `Reason` or None, and `when` lists each `Choice` that must be made."""
+    notes, `path` is the same, `idle` is by SERVE or EVERYWHERE a `Reason` or None, and `when` lists each `Choice` that
+    must be made."""
     return tuple(_walk(model, (), {"idle": {}, "when": []}))
 
 
@@ -144,7 +147,7 @@ def _walk(
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
     for name, field in model.model_fields.items():
         path, own = (*prefix, name), meta(field)
-        notes = {**inherited, **own}
+        notes = {**inherited, **own, "path": path}
         if inherited.get("training") is False:
             notes["training"] = False
         notes["idle"] = inherited["idle"] | {

@@ -32,7 +32,6 @@ class ContextTracker(Section):
         "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
         "metrics `proof/…`. 0 proves none.",
         training=False,
-        idle={"debug": "`ajet prove` proves what debug plays"},
         ge=0,
     )
     log_tool_format_check: bool = key(False, "Log every reply whose tool call has the wrong form.", training=False)

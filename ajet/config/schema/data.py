@@ -15,13 +15,11 @@ class Data(Section):
     train_batch_size: int = key(
         32,
         "Tasks of one training step; each is played `rollout.num_repeat` times.",
-        idle={"debug": "`debug.debug_first_n_tasks` says how many tasks are played"},
         ge=1,
     )
     shuffle: bool = key(
         True,
         "Shuffle the training tasks, anew each epoch, by `seed`.",
-        idle={"debug": "debug plays the first tasks of the reader"},
     )
     on_overlong: Literal["filter", "error"] = key(
         "filter", "A task whose prompt exceeds `max_prompt_length`: left out and counted, or an error."

@@ -7,7 +7,6 @@ Invariant: the names and defaults are those that people's YAMLs already use; a p
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from ajet.config.schema.base import Section, key, section
 from ajet.config.schema.context_tracker import ContextTracker
@@ -15,8 +14,8 @@ from ajet.config.schema.data import Data
 from ajet.config.schema.debug import Debug
 from ajet.config.schema.gateway import Gateway
 from ajet.config.schema.model import Model
-from ajet.config.schema.reasons import DEBUGS_OWN, TRAINS_NOTHING
 from ajet.config.schema.rollout import Rollout
+from ajet.config.schema.store import Store
 from ajet.config.schema.task_judge import TaskJudge
 from ajet.config.schema.task_reader import TaskReader
 from ajet.config.schema.trainer_common import TrainerCommon
@@ -26,7 +25,7 @@ class AjetConfig(Section):
     """What one experiment is: model, tasks, workflow, judge, and how to train."""
 
     project_name: str = key(
-        "ajet_default_project", "A label of your own, kept in the record; no tracker groups by it.", training=False
+        "ajet_default_project", "A label of your own, kept in the record and told to trackers.", training=False
     )
     experiment_name: str = key(
         "read_yaml_name",
@@ -44,14 +43,11 @@ class AjetConfig(Section):
         "YAML in a run directory sets it, so that it repeats the run from there.",
         training=False,
     )
-    backbone: Literal["debug", "local", "verl", "trinity"] = key(
+    backbone: str = key(
         "debug",
-        "Who owns the engine and the optimizer: debug plays episodes and trains nothing, local trains in this "
-        "process, verl on Ray. `--backbone` overrides it.",
+        "Who owns the engine and the optimizer, by name: one that comes with ajet, or one that an installed package "
+        "brings. `--backbone` overrides it.",
         training=False,
-        later={
-            "trinity": "The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
-        },
     )
     seed: int = key(0, "Seed of task order, sampling and every other random choice.", ge=0)
     model: Model = section(Model, "The model to tune.")
@@ -60,10 +56,9 @@ class AjetConfig(Section):
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
     task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
-    trainer_common: TrainerCommon = section(
-        TrainerCommon, "How the policy is updated, validated and saved.", idle={"debug": TRAINS_NOTHING}
-    )
-    debug: Debug = section(Debug, "The debug backbone.", training=False, idle={"local": DEBUGS_OWN, "verl": DEBUGS_OWN})
+    trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
+    store: Store = section(Store, "The ledger of tasks, episodes and groups.")
+    debug: Debug = section(Debug, "The debug backbone.", training=False)
     gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
 
     def total_steps(self, tasks: int) -> int:

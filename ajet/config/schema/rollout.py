@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import AfterValidator
+
+from ajet.config.parts import ISOLATIONS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.reasons import (
-    CLIENTS_BEGIN,
-    NO_TRINITY,
-    NO_VALIDATION,
-    ONE_DEVICE,
-    OWN_AGENTS,
-    TEXT_ONLY,
-    TRAINS_NOTHING,
-    VERLS_SERVERS,
-)
+from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_TRINITY, NO_VALIDATION, OWN_AGENTS
 
 
 class MultiTurn(Section):
@@ -69,7 +64,6 @@ class Vllm(Section):
         "VLLM_API_KEY",
         "Environment variable that holds the server's key.",
         training=False,
-        idle={"local": "a vLLM that the local backbone starts asks for no key"},
     )
     cache_gib: float | None = key(
         None,
@@ -94,29 +88,26 @@ class Rollout(Section):
     engine: Literal["auto", "transformers", "vllm", "endpoint"] = key(
         "auto",
         "Who produces tokens on debug and local; auto is transformers. An endpoint serves debug only.",
-        idle={"verl": VERLS_SERVERS},
     )
-    vllm: Vllm = section(
-        Vllm, "The vLLM engine, for `engine: vllm`.", idle={"verl": VERLS_SERVERS}, when=("rollout.engine", "vllm")
-    )
+    vllm: Vllm = section(Vllm, "The vLLM engine, for `engine: vllm`.", when=("rollout.engine", "vllm"))
     endpoint: RemoteEndpoint = section(
         RemoteEndpoint,
         "An OpenAI-compatible server, for `engine: endpoint`.",
-        idle={"local": TEXT_ONLY, "verl": TEXT_ONLY},
         when=("rollout.engine", "endpoint"),
     )
-    isolation: Literal["thread", "loop", "process"] = key(
+    isolation: Annotated[str, AfterValidator(name_or_reference(tuple(ISOLATIONS), "isolation.py->MyIsolation"))] = key(
         "thread",
-        "Where workflow code runs: a thread and event loop per episode; one shared loop (for code known to be async); "
-        "or a process (the only one whose hang can be killed).",
+        "Where workflow code runs. thread: a thread and event loop per episode; loop: one shared loop (for code known "
+        "to be async); process: the only one whose hang can be killed; or a reference to an isolation of your own.",
         training=False,
+        kind="reference",
         idle={SERVE: OWN_AGENTS},
     )
     max_env_worker: int = key(
         64,
         "Episodes that run at the same time, at most.",
         training=False,
-        idle={"debug": "`debug.debug_max_parallel` says it there", SERVE: None},
+        idle={SERVE: None},
         ge=1,
     )
     episode_timeout: float | None = key(600.0, "Seconds after which an episode fails; null waits for ever.", gt=0)
@@ -129,6 +120,7 @@ class Rollout(Section):
         False,
         "Admit requests in rounds, so that a killed and resumed run equals an uninterrupted one bit for bit (verl "
         "refuses it).",
+        needs={True: "deterministic"},
     )
     num_repeat: int = key(4, "Episodes per task: the size of a group.", ge=1)
     temperature: float = key(0.9, "Sampling temperature in training.", ge=0)
@@ -142,7 +134,7 @@ class Rollout(Section):
     top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate. See `top_p`.", ge=-1)
     gamma: float = key(1.0, "Discount over a list of per-turn rewards.", ge=0, le=1)
     val_kwargs: ValKwargs = section(
-        ValKwargs, "Sampling during validation.", training=False, idle=dict.fromkeys(("debug", SERVE), NO_VALIDATION)
+        ValKwargs, "Sampling during validation.", training=False, idle={SERVE: NO_VALIDATION}
     )
     max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
     max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
@@ -162,30 +154,25 @@ class Rollout(Section):
     enable_oversample: bool = key(
         False,
         "Start more groups than the batch needs and train on the first that close (verl refuses it).",
-        idle={"debug": TRAINS_NOTHING, SERVE: CLIENTS_BEGIN},
+        idle={SERVE: CLIENTS_BEGIN},
+        needs={True: "oversamples"},
     )
     submit_oversample_multiplier: float = key(
         1.5,
         "How many more, as a factor, with `enable_oversample`.",
-        idle={
-            "debug": TRAINS_NOTHING,
-            "verl": "verl plays the groups that a batch needs, not more",
-            SERVE: CLIENTS_BEGIN,
-        },
+        idle={SERVE: CLIENTS_BEGIN},
         ge=1,
     )
     tensor_model_parallel_size: int = key(
         1,
         "GPUs that one engine is split over (verl and trinity).",
         training=False,
-        idle={"debug": ONE_DEVICE, "local": ONE_DEVICE},
         ge=1,
     )
     gpu_memory_utilization: float = key(
         0.5,
         "Part of each GPU's memory that the engine takes for weights and cache (verl).",
         training=False,
-        idle=dict.fromkeys(("debug", "local"), "`rollout.vllm.cache_gib` says what vLLM takes here"),
         gt=0,
         le=1,
     )
@@ -194,7 +181,6 @@ class Rollout(Section):
         "vllm",
         "Engine of the verl and trinity backbones.",
         training=False,
-        idle=dict.fromkeys(("debug", "local"), "`rollout.engine` says it here"),
     )
 
     @property

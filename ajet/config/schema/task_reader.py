@@ -10,7 +10,7 @@ from ajet.config.schema.base import SERVE, Section, key, section
 from ajet.config.schema.choices import name_or_reference
 from ajet.config.schema.reasons import NO_VALIDATION
 
-NOT_HELD_OUT = dict.fromkeys(("debug", SERVE), NO_VALIDATION)
+NOT_HELD_OUT = {SERVE: NO_VALIDATION}
 READERS = (
     "huggingface_dat_repo",
     "jsonl_dataset_file",

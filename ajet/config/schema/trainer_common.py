@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.config.algorithms import ALGORITHMS, OWN
+from ajet.config.parts import TRACKERS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
 from ajet.config.schema.choices import name_or_reference
-from ajet.config.schema.reasons import NO_CLUSTER, NO_TRINITY, NO_VALIDATION, ONLY_SERVED
+from ajet.config.schema.reasons import NO_TRINITY, NO_VALIDATION
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
@@ -91,7 +92,7 @@ class Megatron(Section):
     expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
 
 
-Tracker = Literal["console", "tensorboard", "wandb", "swanlab", "mlflow"]
+Tracker = Annotated[str, AfterValidator(name_or_reference(tuple(TRACKERS), "tracker.py->MyTracker"))]
 
 
 class TrainerCommon(Section):
@@ -101,23 +102,19 @@ class TrainerCommon(Section):
         "sync",
         "sync: play a batch, then train on it, in turns. On verl also colocate_async: unfinished episodes go on with "
         "the new weights; separate_async: engines and trainer at once, on GPUs of their own.",
-        only={
-            "colocate_async": "The mode colocate_async is verl's; here sync is.",
-            "separate_async": "The mode separate_async is verl's; here sync is.",
-        },
+        needs={"colocate_async": "streams", "separate_async": "streams"},
     )
     max_staleness: int | None = key(
         4,
         "Training steps between an episode's first weights and those that it trains, at most; null: any number (verl, "
         "in its asynchronous modes; ajet serve, which drops older groups).",
-        idle={"local": ONLY_SERVED, SERVE: None},
+        idle={SERVE: None},
         ge=0,
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
         "drop",
         "What becomes of a group that is about to be older: drop it and play another task, or wait for it before "
         "training goes on (verl, in its asynchronous modes).",
-        idle={"local": "older groups are dropped here"},
     )
     algorithm: Algorithm = section(Algorithm, "The policy gradient.")
     optim: Optim = section(Optim, "AdamW.")
@@ -171,41 +168,39 @@ class TrainerCommon(Section):
     )
     logger: Tracker | list[Tracker] = key(
         "console",
-        "Trackers, one or a list; metrics.jsonl is always written. One that is not installed warns and is left out.",
+        f"Trackers, one or a list: {', '.join(TRACKERS)}, or a reference to one of your own. metrics.jsonl is always "
+        "written. One that is not installed warns and is left out.",
         training=False,
+        kind="reference",
     )
     log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
     device: str = key(
         "auto",
         "auto, cpu, cuda, cuda:N or mps; on verl auto, cuda, npu or cpu (for tests).",
         training=False,
-        idle={"debug": None},
     )
     threads: int | Literal["auto"] = key(
         "auto",
         "Threads of torch on a CPU.",
         training=False,
-        idle={"debug": None, "verl": "Ray says how many verl's processes have"},
     )
-    nnodes: int = key(1, "Machines (verl and trinity).", training=False, idle={"local": NO_CLUSTER}, ge=1)
-    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, idle={"local": NO_CLUSTER}, ge=0)
+    nnodes: int = key(1, "Machines (verl and trinity).", training=False, ge=1)
+    n_gpus_per_node: int = key(8, "GPUs on each (verl and trinity).", training=False, ge=0)
     strategy: Literal["fsdp", "fsdp2", "megatron"] = key(
-        "fsdp", "How weights and optimizer are spread over the GPUs (verl).", idle={"local": NO_CLUSTER}
+        "fsdp", "How weights and optimizer are spread over the GPUs (verl)."
     )
     fsdp_config: FsdpConfig = section(
         FsdpConfig,
         "What the verl backbone keeps in main memory, whatever the `strategy`.",
         training=False,
-        idle={"local": NO_CLUSTER},
     )
     ulysses_sequence_parallel_size: int = key(
-        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, idle={"local": NO_CLUSTER}, ge=1
+        1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, ge=1
     )
     megatron: Megatron = section(
         Megatron,
         "How Megatron splits the model (verl).",
         training=False,
-        idle={"local": NO_CLUSTER},
         when=("trainer_common.strategy", "megatron"),
     )
     trinity_only__n_vllm_engine: int = key(

@@ -1,61 +1,87 @@
-"""Trackers: where numbers go besides `metrics.jsonl`.
+"""Trackers: where numbers and episodes go besides the run directory.
 
-In: step and finite numbers. Out: a screen, a file, a service. Invariant: a tracker never stops a run: one that is
-not installed is warned about once and left out; the console and `metrics.jsonl` always remain.
+In: the run, its steps' finite numbers, its episodes. Out: a screen, a file, a service. Invariant: a tracker never stops
+a run: one that cannot be opened, or fails later, is warned about once and left out; the console stands in for one that
+cannot be opened, and `metrics.jsonl` always remains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.schema.errors import MissingExtra
+from ajet.config.parts import TRACKERS
+from ajet.config.references import class_of, load_code
+from ajet.config.schema.choices import is_reference
+from ajet.record.trackers.contract import TrackedRun, Tracker
+from ajet.schema.errors import MissingExtra, UserError
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Episode, Outcome
+
+__all__ = ["TrackedRun", "Tracker", "Trackers", "open_trackers"]
 
 
-class Tracker(Protocol):
-    """Takes the numbers of one event after the other."""
+class Trackers:
+    """Those of a run; see the module's invariant."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """One event's numbers; all are finite."""
-        ...
+    def __init__(self, opened: Iterable[Tracker] = ()) -> None:
+        self.opened = list(opened)
+
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """To each."""
+        self._tell(lambda tracker: tracker.metrics(step, numbers))
+
+    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        """To each."""
+        self._tell(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
     def close(self) -> None:
-        """Flush and let go. Idempotent."""
-        ...
+        """Each of them. Idempotent."""
+        self._tell(lambda tracker: tracker.close())
+        self.opened.clear()
+
+    def _tell(self, told: Callable[[Tracker], None]) -> None:
+        for tracker in list(self.opened):
+            try:
+                told(tracker)
+            except Exception as error:  # noqa: BLE001 - a service's client or the user's code: the run goes on without
+                name = type(tracker).__name__
+                logger.warning("{} failed ({}: {}) and is left out from now on", name, type(error).__name__, error)
+                self.opened.remove(tracker)
 
 
-def _console(folder: Path, resumed_step: int | None) -> Tracker:
-    from ajet.record.trackers.console import ConsoleTracker
-
-    return ConsoleTracker()
-
-
-def _tensorboard(folder: Path, resumed_step: int | None) -> Tracker:
-    from ajet.record.trackers.tensorboard import TensorboardTracker
-
-    return TensorboardTracker(folder / "tensorboard", resumed_step)
-
-
-TRACKERS: dict[str, Callable[[Path, int | None], Tracker]] = {"console": _console, "tensorboard": _tensorboard}
-"""Name in `trainer_common.logger` -> opens it for a run folder; the step is the one resumed from, or None."""
-
-
-def open_trackers(names: str | Iterable[str], folder: Path, *, resumed_step: int | None = None) -> list[Tracker]:
-    """The trackers that `trainer_common.logger` names; the console stands in for those that cannot be opened."""
+def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | None = None) -> list[Tracker]:
+    """The trackers that `trainer_common.logger` names; the console stands in for those that cannot be opened. `base`:
+    the folder that references are relative to."""
     wanted = [names] if isinstance(names, str) else list(names)
     opened: dict[str, Tracker] = {}
     for name in dict.fromkeys(wanted):
-        known = TRACKERS.get(name)
-        try:
-            if known is not None:
-                opened[name] = known(folder, resumed_step)
+        if name in TRACKERS and not TRACKERS[name].code:
+            known = ", ".join(each for each, part in TRACKERS.items() if part.code)
+            reason = f"ajet has no tracker of this name yet (known: {known})."
+        else:
+            try:
+                opened[name] = _class_of(name, base or Path.cwd())(run)
                 continue
-            reason = f"ajet has no tracker of this name yet (known: {', '.join(TRACKERS)})."
-        except MissingExtra as error:
-            reason = f"{error.what} {error.do}"
+            except MissingExtra as error:
+                reason = f"{error.what} {error.do}"
+            except UserError as error:
+                reason = error.what
+            except Exception as error:  # noqa: BLE001 - a service's client or the user's code
+                reason = f"{type(error).__name__}: {error}."
         logger.warning("logger {}: {} The numbers go to the console and to metrics.jsonl.", name, reason)
-        opened.setdefault("console", _console(folder, resumed_step))
+        if "console" not in opened:
+            opened["console"] = load_code(TRACKERS["console"].code)(run)
     return list(opened.values())
+
+
+def _class_of(name: str, base: Path) -> type[Tracker]:
+    if not is_reference(name) and name not in TRACKERS:
+        raise UserError(f"There is no tracker of this name (known: {', '.join(TRACKERS)}).")
+    does = ("metrics", "episodes", "close")
+    like = "ajet.record.trackers.Tracker"
+    return class_of(name, TRACKERS, base=base, what="ajet.trainer_common.logger", does=does, like=like)

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ajet.record.console import console
+from ajet.record.trackers.contract import Tracker
 
 SHOWN = {
     "loss": "loss",
@@ -25,21 +26,18 @@ INDENT = 12
 """Columns; a terminal that is too narrow for the line gets it in several, a file in one."""
 
 
-class ConsoleTracker:
+class ConsoleTracker(Tracker):
     """Prints what the line of a step leaves out: reward and times are there already."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """One line; nothing when the event has none of these numbers (a validation)."""
-        shown = [f"{word} {short(values[name])}" for name, word in SHOWN.items() if name in values]
+        shown = [f"{word} {short(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
         if shown:
             line = Text("  ".join(shown), style="dim")
             if console.is_terminal:
                 console.print(Padding(line, (0, 0, 0, INDENT)))
             else:
                 console.print(Text(" " * INDENT).append(line), soft_wrap=True)
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 def short(value: float) -> str:

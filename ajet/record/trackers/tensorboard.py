@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
+from ajet.record.trackers.contract import TrackedRun, Tracker
 from ajet.schema.errors import MissingExtra
 
 
-class TensorboardTracker:
-    """Writes scalars below `folder`; after a resume, viewers drop what was written for later steps."""
+class TensorboardTracker(Tracker):
+    """Writes scalars to `tensorboard/` in the run directory; after a resume, viewers drop what was written for later
+    steps."""
 
-    def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run)
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise MissingExtra("tensorboard", "tensorboard", needed_for="The tracker tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(str(folder))
-        if resumed_step is not None:
+        self._writer = EventFileWriter(str(run.folder / "tensorboard"))
+        if run.resumed_step is not None:
             session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=resumed_step + 1, session_log=session))
+            self._writer.add_event(self._event(wall_time=time.time(), step=run.resumed_step + 1, session_log=session))
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """One event with a scalar for each number, on the disk when this returns."""
-        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
         self._writer.flush()
 

@@ -7,8 +7,10 @@ loops of the gateway, the engine or the rollout, so whatever it does, a timeout 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.config.parts import ISOLATIONS
+from ajet.config.references import class_of
 from ajet.rollout.attempt import Attempt
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
@@ -16,11 +18,22 @@ from ajet.schema.task import WorkflowOutput
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-IsolationName = Literal["thread", "loop", "process"]
-
 
 class Isolation(Protocol):
-    """Runs attempts. All members may be called from any thread and return at once."""
+    """Runs attempts. All members may be called from any thread and return at once. Chosen by `rollout.isolation`, by
+    name or by reference."""
+
+    shared: bool
+    """Whether attempts share one event loop, so that one that blocks holds up the others."""
+
+    apart: bool
+    """Whether an attempt has a process, and so an environment, of its own."""
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
+        """One for attempts of this workflow. `ambient`: the gateway's, for clients that are given nothing; in an
+        attempt's own environment where there is one. Raises ConfigError for a workflow that it cannot run."""
+        ...
 
     @property
     def abandoned(self) -> int:
@@ -40,18 +53,16 @@ class Isolation(Protocol):
         ...
 
 
-def open_isolation(
-    name: IsolationName, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint
-) -> Isolation:
-    """The isolation that `rollout.isolation` names. `ambient`: the gateway's, for clients that are given nothing."""
-    if name == "process":
-        from ajet.rollout.isolation.process import ProcessIsolation
-
-        return ProcessIsolation(experiment, workflow_class, ambient)
-    if name == "loop":
-        from ajet.rollout.isolation.loop import LoopIsolation
-
-        return LoopIsolation()
-    from ajet.rollout.isolation.thread import ThreadIsolation
-
-    return ThreadIsolation()
+def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
+    """The isolation that `rollout.isolation` names. `ambient`: the gateway's, for clients that are given nothing.
+    Raises UserError."""
+    kind = class_of(
+        experiment.ajet.rollout.isolation,
+        ISOLATIONS,
+        base=experiment.base,
+        what="ajet.rollout.isolation",
+        does=("opened", "start", "stop", "close"),
+        like="ajet.rollout.isolation.Isolation",
+    )
+    found: Isolation = kind.opened(experiment, workflow_class, ambient)
+    return found

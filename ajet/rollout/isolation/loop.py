@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
 from ajet.rollout.attempt import Attempt, is_plain, perform
 from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.isolation.user_loop import UserLoop
+from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 
 class LoopIsolation:
     """See the module."""
+
+    shared, apart = True, False
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
+        """It takes any code, and is made for code that awaits."""
+        return cls()
 
     def __init__(self) -> None:
         import openai.resources.chat.completions  # noqa: F401 - takes seconds, which the shared loop would stand still

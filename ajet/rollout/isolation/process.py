@@ -62,6 +62,13 @@ class Home:
 class ProcessIsolation:
     """See the module."""
 
+    shared, apart = False, True
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ProcessIsolation:
+        """Raises ConfigError when another process could not import the workflow."""
+        return cls(experiment, workflow_class, ambient)
+
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
         """Raises ConfigError when another process could not import the workflow."""
         self._home = home_of(workflow_class, experiment, ambient)

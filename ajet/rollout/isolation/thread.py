@@ -12,10 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
+from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
 
 T = TypeVar("T")
 TIDY_TIME = 1.0
@@ -57,6 +61,13 @@ class _Running:
 
 class ThreadIsolation:
     """See the module."""
+
+    shared = apart = False
+
+    @classmethod
+    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ThreadIsolation:
+        """It takes any code."""
+        return cls()
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ajet.config.parts import TRACKERS
 from ajet.config.resolution import is_literal, is_secret
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 
 _LONGEST_NAME = 47
 """KubeRay's limit for the name of a RayJob, from which it makes the names of services."""
-_OF_LOGGERS = {
-    "wandb": ("WANDB_API_KEY",),
-    "swanlab": ("SWANLAB_API_KEY",),
-    "mlflow": ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,9 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     from ajet.backbone.verl import verl_settings
     from ajet.backbone.verl.demand import Demand
 
-    if experiment.ajet.backbone != "verl":
+    if "spreads" not in experiment.backbone.can:
         raise ConfigError(
-            f"The backbone {experiment.ajet.backbone} runs in one process, not on a cluster.",
+            f"The backbone {experiment.backbone.name} runs in one process, not on a cluster.",
             where="ajet.backbone",
             expected="--backbone verl",
         )
@@ -74,7 +70,8 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     demand, root = Demand.of(settings), experiment.root
     if exp_dir is None and experiment.ajet.experiment_dir == "auto":
         root = seen / "launcher_record"
-    command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", "verl", "--with-ray-cluster"]
+    command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", experiment.backbone.name]
+    command.append("--with-ray-cluster")
     return ClusterJob(
         name=_name(experiment.name),
         nodes=demand.nodes,
@@ -119,7 +116,7 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))
     logger = experiment.ajet.trainer_common.logger
     for each in [logger] if isinstance(logger, str) else logger:
-        names.update(_OF_LOGGERS.get(each, ()))
+        names.update(TRACKERS[each].variables if each in TRACKERS else ())
     path = experiment.settled()["model"]["path"]
     if not path.startswith("embedded:") and not Path(path).is_absolute():
         names.add("HF_TOKEN")

@@ -19,8 +19,7 @@ from loguru import logger
 from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Asked, Closed, Died, GaveUp, Letter, Phase, Process, Saved, Stepped, Validated
 from ajet.run.accounting import discarded
-from ajet.run.evaluate import conclude_validation
-from ajet.run.step import Trained, conclude
+from ajet.run.step import Trained
 from ajet.run.step_proof import StepProof
 from ajet.run.train import refuse_if_all_failed
 from ajet.run.verl.tickets import drop_rows
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
-    from ajet.run.progress import TrainingProgress
+    from ajet.run.runner import Sink
     from ajet.run.verl.tickets import Tickets
     from ajet.tokens import Renderer
 
@@ -49,17 +48,17 @@ class Record:
         self,
         experiment: Experiment,
         run: RunDirectory,
-        progress: TrainingProgress,
+        sink: Sink,
         steps: int,
         tickets: Tickets,
         *,
         words: Renderer | None = None,
     ) -> None:
-        """steps: the last one. tickets: where its positions are. words: the run's renderer, by which a sample of each
-        step is proven; its log-probabilities are compared where verl computes them."""
+        """sink: where steps and validations end. steps: the last one. tickets: where its positions are. words: the
+        run's renderer, by which a sample of each step is proven; its log-probabilities are compared where verl computes
+        them."""
         self._settings, self._run, self._steps = experiment.ajet, run, steps
-        self._on_episode, self._on_step = progress.on_episode, progress.on_step
-        self._tickets = tickets
+        self._sink, self._tickets = sink, tickets
         self._proof = StepProof(self._settings, words)
         self._validating: list[Group] = []
         self._saved: Saved | None = None
@@ -114,7 +113,7 @@ class Record:
         if first.split == "train" and not self._tickets.close(group, step):
             return  # its process died after it had told
         for episode in group.episodes:
-            self._on_episode(episode)
+            self._sink.on_episode(episode)
         if first.split == "validation":
             self._validating.append(group)
             return
@@ -143,9 +142,7 @@ class Record:
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
             waiting=self._tickets.waiting(),
         )
-        metrics = conclude(
-            trained, self._settings, self._run, proof=self._proof, on_step=self._on_step, total=self._steps
-        )
+        metrics = self._sink.conclude(trained, proof=self._proof, total=self._steps)
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)
@@ -165,8 +162,8 @@ class Record:
 
     def _validated(self, letter: Validated) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
-        self._validation, measured = conclude_validation(
-            groups, self._run, step=letter.step, seconds=letter.seconds, on_step=self._on_step, total=self._steps
+        self._validation, measured = self._sink.conclude_validation(
+            groups, step=letter.step, seconds=letter.seconds, total=self._steps
         )
         self._measured = letter.step, measured
 

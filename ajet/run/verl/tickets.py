@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.verl.config import SYNC
 from ajet.backbone.verl.mailbox import Grant
-from ajet.config.verl import SYNC
 from ajet.record.files import read_rows
 from ajet.schema.episode import Group
-from ajet.store import Kept, Lease, RunStore, Store, earlier_verl, todays_state
+from ajet.store import Kept, Lease, Store, earlier_verl, store_class, todays_state
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -47,11 +47,12 @@ def oldest_version(config: Mapping[str, Any], step: int) -> int:
     return 0 if most is None else step + 1 - most
 
 
-def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> RunStore:
+def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
     """The run's, at the checkpoint that it resumes. `sessions`: episodes of a group; `oldest`: see `oldest_version`.
     Raises TaskError where the checkpoint was made over other tasks."""
     usable = _whole(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
-    opened = partial(RunStore, run.path / "pending", ledger=run.run_id, redact=run.redact, usable=usable)
+    kind: Callable[..., Store] = store_class(run.experiment)
+    opened = partial(kind, run.path / "pending", ledger=run.run_id, redact=run.redact, usable=usable)
     if run.resumed is None:
         return opened()
     state = run.resumed.state

@@ -21,14 +21,14 @@ from loguru import logger
 from ajet.algorithm import opened
 from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.config import SYNC
+from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
-from ajet.config.verl import SYNC
-from ajet.config.verl.credit import credit_settings
 from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.run.interrupt import Interrupts
     from ajet.run.options import LaunchOptions
+    from ajet.run.runner import Sink
     from ajet.tokens import Renderer
 
 LINKED = "resumed"
@@ -51,29 +52,27 @@ LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
 
 
-def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
-    """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError; and what verl
-    raised."""
+def train_on_verl(
+    experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: Sink
+) -> None:
+    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
+    UserError; and what verl raised."""
     import ray
     from omegaconf import OmegaConf
 
     from ajet.backbone.verl.logs import kept
-    from ajet.run.progress import TrainingProgress
-    from ajet.run.summary import finish
     from ajet.run.verl.runner import Runner
 
     address = address_of(options)
     config, order, words = _config(experiment, run, own=address is None)
     steps = config["trainer"]["total_training_steps"]
     if run.resumed is not None and run.resumed.step >= steps:
-        finish(run)
         return
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
-    progress = TrainingProgress(experiment, run)
     tickets = tickets_of(experiment, run, config, order)
-    record = Record(experiment, run, progress, steps, tickets, words=words)
+    record = Record(experiment, run, sink, steps, tickets, words=words)
     run.status.set(phase="starting Ray", steps=steps)
     began = time.monotonic()
     try:
@@ -103,9 +102,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
                 listen()
                 raise
     finally:
-        progress.close()
         shutil.rmtree(run.path / LINKED, ignore_errors=True)
-    finish(run)
 
 
 def address_of(options: LaunchOptions) -> str | None:

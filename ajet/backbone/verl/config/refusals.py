@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ajet.backbone.verl.config.batches import batch_sizes, fixed_micro_batches
+from ajet.backbone.verl.config.checkpoints import checkpoints
+from ajet.backbone.verl.config.credit import unsupported
+from ajet.backbone.verl.config.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.config.validate import together
-from ajet.config.verl.batches import batch_sizes, fixed_micro_batches
-from ajet.config.verl.checkpoints import checkpoints
-from ajet.config.verl.credit import unsupported
-from ajet.config.verl.effective import ACTOR, MACHINES, MEGATRON_SIZES, ROLLOUT, TRAINER, ULYSSES, Settings
-from ajet.config.verl.limits import ModelLimits
+from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -257,17 +257,6 @@ def _sampling(s: Settings) -> Iterator[ConfigError]:
             f"{ROLLOUT}.temperature",
             "rollout.temperature",
             expected="above 0 (validation has its own, ajet.rollout.val_kwargs.temperature)",
-        )
-    if s.ajet.rollout.enable_oversample:
-        yield s.problem(
-            "verl plays the groups that a batch needs, not more.", "", "rollout.enable_oversample", expected="false"
-        )
-    if s.ajet.rollout.deterministic:
-        yield s.problem(
-            "verl's engines do not admit requests in rounds.",
-            "",
-            "rollout.deterministic",
-            expected="false, or --backbone local",
         )
 
 

@@ -17,14 +17,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.verl.config.refusals import refuse
+from ajet.backbone.verl.config.resolvers import register
+from ajet.backbone.verl.config.unknown import refuse_unknown
 from ajet.config.locations import default_config
 from ajet.config.references import within
 from ajet.config.resolution import HIDDEN, is_secret
-from ajet.config.shapes import BACKBONE_ROOTS
-from ajet.config.verl.limits import ModelLimits
-from ajet.config.verl.refusals import refuse
-from ajet.config.verl.resolvers import register
-from ajet.config.verl.unknown import refuse_unknown
+from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ ROOTS = (
     "reward", "algorithm", "distillation", "transfer_queue", "trainer", "global_profiler", "skip", "ray_kwargs",
 )  # fmt: skip
 """The root names of verl's config."""
-TOP_LEVEL = tuple(name for name in BACKBONE_ROOTS if name in ROOTS)
+TOP_LEVEL = ("actor_rollout_ref", "critic", "trainer", "algorithm")
 """Those that may also stand at the top level of a YAML."""
 
 

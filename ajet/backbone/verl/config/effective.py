@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import ABSENT
-from ajet.config.verl.limits import ModelLimits
+from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a model's config.json says that verl's settings depend on."""
+"""What a model says of its sizes in config.json, read without loading it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ajet.config.verl.effective import ACTOR, TRAINER, Settings
+from ajet.backbone.verl.config.effective import ACTOR, TRAINER, Settings
 from ajet.schema.errors import ConfigError
 
 CALLBACK = "ajet.run.verl.runner.SavedCallback"

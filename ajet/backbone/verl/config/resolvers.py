@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ajet.backbone.verl.config.refusals import SYNC
 from ajet.config.schema.trainer_common import STALE_CAP
-from ajet.config.verl.refusals import SYNC
 
 _NO_DEFAULT = object()
 

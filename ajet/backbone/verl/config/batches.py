@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ajet.config.verl.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet.backbone.verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
 from ajet.schema.errors import ConfigError
 
 

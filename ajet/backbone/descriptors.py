@@ -1,0 +1,101 @@
+"""The backbones that come with ajet: what each can do, which keys it does not read, and where its code is.
+
+Invariant: this table is the only list of them; the command line, the documentation and the checks of a configuration
+come from it. Their code is named as text: nothing here imports torch, ray or verl. A contract test holds each line
+against its code.
+"""
+
+from __future__ import annotations
+
+from ajet.config.backbones import Descriptor
+from ajet.config.locations import default_config
+
+TRAINS_NOTHING = "debug trains nothing"
+DEBUGS_OWN = "it is the debug backbone's own"
+NO_VALIDATION = "no held-out tasks are played"
+ONE_DEVICE = "model and engine are on one device here"
+NO_CLUSTER = "the local backbone is one process on one device"
+VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
+TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
+
+_IN_THIS_PROCESS = {
+    "rollout.tensor_model_parallel_size": ONE_DEVICE,
+    "rollout.gpu_memory_utilization": "`rollout.vllm.cache_gib` says what vLLM takes here",
+    "rollout.name": "`rollout.engine` says it here",
+}
+
+DEBUG = Descriptor(
+    "debug",
+    "plays episodes and trains nothing",
+    can=frozenset({"serves", "recomputes", "oversamples", "deterministic", "interactive"}),
+    opens="ajet.backbone.debug->DebugBackbone",
+    scorer="ajet.backbone.local.scorer->Scorer",
+    idle={
+        **_IN_THIS_PROCESS,
+        "data.train_batch_size": "`debug.debug_first_n_tasks` says how many tasks are played",
+        "data.shuffle": "debug plays the first tasks of the reader",
+        "rollout.max_env_worker": "`debug.debug_max_parallel` says it there",
+        "rollout.val_kwargs": NO_VALIDATION,
+        "rollout.enable_oversample": TRAINS_NOTHING,
+        "rollout.submit_oversample_multiplier": TRAINS_NOTHING,
+        "task_reader.huggingface_dat_repo.validation_split": NO_VALIDATION,
+        "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
+        "task_reader.random_dummy.validation_size": NO_VALIDATION,
+        "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
+        "store": TRAINS_NOTHING,
+        "context_tracker.proof_sample": "`ajet prove` proves what debug plays",
+        "trainer_common": TRAINS_NOTHING,
+        "trainer_common.device": None,
+        "trainer_common.threads": None,
+    },
+)
+LOCAL = Descriptor(
+    "local",
+    "trains in this process",
+    can=frozenset({"trains", "serves", "recomputes", "oversamples", "deterministic", "interactive"}),
+    opens="ajet.backbone.local->LocalBackbone",
+    scorer="ajet.backbone.local.scorer->Scorer",
+    layer=default_config() / "local" / "local_default.yaml",
+    idle={
+        **_IN_THIS_PROCESS,
+        "rollout.vllm.api_key_env": "a vLLM that the local backbone starts asks for no key",
+        "rollout.endpoint": TEXT_ONLY,
+        "trainer_common.max_staleness": "only `ajet serve` reads it",
+        "trainer_common.max_staleness_strategy": "older groups are dropped here",
+        "trainer_common.nnodes": NO_CLUSTER,
+        "trainer_common.n_gpus_per_node": NO_CLUSTER,
+        "trainer_common.strategy": NO_CLUSTER,
+        "trainer_common.fsdp_config": NO_CLUSTER,
+        "trainer_common.ulysses_sequence_parallel_size": NO_CLUSTER,
+        "trainer_common.megatron": NO_CLUSTER,
+        "debug": DEBUGS_OWN,
+    },
+    extra="local",
+)
+VERL = Descriptor(
+    "verl",
+    "trains on Ray, on one machine or many",
+    can=frozenset({"trains", "streams", "replaces", "spreads"}),
+    runner="ajet.run.verl.launch->VerlRunner",
+    roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
+    filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
+    idle={
+        "rollout.engine": VERLS_SERVERS,
+        "rollout.vllm": VERLS_SERVERS,
+        "rollout.endpoint": TEXT_ONLY,
+        "rollout.submit_oversample_multiplier": "verl plays the groups that a batch needs, not more",
+        "trainer_common.threads": "Ray says how many verl's processes have",
+        "debug": DEBUGS_OWN,
+    },
+    extra="verl",
+)
+TRINITY = Descriptor(
+    "trinity",
+    "is not part of this version",
+    roots=("trinity",),
+    layer=default_config() / "trinity" / "trinity_default.yaml",
+    extra="trinity",
+    later="The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
+)
+SHIPPED = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
+"""By name."""

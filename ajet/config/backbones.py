@@ -1,0 +1,126 @@
+"""What the configuration knows of backbones: a descriptor of each, by its name.
+
+Invariant: no backbone is known by name here, and none is compared by name elsewhere: what matters is asked of the
+descriptor (`can`, `roots`, `idle`). Those that come with ajet are described in the room that owns them; any other by
+an installed package, with an entry point of the group `ajet.backbones`: a name reaches the command line, other
+processes and the reader of a record, where a file of the user's would be out of place. A descriptor names its code as
+text, since settings are checked without torch, ray or a backbone's package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from ajet.schema.errors import ConfigError
+
+GROUP = "ajet.backbones"
+"""Entry points of packages that bring a backbone: its name, and where its `Descriptor` is."""
+SHIPPED = "ajet.backbone.descriptors"
+"""The module that describes those that come with ajet, as `SHIPPED`."""
+
+Capability = Literal[
+    "trains", "serves", "recomputes", "streams", "replaces", "oversamples", "deterministic", "interactive", "spreads"
+]
+"""What somebody can want of a backbone.
+trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
+recomputes: log-probabilities can be computed a second time (`ajet prove`). streams: episodes are played while others
+are trained on. replaces: another task is played in place of one that nobody could score. oversamples: more groups are
+begun than a batch needs. deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may
+be defined in the running program or notebook. spreads: over several machines."""
+
+IN_WORDS: Mapping[Capability, str] = {
+    "streams": "plays on while it trains",
+    "oversamples": "begins more groups than a batch needs",
+    "deterministic": "repeats a killed run bit for bit",
+}
+"""Of those that a key's value may need: what such a backbone does."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What is known of a backbone without importing it."""
+
+    name: str
+    about: str
+    """What it does, as the end of a sentence that begins with its name."""
+    can: frozenset[Capability] = frozenset()
+    opens: str | None = None
+    """Reference to a class `ajet.backbone.contract.Backbone`, made with the experiment in the run's own process. None:
+    it has processes of its own, which its runner lays out."""
+    runner: str = "ajet.run.runner->Runner"
+    """Reference to the class that lays out the processes of a training: `ajet.run.runner.Runner`, or one derived from
+    it."""
+    scorer: str | None = None
+    """Reference to a class `ajet.backbone.contract.Scorer`; None: its weights cannot be loaded again."""
+    layer: Path | None = None
+    """A YAML of `ajet` keys with other defaults, between ours and the user's."""
+    roots: tuple[str, ...] = ()
+    """Root names of a YAML that are its own."""
+    filled: tuple[Path, ...] = ()
+    """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
+    idle: Mapping[str, str | None] = field(default_factory=dict)
+    """Keys and sections below `ajet` that have no effect on it, each with the reason, or with what does it instead;
+    None: a key that has one, although its section has not."""
+    extra: str = ""
+    """The extra of ajet that brings what it needs."""
+    later: str = ""
+    """The sentence that refuses it, where this version knows it by name only."""
+
+    def __post_init__(self) -> None:
+        for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):
+            if (capability in self.can) != (code is not None):
+                raise ValueError(f"the backbone {self.name}: {capability} without its code, or the reverse")
+
+
+def shipped() -> Mapping[str, Descriptor]:
+    """Those that come with ajet, by name."""
+    found: Mapping[str, Descriptor] = import_module(SHIPPED).SHIPPED
+    return found
+
+
+def described(name: str) -> Descriptor:
+    """The backbone of this name. Raises ConfigError where there is none, or its package is broken."""
+    return shipped().get(name) or _installed(name)
+
+
+def owner_of(state: Mapping[str, Any]) -> Descriptor | None:
+    """The backbone in whose own form a checkpoint is: the one whose name its state has an entry of. None: it is in
+    Hugging Face layout. Raises ConfigError where the package is broken."""
+    installed = metadata.entry_points(group=GROUP).names
+    name = next((name for name in (*shipped(), *sorted(installed)) if name in state), None)
+    return described(name) if name is not None else None
+
+
+@lru_cache(maxsize=32)
+def _installed(name: str) -> Descriptor:
+    points = metadata.entry_points(group=GROUP)
+    if name not in points.names:
+        names = [*shipped(), *sorted(points.names)]
+        near = get_close_matches(name, names, 1)
+        raise ConfigError(
+            f"ajet.backbone is {name!r}.",
+            expected=f"one of {', '.join(names)}, or one that an installed package brings",
+            do=f"did you mean {near[0]}?" if near else "",
+        )
+    (point, *_) = points.select(name=name)
+    try:
+        found: Any = point.load()
+    except Exception as problem:  # the package's code runs here, it may raise anything
+        raise ConfigError(
+            f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
+            where=f"{point.value} (entry point of {GROUP})",
+            do="mend or remove the package that brings it",
+        ) from problem
+    if not isinstance(found, Descriptor) or found.name != name:
+        raise ConfigError(
+            f"The backbone {name} is described by {found!r}.",
+            where=f"{point.value} (entry point of {GROUP})",
+            expected=f"ajet.config.backbones.Descriptor(name={name!r}, …)",
+        )
+    return found

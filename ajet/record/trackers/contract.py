@@ -1,0 +1,52 @@
+"""What a tracker is, and what it knows of its run.
+
+Invariant: a tracker is told, and decides nothing: whatever it raises is warned about, and it is told no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.episode import Episode, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """Which run it is."""
+
+    project: str
+    name: str
+    run_id: str
+    """The same when it is resumed."""
+    folder: Path
+    """The run directory; a tracker's own files go into a folder in it."""
+    resumed_step: int | None = None
+    """The step that it continues from: what was tracked of later ones did not happen. None: from nothing."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The whole configuration as it is recorded, by root name: without secrets."""
+        from ajet.config import recorded_tree
+
+        return recorded_tree(self.folder / "resolved.yaml")
+
+
+class Tracker:
+    """Derive from it, write `metrics`, and name the class in `trainer_common.logger`. Made with the run; raises
+    MissingExtra, or anything else, where it cannot work: then the console stands in."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self.run = run
+
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of a step or a validation; all are finite."""
+        raise NotImplementedError
+
+    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        """Episodes of a step, as they are recorded, and what became of them by uuid. Not to be changed."""
+
+    def close(self) -> None:
+        """Flush and let go. Idempotent."""

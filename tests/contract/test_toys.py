@@ -1,0 +1,227 @@
+"""Parts that somebody else wrote: the commands work with them, and no file of ajet's knows them (tests/toys)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.backbone.descriptors import SHIPPED
+from ajet.cli import launcher
+from ajet.config import load_experiment
+from ajet.config.parts import ISOLATIONS, STORES, TRACKERS
+from ajet.config.references import load_code, resolve_reference
+from ajet.record import RunDirectory
+from ajet.run.runner import Runner
+from ajet.run.verl.tickets import open_verl_store
+from ajet.schema.task import Task
+from ajet.task_reader import TaskOrder
+from tests.ajet_command import metric_rows
+from tests.verl_fixtures import without_verl
+
+ROOT = Path(__file__).parents[2]
+TOYS = ROOT / "tests" / "toys"
+AGENT = """
+from ajet import Task
+
+class Tasks:
+    def __init__(self, config): pass
+    def tasks(self, split):
+        return [Task(task_id=str(number), main_query=f"What is {number} + 2?") for number in range(3)]
+
+async def agent(task, tuner):
+    client = tuner.as_raw_openai_sdk_client()
+    asked = [{"role": "user", "content": task.main_query}]
+    reply = await client.chat.completions.create(model="ajet", messages=asked)
+    return float(sum(map(ord, reply.choices[0].message.content or "")))
+"""
+YAML = f"""
+ajet:
+  model: {{path: "embedded:tiny-tools", dtype: float32}}
+  task_reader: {{type: agent.py->Tasks}}
+  data: {{train_batch_size: 1, max_prompt_length: 96, max_response_length: 32}}
+  rollout:
+    user_workflow: agent.py->agent
+    isolation: {TOYS}/isolation/isolation.py->ToyIsolation
+    max_response_length_in_one_turn: 6
+    max_model_len: 128
+    temperature: 1.0
+    compute_madness_checklist: []
+  store: {{type: {TOYS}/store/store.py->ToyStore}}
+  trainer_common:
+    total_training_steps: 1
+    save_freq: 1
+    threads: 1
+    nnodes: 1
+    use_kl_loss: false
+    logger:
+      - {TOYS}/tracker/tracker.py->ToyTracker
+      - {TOYS}/tracker/tracker.py->ToyTrackerThatFails
+    algorithm: {{adv_estimator: {TOYS}/algorithm/algorithm.py->ToyAlgorithm}}
+toy: {{clip_high: 0.3}}
+"""
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """`ajet ARGUMENTS` in this process and in the folder of the project: exit code, and all that it printed."""
+    monkeypatch.syspath_prepend(str(TOYS / "backbone"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "x.yaml").write_text(YAML)
+
+    def command(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            launcher.main([*arguments])
+        told = capfd.readouterr()
+        return int(ended.value.code or 0), told.out + told.err
+
+    yield command
+
+
+def part(folder: str, reference: str) -> Any:
+    """The class that the YAML's reference means."""
+    return resolve_reference(f"{TOYS}/{folder}/{reference}", base=ROOT)
+
+
+CONF = ("--conf", "x.yaml", "--backbone", "toy")
+
+
+@pytest.mark.slow
+def test_every_command_works_with_parts_that_others_wrote(run: Command, tmp_path: Path) -> None:
+    code, said = run("config", "validate", *CONF)
+    assert code == 0 and "x.yaml is valid" in said and "a toy is one process" in said
+    code, said = run("config", "show", *CONF)
+    assert code == 0 and "# What the toy gets.\nclip_high: 0.3" in said
+    code, said = run("doctor", *CONF, "--json")
+    sections = json.loads(said[said.index("{") :])["sections"]
+    assert sections["toy"] == [{"topic": "toy", "state": "ok", "text": "needed", "do": ""}]
+    assert sections["experiment"][0]["state"] == "ok"
+    code, said = run(*CONF, "--dry-run")
+    assert code == 0 and "1 task × 2 episodes" in said, "its layer"
+    launched = tmp_path / "launcher_record" / "x"
+    assert not launched.exists()
+
+    code, said = run(*CONF)
+    assert code == 0 and "ToyTrackerThatFails failed (ConnectionError: nobody is there)" in said, said
+    (row,) = metric_rows(launched)
+    assert row["toy_updates"] == 1
+    told = [json.loads(line) for line in (launched / "toy.jsonl").read_text().splitlines()]
+    assert told[0] == {
+        "run": "x", "project": "ajet_default_project", "backbone": "toy",
+        "id": json.loads((launched / "run.json").read_text())["run_id"],
+    }  # fmt: skip
+    episodes, metrics, closed = told[1:]
+    assert sorted(episodes["advantages"]) == [-1.0, 1.0] and metrics["numbers"]["toy_updates"] == 1
+    assert closed == {"closed": True}
+    code, said = run(*CONF, "trainer_common.total_training_steps=2")
+    assert code == 0 and [row["step"] for row in metric_rows(launched)] == [1, 2]
+    assert part("isolation", "isolation.py->ToyIsolation").played == 4
+    first, second = part("store", "store.py->ToyStore").opened_at
+    assert first is None and second["toy"] is True and second["next"] == 1
+
+    from toy_backbone.code import ToyScorer  # type: ignore[import-not-found]
+
+    code, said = run("prove", "x", "--at-most", "1")
+    assert code == 0 and ToyScorer.opened == 2, said
+    code, said = run("export", "x")
+    assert code == 0 and (launched / "exports" / "step-2" / "model.safetensors").is_file()
+
+
+def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
+    code, said = run("config", "validate", *CONF, "rollout.deterministic=true")
+    assert code == 2 and "needs a backbone that repeats a killed run bit for bit, which toy does not" in said
+    code, said = run("config", "validate", *CONF, "+toy.speed=2")
+    assert code == 2 and "A toy has no speed." in said
+    code, said = run("config", "validate", "--conf", "x.yaml", "--backbone", "toys")
+    assert code == 2 and "did you mean toy?" in said and "--backbone toys" in said
+    code, said = run("config", "validate", "--conf", "x.yaml")
+    assert code == 0 and "toy" not in said.replace(str(TOYS), ""), "without the backbone its section is the user's own"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("rollout.isolation", "agent.py->Tasks", "has no opened, start, stop, close"),
+        ("store.type", "agent.py->agent", "is a function"),
+        ("rollout.isolation", "threads", "did you mean thread?"),
+        ("store.type", "sqlite", "one of run_directory"),
+        ("trainer_common.logger", "tensorbord", "did you mean tensorboard?"),
+    ],
+)
+@pytest.mark.slow
+def test_what_is_no_such_part_is_one_error(run: Command, key: str, value: str, said: str) -> None:
+    code, told = run("--conf", "x.yaml", "--backbone", "local", f"{key}={value}")
+    assert code == 2 and said in " ".join(told.split()) and "Traceback" not in told, told
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_each_descriptor_is_its_code(name: str) -> None:
+    backbone = SHIPPED[name]
+    assert backbone.name == name and issubclass(load_code(backbone.runner), Runner)
+    if backbone.opens is not None:
+        assert load_code(backbone.opens).trains is ("trains" in backbone.can)
+    if backbone.scorer is not None:
+        assert all(hasattr(load_code(backbone.scorer), member) for member in ("version_of", "logprobs", "widen"))
+    assert backbone.layer is None or backbone.layer.is_file()
+    from ajet.config.keys import dotted_keys
+
+    assert backbone.idle.keys() <= {*dotted_keys()}
+
+
+@pytest.mark.parametrize(
+    "part", [each for table in (TRACKERS, ISOLATIONS, STORES) for each in table.values() if each.code]
+)
+def test_each_line_of_the_tables_is_its_class(part) -> None:
+    assert isinstance(load_code(part.code), type)
+
+
+def test_a_store_of_ones_own_is_what_a_run_of_verl_opens(run: Command, tmp_path: Path) -> None:
+    experiment = load_experiment("x.yaml", backbone="verl", exp_dir=tmp_path / "runs")
+    with RunDirectory.open(experiment, root=experiment.root) as opened:
+        store = open_verl_store(opened, TaskOrder([Task(task_id="1", main_query="?")], seed=0), sessions=2)
+    assert type(store) is part("store", "store.py->ToyStore")
+
+
+def test_no_backbone_is_compared_by_its_name() -> None:
+    """What matters of one is asked of its descriptor."""
+    compared = re.compile(r"""backbone(\.name|_name)?\s*(==|!=|(not )?in)\s*\(?["']""")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / "ajet").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if compared.search(line)
+    ]
+    assert found == []
+
+
+def test_no_file_of_ajet_knows_a_toy() -> None:
+    assert not [path for path in (ROOT / "ajet").rglob("*.py") if "toy_backbone" in path.read_text()]
+
+
+@without_verl
+def test_settings_of_verl_are_checked_without_its_packages(tmp_path: Path) -> None:
+    """In a fresh process, as a person would."""
+    script = """
+import sys
+from ajet.cli import launcher
+try:
+    launcher.main(["config", "validate", "--conf", "x.yaml", "--backbone", "verl"])
+finally:
+    print([name for name in ("verl", "ray", "torch", "transformers", "vllm") if name in sys.modules])
+"""
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "x.yaml").write_text(
+        "ajet:\n  model: {path: 'embedded:tiny-tools'}\n  task_reader: {type: agent.py->Tasks}\n"
+        "  rollout: {user_workflow: agent.py->agent, max_model_len: 512, max_response_length_in_one_turn: 64}\n"
+        "  data: {max_prompt_length: 256, max_response_length: 128}\n  trainer_common: {device: cuda}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "x.yaml is valid" in done.stdout and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

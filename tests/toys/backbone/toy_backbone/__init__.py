@@ -1,0 +1,1 @@
+"""A backbone in a package of its own."""
