@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ajet.cli import launcher
+from ajet.run.cluster.slurm import BESIDE
 from tests.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
@@ -47,6 +48,7 @@ while :; do sleep 0.02; done
 COMMANDS = {
     "srun": SRUN, "ray": RAY, "ajet": RUN, "scontrol": "#!/bin/sh\nprintf 'one\\ntwo\\n'\n",
     "hostname": "#!/bin/sh\necho 10.1.2.3 10.9.9.9\n",
+    "python": f'#!/bin/sh\n[ "$1 $2 $3" = "-I -m {BESIDE}" ] && shift 3 && exec "$@"\n',
 }  # fmt: skip
 
 
