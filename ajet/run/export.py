@@ -26,7 +26,7 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
     checkpoint of verl; None keeps the one that was trained in. Raises UserError.
     """
     folder = known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
-    checkpoint = _checkpoint(checkpoints_of(folder), step)
+    checkpoint = checkpoint_of(checkpoints_of(folder), step)
     target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
     if target.exists():
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
@@ -64,7 +64,8 @@ def checkpoints_of(folder: Path) -> Checkpoints:
     return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
 
 
-def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+    """That of `step`, or the last. Raises UserError where there is none, or it is not whole."""
     known = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)

@@ -10,15 +10,20 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ajet.record.attempts import read_attempts
+from ajet.record.comparison import compare
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.held_out import words
 from ajet.record.learned import LEARNED_NOTHING, why_nothing
+from ajet.record.scores import Scores, worth_of_failure
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ajet.record import RunDirectory
+    from ajet.record.episodes import EpisodeFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,24 @@ class Tally:
         return line + held_out
 
 
+def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
+    """Which held-out tasks the validation after one step solved and that after another did not, in short; None where
+    either recorded no episode."""
+    try:
+        first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
+    except UserError as damage:  # what was trained is whole
+        return f"Which held-out tasks flipped is not known: {damage.what}"
+    lowest = worth_of_failure([*first, *last])
+    compared = compare(Scores(first, lowest), Scores(last, lowest))
+    if compared is None:
+        return None
+    what = "solved" if compared.quantity == "success" else "better"
+    return (
+        f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
+        f"{compared.words()}"
+    )
+
+
 def finish(run: RunDirectory) -> None:
     """Draw the curve, print accuracy before and after, the tally, and what to try next; or that nothing was learned,
     and why."""
@@ -81,6 +104,8 @@ def finish(run: RunDirectory) -> None:
             f"Held out ({counted(int(last['validation/tasks']), 'task')}): {words(first, 2)} after step "
             f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}"
         )
+        if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):
+            console.print(flipped, soft_wrap=True)
     console.print(Tally.of(rows).line())
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
