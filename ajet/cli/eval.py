@@ -57,6 +57,13 @@ def evaluate(
             help="0 is greedy. Without it as rollout.val_kwargs says.",
         ),
     ] = None,
+    judge: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
+            help="Scores by this judge, too; may be given several times.",
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Play again what is recorded already.", rich_help_panel=_WHAT)
     ] = False,
@@ -108,9 +115,10 @@ def evaluate(
         settings.insert(0, target)
         target = None
     keys = tuple(by) if by else TAG_KEYS
+    asked = Asked(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh)
     with beside_json(as_json):
         experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
-        result = evaluate_models(experiment, models, Asked(tasks, at_most, repeat, temperature, fresh))
+        result = evaluate_models(experiment, models, asked)
     if as_json:
         typer.echo(spelled(result, keys))
     else:

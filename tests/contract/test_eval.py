@@ -37,6 +37,11 @@ class Asks(Workflow):
         reply = await client.chat.completions.create(messages=messages)
         return WorkflowOutput(metadata={"answer": reply.choices[0].message.content})
 
+def strict(task, output):
+    if task.metadata["number"] == 3:
+        raise KeyError("a judge that stumbles")
+    return float(task.metadata["number"] == 2), task.metadata["number"] == 2
+
 def right(task, output):
     good = output.metadata["answer"] == "yes"
     return float(good), good
@@ -167,6 +172,22 @@ def test_changed_code_or_tasks_are_another_evaluation(project, server, capsys):
     (project / "more.jsonl").write_text(json.dumps({"question": "Is it task 0", "id": "t0", "number": 0}) + "\n")
     run(capsys, *arguments, "--tasks", "more.jsonl")
     assert len(played(project)) == 3 and len(list((project / "launcher_record/x/eval").iterdir())) == 3
+
+
+def test_other_judges_see_what_was_played(project, server, capsys):
+    """On the same record: nothing is played again, and one at which a judge stumbles has failed under that judge."""
+    arguments = ["x.yaml", "--model", f"strong@{server}", "--at-most", "4"]
+    run(capsys, *arguments)
+    judged = [*arguments, "--judge", "workflow.py->strict", "--judge", "workflow.py->right"]
+    (told,) = json.loads(run(capsys, *judged, "--json", "--csv", "a.csv"))["models"]
+    assert len(played(project)) == 4 and told["pass@1"]["value"] == 0.75
+    strict, right = told["judges"].values()
+    assert (strict["pass@1"]["value"], strict["failed"]) == (0.25, 1) and right["pass@1"] == told["pass@1"]
+    rows = list(csv.DictReader((project / "a.csv").open()))
+    assert [row["reward by strict"] for row in rows] == ["0.0", "0.0", "1.0", ""] and rows[0][
+        "success by right"
+    ] == "True"
+    assert "  strict " in run(capsys, *judged)
 
 
 def test_failures_count_and_are_said(project, server, capsys):

@@ -7,7 +7,7 @@ and no more. A model of which nothing is missing is not loaded.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.evaluation import record
+from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import Model
 from ajet.run.evaluation.record import Evaluation
 from ajet.schema.episode import Group
@@ -39,6 +40,8 @@ class Asked:
     at_most: int | None = None
     repeats: int | None = None
     temperature: float | None = None
+    judges: Sequence[str] = ()
+    """References to judges that see what was played besides the experiment's own."""
     fresh: bool = False
 
 
@@ -50,6 +53,8 @@ class Evaluated:
     folder: Path
     """Its record."""
     scores: Scores
+    judged: Mapping[str, Scores]
+    """By other judges, by reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Result:
 def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Asked) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
+    judges = open_judges(experiment, asked.judges)
     evaluations = _evaluations(experiment, models, asked)
     played: list[tuple[Model, Path, list[Attempt]]] = []
     for evaluation in evaluations:
@@ -82,8 +88,12 @@ def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Aske
         played.append((evaluation.model, folder, record.recorded(evaluation, folder)))
     lowest = worth_of_failure(attempt for _, _, attempts in played for attempt in attempts)
     first = evaluations[0]
+    tasks = dict(first.tasks)
     return Result(
-        tuple(Evaluated(model, folder, Scores(attempts, lowest)) for model, folder, attempts in played),
+        tuple(
+            Evaluated(model, folder, Scores(attempts, lowest), scores_by_judge(judges, attempts, tasks))
+            for model, folder, attempts in played
+        ),
         tasks=first.count,
         repeats=first.repeats,
         sampling=sampling_words(experiment),

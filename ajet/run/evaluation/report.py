@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,17 +33,19 @@ COLUMNS = (
 
 def show(result: Result, keys: Sequence[str] = TAG_KEYS) -> None:
     """The table, by model and tag; how the others differ from the first; where the records lie."""
-    everything = [each.scores for each in result.evaluated]
+    everything = [scores for each in result.evaluated for scores in (each.scores, *each.judged.values())]
     console.print(_played(result), soft_wrap=True)
-    columns = _columns(everything)
+    names = _columns(everything)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("model", overflow="fold", min_width=min(24, max(len(e.model.label) for e in result.evaluated)))
-    for name in columns:
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for each in result.evaluated:
-        table.add_row(printable(each.model.label), *_cells(each.scores, columns), style="bold")
+        table.add_row(printable(each.model.label), *_cells(each.scores, names), style="bold")
         for tag, scores in each.scores.tagged(keys).items():
-            table.add_row(f"  {printable(tag)}", *_cells(scores, columns), style="dim")
+            table.add_row(f"  {printable(tag)}", *_cells(scores, names), style="dim")
+        for judge, scores in each.judged.items():
+            table.add_row(f"  {printable(_short(judge))}", *_cells(scores, names), style="dim")
     console.print(table)
     for line in _remarks(result):
         console.print(line, markup=False, soft_wrap=True)
@@ -77,10 +80,17 @@ def as_json(result: Result, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
     }
 
 
+def columns(result: Result) -> list[str]:
+    """Of `rows`: two more for each further judge."""
+    judges = [_short(judge) for judge in result.evaluated[0].judged]
+    return [*COLUMNS, *(f"{what} by {name}" for what in ("reward", "success") for name in judges)]
+
+
 def rows(result: Result, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
     """One an attempt, with the same columns for each."""
     for each in result.evaluated:
-        for attempt in each.scores.attempts:
+        for at, attempt in enumerate(each.scores.attempts):
+            others = {_short(judge): scores.attempts[at] for judge, scores in each.judged.items()}
             yield {
                 "model": each.model.label,
                 "task_id": attempt.task,
@@ -98,6 +108,8 @@ def rows(result: Result, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, A
                 "question": attempt.question,
                 "uuid": attempt.uuid,
                 "record": str(each.folder),
+                **{f"reward by {name}": other.reward for name, other in others.items()},
+                **{f"success by {name}": other.success if other.judged else None for name, other in others.items()},
             }
 
 
@@ -105,7 +117,7 @@ def write_csv(result: Result, file: Path, keys: Sequence[str] = TAG_KEYS) -> Non
     """The rows as text. Raises UserError."""
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, COLUMNS)
+            writer = csv.DictWriter(out, columns(result))
             writer.writeheader()
             writer.writerows(rows(result, keys))
     except OSError as error:
@@ -119,6 +131,8 @@ def write_parquet(result: Result, file: Path, keys: Sequence[str] = TAG_KEYS) ->
 
     kinds = {
         **dict.fromkeys(COLUMNS, pyarrow.string()),
+        **{name: pyarrow.float64() for name in columns(result) if name.startswith("reward by ")},
+        **{name: pyarrow.bool_() for name in columns(result) if name.startswith("success by ")},
         **dict.fromkeys(("order", "repeat", "tokens"), pyarrow.int64()),
         **dict.fromkeys(("reward", "seconds"), pyarrow.float64()),
         **dict.fromkeys(("success", "left_out"), pyarrow.bool_()),
@@ -164,6 +178,11 @@ def draw(result: Result, file: Path) -> None:
 
 def _played(result: Result) -> str:
     return f"{counted(result.tasks, 'task')}, {counted(result.repeats, 'attempt')} each, {result.sampling}"
+
+
+def _short(reference: str) -> str:
+    """A judge's own name, as columns have it."""
+    return re.split("->|:", reference)[-1].strip()
 
 
 def _columns(everything: Sequence[Scores]) -> list[str]:
@@ -220,6 +239,7 @@ def _as_json(each: Evaluated, keys: Sequence[str]) -> dict[str, Any]:
         "model": each.model.label,
         "record": str(each.folder),
         **_numbers(each.scores),
+        "judges": {judge: _numbers(scores) for judge, scores in each.judged.items()},
         "tags": {tag: _numbers(scores) for tag, scores in each.scores.tagged(keys).items()},
     }
 
