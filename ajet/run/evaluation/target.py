@@ -75,6 +75,6 @@ def _recorded(target: str, models: Sequence[str], root: Path, *, fetch: bool) ->
 
 
 def _run(target: str, root: Path) -> Path:
-    from ajet.run.named import known_run
+    from ajet.run.export import run_of
 
-    return known_run(target, root, holding="run.json", expected="the directory of a training run, with checkpoints")
+    return run_of(target, root)
