@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 
@@ -44,4 +45,5 @@ def init(
         (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
         typer.echo(f"wrote {directory / path.name}")
     conf = directory / f"{template.value}.yaml"
-    typer.echo(f"\nLook at it:  ajet --conf {conf} --backbone debug\nTrain it:    ajet --conf {conf} --backbone local")
+    typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
+    typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")

@@ -22,6 +22,7 @@ from ajet.record.console import console
 from ajet.run.export import checkpoints_of, model_folder
 from ajet.run.named import known_run
 from ajet.run.recorded_agent import recorded_settings, require_own
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
@@ -68,7 +69,7 @@ def chat(
     if conf is None:
         experiment = recorded_settings(folder)
         if through_agent:
-            require_own(experiment, folder, otherwise="ajet chat RUN --agent --conf FILE.yaml")
+            require_own(experiment, folder, otherwise=command("chat", run, "--agent", "--conf", "FILE.yaml"))
     else:
         experiment = load_experiment(conf, backbone="debug")
     experiment.ajet.model.path = str(model.absolute())

@@ -10,6 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from ajet.config.references import is_of_running_program
 from ajet.record.attempts import read_attempts
 from ajet.record.comparison import compare
 from ajet.record.console import console, counted
@@ -17,6 +20,7 @@ from ajet.record.curve import draw_curve
 from ajet.record.held_out import words
 from ajet.record.learned import LEARNED_NOTHING, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
+from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,9 +113,14 @@ def finish(run: RunDirectory) -> None:
     console.print(Tally.of(rows).line())
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
+    named = run_named(run.path, run.name)
     if reason := why_nothing(rows):
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.")
-        console.print("See what was played: ", f"ajet episodes {run.name}", sep="", markup=False)
+        console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
     else:
-        console.print(f"Try the tuned model: [bold]ajet chat {run.name}[/]")
+        console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
+        if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
+            measured = "best" if run.checkpoints.best() else "latest"
+            again = command("eval", named, "--model", "base", "--model", measured)
+            console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.schema.commands import command
 from tests.ajet_command import ajet, environment
 
 READY = """
@@ -230,9 +231,9 @@ def test_kill_and_autokill(project, run, monkeypatch, launched):
 def test_a_name_that_no_run_has_is_said(project, run):
     code, text, _ = run("--kill", "nope")
     assert code == 0 and "There is no run named nope" in text
-    for command in ("stop", "chat", "episodes", "prove", "view"):
-        code, _, shown = run(command, "nope")
-        assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, command
+    for verb in ("stop", "chat", "episodes", "prove", "view"):
+        code, _, shown = run(verb, "nope")
+        assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, verb
 
 
 def test_a_runs_name_is_whole_on_a_narrow_terminal(project, run, monkeypatch):
@@ -305,7 +306,7 @@ def test_config_validate(project, run):
 def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     code, out, _ = run("init", "made", "--template", template)
     made = project / "made"
-    assert code == 0 and f"ajet --conf made/{template}.yaml --backbone local" in out
+    assert code == 0 and command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
     assert sorted(path.name for path in made.iterdir()) == sorted([f"{template}.yaml", "workflow.py"])
 
     from ajet.config import load_experiment, resolve_reference

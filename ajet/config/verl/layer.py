@@ -25,6 +25,7 @@ from ajet.config.verl.limits import ModelLimits
 from ajet.config.verl.refusals import refuse
 from ajet.config.verl.resolvers import register
 from ajet.config.verl.unknown import refuse_unknown
+from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _config_folder(extra: str) -> Path | None:
             f"verl {installed} is installed.",
             where=str(place),
             expected=f"verl {VERL_VERSION}: its config differs from version to version",
-            do=f'pip install "ajet[{extra}]"',
+            do=installs_extra(extra),
         )
     return place / "trainer" / "config"
 

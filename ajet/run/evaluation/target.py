@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.run.evaluation.models import BASE, Model, chosen_models
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,15 +44,15 @@ def opened_target(
     if target is None:
         raise UserError(
             "There is nothing to evaluate.",
-            expected="ajet eval RUN, or ajet eval FILE.yaml",
-            do="`ajet runs` lists the runs",
+            expected=f"{command('eval', 'RUN')}, or {command('eval', 'FILE.yaml')}",
+            do=f"`{command('runs')}` lists the runs",
         )
     if overrides:
         raise UserError(
             f"{overrides[0]} changes nothing of a recorded run.",
             where=target,
             expected="a YAML beside settings",
-            do=f"ajet eval {target} --conf FILE.yaml {' '.join(overrides)}",
+            do=command("eval", target, "--conf", "FILE.yaml", *overrides),
         )
     return _recorded(target, models, (exp_dir or Path(DEFAULT_ROOT)).absolute(), fetch=fetch)
 
@@ -64,7 +65,7 @@ def _recorded(target: str, models: Sequence[str], root: Path, *, fetch: bool) ->
     folder = _run(target, root)
     load_project_dotenv(record=folder)
     experiment = recorded_settings(folder)
-    require_own(experiment, folder, judged=True, otherwise=f"ajet eval {target} --conf FILE.yaml")
+    require_own(experiment, folder, judged=True, otherwise=command("eval", target, "--conf", "FILE.yaml"))
     chosen = []
     for model in chosen_models(models, experiment, folder):
         if model.label in BASE and model.path is not None:
