@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.cli.init import Template
 from ajet.schema.commands import command
 from tests.ajet_command import ajet, environment
 
@@ -307,7 +308,8 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     code, out, _ = run("init", "made", "--template", template)
     made = project / "made"
     assert code == 0 and command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
-    assert sorted(path.name for path in made.iterdir()) == sorted([f"{template}.yaml", "workflow.py"])
+    told = {".vscode", "AGENTS.md"}
+    assert {path.name for path in made.iterdir()} == {f"{template}.yaml", "workflow.py"} | told
 
     from ajet.config import load_experiment, resolve_reference
     from ajet.schema.task import Task
@@ -333,7 +335,7 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
         ("ajet --backbone ", 2, ["debug", "local", "verl", "trinity"]),
         ("ajet config w", 2, ["why"]),
         ("ajet --conf x.yaml --dr", 3, ["--dry-run"]),
-        ("ajet init made --template ", 4, ["math", "tool"]),
+        ("ajet init made --template ", 4, [each.value for each in Template]),
     ],
 )
 def test_shell_completion(tmp_path, words, position, expected):
