@@ -96,8 +96,6 @@ def test_the_client_of_the_serve_template_plays_an_episode(made):
     guard.start()
     try:
         url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
-            word for line in server.stdout for word in shlex.split(line.replace("'", "")) if word.startswith("http://")
-        )
         done = subprocess.run(
             [sys.executable, "mine/client.py", url, "2"],
             cwd=made.parent,
