@@ -70,6 +70,7 @@ def test_editors_and_coding_agents_are_told(made, capsys):
     assert (
         json.loads((made / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"] == sys.executable
     )
+    assert conf.stem == "serve" or load_experiment(conf, backbone="debug", overrides=first["args"][-1:])
     told = (made / "AGENTS.md").read_text()
     assert f"--conf {conf.name} --dry-run" in told and "@" not in told
     if conf.stem == "jsonl":

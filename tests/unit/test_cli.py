@@ -62,7 +62,7 @@ def launched(monkeypatch):
 
 def test_help_is_grouped_and_short(run):
     code, text, _ = run("--help")
-    assert code == 0 and len(text.splitlines()) <= 52
+    assert code == 0 and len(text.splitlines()) <= 53
     for word in ("Experiment", "Start", "--conf", "--dry-run", "--backbone", "config", "init", "chat", "stop"):
         assert word in text
     assert "launch " not in text
@@ -353,8 +353,13 @@ def test_a_closed_pipe_is_no_crash(project):
     assert "Traceback" not in done.stderr and not (project / "launcher_record").exists()
 
 
-def test_vs_codes_launch_configuration_is_the_tutorials():
+def test_f5_in_a_clone_debugs_the_tool_template_offline_and_the_open_yaml():
     root = Path(launcher.__file__).parents[2]
-    (configuration,) = json.loads((root / ".vscode" / "launch.json").read_text())["configurations"]
-    assert configuration["module"] == "ajet.cli.launcher" and configuration["type"] == "debugpy"
-    assert configuration["args"][:3] == ["--backbone", "debug", "--conf"]
+    text = re.sub(r"^\s*//.*$", "", (root / ".vscode" / "launch.json").read_text(), flags=re.M)
+    first, opened, *_ = json.loads(text)["configurations"]
+    assert first["module"] == opened["module"] == "ajet.cli.launcher" and first["type"] == "debugpy"
+    assert first["args"][:3] == ["--backbone", "debug", "--conf"] and opened["args"][2:] == ["--conf", "${file}"]
+    told = (root / first["args"][3]).read_text()
+    assert "path: embedded:tiny-tools" in told, "comes with ajet: nothing is fetched"
+    interpreter = json.loads((root / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"]
+    assert interpreter == "${workspaceFolder}/.venv/bin/python"
