@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from ajet.cli import launcher
 from ajet.cli.init import OWN_TASKS, Template
 from ajet.config import load_experiment
 from ajet.record.episodes import EpisodeFiles
+from tests.ajet_command import start
 
 ALL = [each.value for each in Template]
 PLAYED = [each.value for each in Template if each is not Template.serve]
@@ -89,23 +91,22 @@ def test_editors_and_coding_agents_are_told(made, capsys):
 def test_the_client_of_the_serve_template_plays_an_episode(made):
     key = "a-key-of-the-test-with-enough-bits-0123456789"
     environment = {**os.environ, "AJET_ADMIN_KEY": key, "OMP_NUM_THREADS": "1"}
-    line = [sys.executable, "-m", "ajet", "serve", "--conf", "mine/serve.yaml", *SMALL[:1], *SMALL[3:]]
-    server = subprocess.Popen(
-        line, cwd=made.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    guard = threading.Timer(120, server.kill)
-    guard.start()
+    arguments = ["serve", "--conf", "mine/serve.yaml", *SMALL[:1], *SMALL[3:]]
+    server = start(*arguments, cwd=made.parent, log=made / "log", AJET_ADMIN_KEY=key)
     try:
-        url = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        shown = re.compile(r"http://127\.0\.0\.1:\d+")
+        while (found := shown.search((made / "log").read_text())) is None:
+            assert server.poll() is None, (made / "log").read_text()
+            threading.Event().wait(0.05)
         done = subprocess.run(
-            [sys.executable, "mine/client.py", url, "2"],
+            [sys.executable, "mine/client.py", found[0], "2"],
             cwd=made.parent,
             env=environment,
             capture_output=True,
             text=True,
+            timeout=120,
         )
         assert done.returncode == 0 and done.stdout.splitlines() == ["completed 0.0"] * 2, done.stdout + done.stderr
     finally:
-        guard.cancel()
         server.terminate()
-        server.communicate()
+        server.wait()
