@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone, Scorer
     from ajet.config import Experiment
 
-__all__ = ["open_backbone", "open_scorer", "saved_version"]
+__all__ = ["open_backbone", "open_scorer", "saved_dtype", "saved_version"]
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
@@ -44,6 +44,14 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> Scorer:
     run began with. Raises UserError."""
     opened: Scorer = _scorer(experiment)(experiment, checkpoint)
     return opened
+
+
+def saved_dtype(checkpoint: Path) -> str:
+    """The number format that a checkpoint's weights were sampled in: float32, or a coarser one. Raises UserError where
+    that is not known."""
+    from ajet.backbone.local.checkpoint import dtype_of
+
+    return "float32" if dtype_of(checkpoint) == "float32" else "bfloat16"
 
 
 def saved_version(experiment: Experiment, checkpoint: Path) -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from ajet.cli.options import Conf, ExpDir, Overrides
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
@@ -55,7 +56,8 @@ def render(
     from ajet.run.cluster import cluster_job, kuberay, slurm
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=f"ajet cluster render {scheduler.value} --conf FILE.yaml")
+        wanted = command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
+        raise UserError("There is no --conf.", expected=wanted)
     if scheduler is Scheduler.kuberay and not image:
         raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")
     if scheduler is Scheduler.slurm and (image or claim):

@@ -55,10 +55,11 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.run.assembly import algorithm_of
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
+    from ajet.schema.commands import command
     from ajet.schema.errors import UserError
 
     if conf is None:
-        raise UserError("There is no --conf.", expected="ajet config validate --conf FILE.yaml")
+        raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready()
     algorithm = algorithm_of(experiment)

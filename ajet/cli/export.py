@@ -10,6 +10,15 @@ import typer
 
 from ajet.cli.options import RECORD, RunName, RunRoot
 
+_CHECK = "Checking it"
+
+
+class Engine(str, Enum):
+    """What replays the tasks."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
 
 class Dtype(str, Enum):
     """Number formats of weights."""
@@ -37,10 +46,48 @@ def export(
             help="Number format, of verl's checkpoints; otherwise the one that was trained in.",
         ),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Replay held-out tasks through the folder, which may be there already, as transformers loads it; "
+            "exit code 1 where it does not do what the run's model did.",
+            rich_help_panel=_CHECK,
+        ),
+    ] = False,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            "--engine", metavar="transformers|vllm", help="vllm: through vLLM, too.", rich_help_panel=_CHECK
+        ),
+    ] = Engine.transformers,
+    at_most: Annotated[
+        int, typer.Option("--at-most", metavar="N", min=1, help="Tasks to replay.", rich_help_panel=_CHECK)
+    ] = 16,
+    tolerance: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--tolerance", metavar="NATS", min=0.0, show_default=False, rich_help_panel=_CHECK,
+            help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
+        ),
+    ] = None,
     exp_dir: RunRoot = RECORD,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
+    from ajet.run.export import checkpoint_of, checkpoints_of, run_of
     from ajet.run.export import export as made
 
-    folder = made(run, exp_dir.absolute(), step=step, out=out, dtype=dtype.value if dtype else None)
+    root = exp_dir.absolute()
+    folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, again=check)
     typer.echo(f"{folder}\nUse it:  model.path={folder}")
+    if not check:
+        return 0
+    from ajet.cli.screen import show_logs
+    from ajet.run.export_check import check_export, show
+
+    show_logs("WARNING")
+    of = run_of(run, root)
+    taken = checkpoint_of(checkpoints_of(of), step).step
+    found = check_export(folder, of, taken, at_most=at_most, tolerance=tolerance, engine=engine.value)
+    show(found)
+    return 1 if found.problems else 0

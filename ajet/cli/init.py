@@ -5,13 +5,20 @@ Invariant: the files train as they are, and no file that is there already is tou
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ajet.schema.commands import command, program
 from ajet.schema.errors import UserError
+
+TEMPLATES = Path(__file__).parent / "templates"
+OWN_TASKS = ("math", "tool")
+"""Templates that make their tasks in code; the others have them in files."""
 
 
 class Template(str, Enum):
@@ -19,6 +26,11 @@ class Template(str, Enum):
 
     math = "math"
     tool = "tool"
+    jsonl = "jsonl"
+    function = "function"
+    command = "command"
+    langchain = "langchain"
+    serve = "serve"
 
 
 def init(
@@ -26,22 +38,67 @@ def init(
     template: Annotated[
         Template,
         typer.Option(
-            "--template", metavar="math|tool", help="math: one question, one answer; tool: an agent with a tool."
+            "--template",
+            metavar="|".join(each.value for each in Template),
+            help="math: one question, one answer; tool: an agent with a tool; jsonl: tasks in a file, a workflow and a "
+            "judge; function: agent and reward as functions; command: an agent that is a program; langchain: its "
+            "create_agent; serve: agents that ajet does not start.",
         ),
     ] = Template.math,
 ) -> None:
-    """Write a small project: a commented YAML and workflow.py."""
-    source = Path(__file__).parent / "templates" / template.value
-    files = [path for path in sorted(source.iterdir()) if path.suffix in (".py", ".yaml")]
-    taken = [directory / path.name for path in files if (directory / path.name).exists()]
+    """Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know."""
+    files = dict(_files(template.value, directory))
+    taken = [directory / name for name in files if (directory / name).exists()]
     if taken:
         raise UserError(f"{taken[0]} exists already.", where=str(directory.absolute()), do="name another folder")
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{directory} is not a folder.", where=str(directory.absolute()), do="name another") from None
-    for path in files:
-        (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-        typer.echo(f"wrote {directory / path.name}")
+    for name, text in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
-    typer.echo(f"\nLook at it:  ajet --conf {conf} --backbone debug\nTrain it:    ajet --conf {conf} --backbone local")
+    if template is Template.serve:
+        typer.echo(f"\nRecord:    {command('serve', '--conf', conf)}")
+        typer.echo(f"Train:     {command('serve', '--conf', conf, '--backbone', 'local')}")
+        typer.echo(f"A client:  {directory / 'client.py'} says how it is started")
+        return
+    typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
+    typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")
+
+
+def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
+    """By name within the project, in the order in which they are told: what they hold."""
+    own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml")]
+    for path in own:
+        yield path.name, path.read_text(encoding="utf-8")
+    shared = TEMPLATES / "shared"
+    if template not in OWN_TASKS:
+        for name in ("train.jsonl", "test.jsonl"):
+            yield name, (shared / name).read_text(encoding="utf-8")
+    yaml = f"{template}.yaml"
+    launch = "launch-serve.json" if template == "serve" else "launch.json"
+    yield ".vscode/launch.json", (shared / launch).read_text(encoding="utf-8").replace("@YAML@", yaml)
+    python = json.dumps(_interpreter(directory))[1:-1]
+    yield ".vscode/settings.json", (shared / "settings.json").read_text(encoding="utf-8").replace("@PYTHON@", python)
+    told = (shared / "AGENTS.md").read_text(encoding="utf-8")
+    yield "AGENTS.md", told.replace("@YAML@", yaml).replace("@AJET@", _from_within(program(), directory))
+
+
+def _interpreter(directory: Path) -> str:
+    """The one that runs ajet, from the project's folder on where it lies below it."""
+    import sys
+
+    place, folder = Path(sys.executable), directory.absolute()
+    inside = place.is_relative_to(folder)
+    return f"${{workspaceFolder}}/{place.relative_to(folder)}" if inside else str(place)
+
+
+def _from_within(called: str, directory: Path) -> str:
+    """How a program is called from the project's folder, that is called so from here."""
+    here = Path(called.split()[0])
+    if here.is_absolute() or "/" not in called:
+        return called
+    return called.replace(str(here), str(here.absolute()), 1)

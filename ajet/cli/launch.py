@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 
@@ -89,7 +90,9 @@ def launch(
             return code
     if conf is None:
         raise UserError(
-            "There is no --conf.", expected="ajet --conf FILE.yaml", do="`ajet init DIR` makes one to begin with"
+            "There is no --conf.",
+            expected=command("--conf", "FILE.yaml"),
+            do=f"`{command('init', 'DIR')}` makes one to begin with",
         )
 
     from ajet.cli.screen import show_logs, warn

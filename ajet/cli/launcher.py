@@ -16,7 +16,8 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, cluster, config, doctor, export, init, prove, runs, serve, stop, view
+from ajet.cli import chat, cluster, config, doctor, export, init, prove, report, runs, serve, stop, view
+from ajet.cli import eval as evaluation
 from ajet.cli.exit import USER, Boundary, show_user_error
 from ajet.cli.launch import Launch, launch
 from ajet.cli.other_flags import understood
@@ -62,11 +63,13 @@ app.add_typer(config.app, name="config")
 app.command("serve")(serve.serve)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
+app.command("eval")(evaluation.evaluate)
 app.command("view")(view.view)
 app.command("runs")(runs.runs)
 app.command("episodes")(runs.episodes)
 app.command("prove")(prove.prove)
 app.command("export")(export.export)
+app.command("report")(report.report)
 app.add_typer(cluster.app, name="cluster")
 app.command("doctor")(doctor.doctor)
 

@@ -5,6 +5,8 @@ Invariant: they pass through the one console that draws the progress bars, so ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,3 +43,15 @@ def warn(text: str) -> None:
     from loguru import logger
 
     logger.warning(text)
+
+
+@contextmanager
+def beside_json(wanted: bool) -> Iterator[None]:
+    """Within the block, if `wanted`, whatever is shown goes to standard error: standard output is for JSON."""
+    from ajet.record.console import console
+
+    before, console.stderr = console.stderr, wanted or console.stderr
+    try:
+        yield
+    finally:
+        console.stderr = before

@@ -29,6 +29,7 @@ def view(
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
     from ajet.run.view import view as look
+    from ajet.run.view import viewed
 
-    chosen = exp_dir if place is None else Path(place) if Path(place).is_dir() else exp_dir / place
+    chosen = exp_dir if place is None else viewed(place, exp_dir)
     return look(chosen.absolute(), host=host, port=port, browser=browser, file=html, beside_run=beside_run)

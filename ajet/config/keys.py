@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
 from ajet.config.schema.base import Section, subsection, walk
+from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
 _SECTION = "my_section"
@@ -90,7 +91,9 @@ def unknown_key(path: Sequence[Any], *, where: str, also: Collection[str] = ()) 
         roots = get_close_matches(str(path[0]), list(also), 1)
         near = ".".join([roots[0], *map(str, path[1:])]) if roots else None
         return ConfigError(
-            f"There is no key {shown}.", where=where, do=f"did you mean {near}?" if near else "see `ajet config show`"
+            f"There is no key {shown}.",
+            where=where,
+            do=f"did you mean {near}?" if near else f"see `{command('config', 'show')}`",
         )
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
     return ConfigError(

@@ -25,6 +25,7 @@ from ajet.config.locations import shipped_tutorials
 from ajet.config.parts import Part
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
+from ajet.schema.commands import installs_extra
 from ajet.schema.errors import UnresolvedReference
 
 FORMS = "workflow.py->Class, dir/file.py->Class, pkg.module->Class or pkg.module:Class"
@@ -230,7 +231,7 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
         raise UnresolvedReference(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_last_user_line(error),
-            do=f'pip install "ajet[{extra}]"' if extra else f"install it, or mend the import of {missing}",
+            do=installs_extra(extra) if extra else f"install it, or mend the import of {missing}",
         ) from error
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReference(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.console import console
+from ajet.schema.commands import installs_extra
 
 HALF_LIFE_STEPS = 2.0
 """Of the exponential mean that smooths what is trained on."""
@@ -155,7 +156,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        console.print('metrics.png was not drawn: pip install "ajet[local]" brings matplotlib.', markup=False)
+        console.print(f"metrics.png was not drawn: {installs_extra('local')} brings matplotlib.", markup=False)
         return
     training, held_out = training_course(rows), held_out_course(rows)
     figure = Figure(figsize=(7.2, 4.8), dpi=150, layout="constrained")

@@ -37,7 +37,7 @@ from ajet.record.metrics import Metrics
 from ajet.record.plain import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import SHAPES_ONLY, Redactor, literal_secrets
-from ajet.record.status import Status
+from ajet.record.status import Status, read_status
 from ajet.record.trackers import TrackedRun, open_trackers
 from ajet.schema.errors import UserError
 
@@ -72,6 +72,7 @@ class RunDirectory:
         self.run_id = place.run_id
         self.redact = redact
         self._closed = self._taken_up = False
+        self._own_folder = kind != "train"
         self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
         try:
             self._prepare(experiment, place, kind)
@@ -95,23 +96,33 @@ class RunDirectory:
 
     @classmethod
     def open(
-        cls, experiment: Experiment, *, root: Path, kind: Kind = "train", resume: str = "auto", fresh: bool = False
+        cls,
+        experiment: Experiment,
+        *,
+        root: Path,
+        kind: Kind = "train",
+        resume: str = "auto",
+        fresh: bool = False,
+        again: Path | None = None,
     ) -> RunDirectory:
         """Find, lock and prepare the folder.
 
-        `resume`: "auto" continues a run of the same configuration; "never", like `fresh`, starts anew; anything else
-        is the folder of a checkpoint or run to continue from. Raises UserError when the folder's run had another
-        configuration, or the named checkpoint does not exist.
+        `again`: of the kind eval, the folder of an evaluation that goes on. `resume`: "auto" continues a run of the
+        same configuration; "never", like `fresh`, starts anew; anything else is the folder of a checkpoint or run to
+        continue from. Raises UserError when the folder's run had another configuration, or the named checkpoint does
+        not exist.
         """
         root = Path(root).absolute()
         redact = _redactor(experiment)
         with writing.explained("the record of the run", root, kept="nothing was begun"):
             if kind != "train":
-                place = _Place.new(root, experiment.name, kind)
+                place = _Place.again(again, root) if again else _Place.new(root, experiment.name, kind)
                 try:
                     return cls(experiment, place, kind, redact)
                 except BaseException:
-                    _remove(place.folder)
+                    place.give_back()
+                    if again is None:
+                        _remove(place.folder)
                     raise
             place = _Place.locked(root, experiment.name)
             try:
@@ -157,7 +168,7 @@ class RunDirectory:
     def discard(self) -> None:
         """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays."""
         self.close("failed")
-        if self._lock is not None or self.episodes.folder.exists():
+        if not self._own_folder or self.episodes.folder.exists():
             return
         _remove(self.path)
 
@@ -228,7 +239,24 @@ class _Place:
             except FileExistsError:
                 number += 1
                 continue
-            return cls(folder, str(folder.relative_to(root)), None)
+            lock = RunLock(folder) if kind == "eval" else None  # the others are never taken up again
+            if lock is not None:
+                lock.take()
+            return cls(folder, str(folder.relative_to(root)), lock)
+
+    @classmethod
+    def again(cls, folder: Path, root: Path) -> _Place:
+        """The folder of an evaluation that goes on. Raises UserError where another process is at it."""
+        lock = RunLock(folder)
+        if (holder := lock.take()) is not None:
+            raise UserError(
+                f"This evaluation is being played by {holder}.",
+                where=str(folder),
+                do="wait for it; or --fresh plays all of it again, beside it",
+            )
+        place = cls(folder, str(folder.relative_to(root)), lock)
+        place.run_id = str((read_status(folder) or {}).get("run_id", place.run_id))
+        return place
 
     @classmethod
     def locked(cls, root: Path, name: str) -> _Place:

@@ -109,12 +109,14 @@ class Rollout:
         repeats: int | None = None,
         sampling: Sampling | None = None,
         keep: int | None = None,
+        over: Collection[tuple[int, int]] = (),
     ) -> Generator[Closed | GivenBack, None, None]:
         """Play every (order, task) `repeats` times and yield how each ended, as it does.
 
-        `keep`: stop after so many groups with something to learn from; None keeps all, or, with
-        `rollout.enable_oversample` in training, `data.train_batch_size`. Leaving the iteration early, by an exception
-        too, aborts what runs. `repeats` and `sampling` default to the split's own settings.
+        `over`: attempts, by order and repeat, that were played before and are not played again: groups lack them, and
+        there is none of a task that has all. `keep`: stop after so many groups with something to learn from; None keeps
+        all, or, with `rollout.enable_oversample` in training, `data.train_batch_size`. Leaving the iteration early, by
+        an exception too, aborts what runs. `repeats` and `sampling` default to the split's own settings.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -131,7 +133,7 @@ class Rollout:
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)
         conducted = asyncio.run_coroutine_threadsafe(
-            self._conduct(play, list(tasks), step, split, repeats, sampling, limit), self._loop
+            self._conduct(play, _left(tasks, repeats, over), step, split, sampling, limit), self._loop
         )
         conducted.add_done_callback(lambda future: _end(play, future))
         self._plays[play] = conducted
@@ -187,28 +189,28 @@ class Rollout:
     async def _conduct(
         self,
         play: Play,
-        tasks: Sequence[tuple[int, Task]],
+        tasks: Sequence[tuple[int, Task, list[int]]],
         step: int,
         split: Split,
-        repeats: int,
         sampling: Sampling,
         limit: int,
     ) -> None:
         rollout = self._settings.rollout
-        slots = Slots(limit, len(tasks) * repeats, self._rounds.expect if self._rounds else None)
+        total = sum(len(repeats) for _, _, repeats in tasks)
+        slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
         runs = []
-        for index, (order, task) in enumerate(tasks):
+        for index, (order, task, repeats) in enumerate(tasks):
             group = GroupPlay(
                 task,
                 order,
                 index,
-                repeats,
+                len(repeats),
                 deadline=rollout.group_deadline,
                 min_group=rollout.min_group,
                 on_close=play.closed,
             )
             play.groups.append(group)
-            for repeat in range(repeats):
+            for repeat in repeats:
                 identity = Identity(self._run_id, split, step, task, order, index, repeat)
                 runs.append(asyncio.ensure_future(self._episode(play, group, slots, identity, sampling)))
         try:
@@ -328,6 +330,14 @@ class Rollout:
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
+
+
+def _left(
+    tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
+) -> list[tuple[int, Task, list[int]]]:
+    """Each task with the attempts that are not over; a task of which all are is not there."""
+    left = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
+    return [each for each in left if each[2]]
 
 
 def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:

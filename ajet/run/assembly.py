@@ -137,9 +137,10 @@ def assemble(
     *,
     run_id: str,
     on_episode: Callable[[Episode], None] | None = None,
+    split: TaskSplit = "train",
 ) -> Iterator[Parts]:
     """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
-    whatever happens. Raises UserError."""
+    whatever happens. `split`: the one whose tasks must be there. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout import Rollout
     from ajet.task_judge import open_judge
@@ -150,7 +151,7 @@ def assemble(
         reader = open_reader(experiment)
         judge = open_judge(experiment, reader_judge=reader.judge)
         workflow = workflow_of(experiment)
-        reader.tasks("train")
+        reader.tasks(split)
         backbone = open_backbone(experiment)
         gateway = open_gateway(experiment, backbone)
         rollout = Rollout(experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode)

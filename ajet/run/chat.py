@@ -21,6 +21,8 @@ from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
 from ajet.run.export import checkpoints_of, model_folder
 from ajet.run.named import known_run
+from ajet.run.recorded_agent import recorded_settings, require_own
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
@@ -65,7 +67,9 @@ def chat(
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
     load_project_dotenv(record=folder)
     if conf is None:
-        experiment = _as_recorded(folder, through_agent=through_agent)
+        experiment = recorded_settings(folder)
+        if through_agent:
+            require_own(experiment, folder, otherwise=command("chat", run, "--agent", "--conf", "FILE.yaml"))
     else:
         experiment = load_experiment(conf, backbone="debug")
     experiment.ajet.model.path = str(model.absolute())
@@ -74,69 +78,6 @@ def chat(
     else:
         _with_model(experiment, prompt, system)
     return 0
-
-
-def _as_recorded(folder: Path, *, through_agent: bool) -> Experiment:
-    """The run's settings but for what no record decides: an address to send to or to listen on. Raises UserError where
-    an agent needs more than a record gives."""
-    from ajet.config import recorded_experiment
-
-    experiment = recorded_experiment(folder / "resolved.yaml")
-    settings = experiment.ajet
-    settings.backbone = "debug"
-    settings.gateway.host, settings.gateway.advertise = None, "auto"
-    settings.rollout.vllm.base_url = None
-    if settings.rollout.engine == "endpoint":
-        settings.rollout.engine = "auto"
-    if through_agent:
-        _require_own(experiment, folder)
-    return experiment
-
-
-def _require_own(experiment: Experiment, folder: Path) -> None:
-    """Raises UserError unless all code that the agent needs is the project's own (below the working directory and not
-    in the record, or a tutorial of ajet's), and nothing is needed from the environment or a network; says which code
-    it is."""
-    from ajet.config.recorded import from_elsewhere
-    from ajet.config.references import code_file
-    from ajet.config.schema.choices import is_reference
-
-    reader = experiment.ajet.task_reader
-    named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
-    why = [] if _own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
-    if is_reference(experiment.ajet.rollout.isolation):
-        named["ajet.rollout.isolation"] = experiment.ajet.rollout.isolation
-    if is_reference(reader.type):
-        named["ajet.task_reader.type"] = reader.type
-    elif reader.type == "huggingface_dat_repo":
-        place = reader.huggingface_dat_repo.dataset_path or ""
-        if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
-            why.append(f"its tasks, {place!r}, are not on this machine")
-    for key, reference in named.items():
-        file = code_file(reference, experiment.base) if is_reference(reference) else None
-        if file is None or not _own(file, folder):
-            why.append(f"{key} is {reference!r}")
-        else:
-            console.print(f"{key}, as the record says: {str(file)!r}", style="dim", markup=False, soft_wrap=True)
-    unknown = from_elsewhere(experiment)
-    if unknown:
-        why.append(f"{', '.join(unknown[:5])} came from the environment")
-    if why:
-        raise UserError(
-            f"The record alone does not give this agent: {'; '.join(why)}.",
-            where=str(folder / "resolved.yaml"),
-            expected=f"code below {Path.cwd()}; a record is data, and may come from anywhere",
-            do="name the YAML that the run was started with: ajet chat RUN --agent --conf FILE.yaml",
-        )
-
-
-def _own(place: Path, record: Path) -> bool:
-    """Whether a file or folder is the project's own or ajet's, and not of a record."""
-    from ajet.config.locations import shipped_tutorials
-
-    place = place.resolve()
-    roots = (Path.cwd().resolve(), shipped_tutorials().resolve())
-    return any(place.is_relative_to(root) for root in roots) and not place.is_relative_to(record.resolve())
 
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:

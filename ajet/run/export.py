@@ -21,16 +21,27 @@ _NOT_THE_MODEL = ("trainer", "state.json")
 """What a checkpoint in Hugging Face layout holds beside the model."""
 
 
-def export(run: str, root: Path, *, step: int | None = None, out: Path | None = None, dtype: str | None = None) -> Path:
+def export(
+    run: str,
+    root: Path,
+    *,
+    step: int | None = None,
+    out: Path | None = None,
+    dtype: str | None = None,
+    again: bool = False,
+) -> Path:
     """The folder with the model of `step`, or of the last checkpoint.
 
     out: a folder that does not exist yet; None is `exports/step-N` in the run's. dtype: float32 or bfloat16, of a
-    checkpoint of verl; None keeps the one that was trained in. Raises UserError.
+    checkpoint of verl; None keeps the one that was trained in. again: a folder that is there already is answered as it
+    is. Raises UserError.
     """
-    folder = known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
-    checkpoint = _checkpoint(checkpoints_of(folder), step)
+    folder = run_of(run, root)
+    checkpoint = checkpoint_of(checkpoints_of(folder), step)
     target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
     if target.exists():
+        if again:
+            return target
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -43,6 +54,11 @@ def export(run: str, root: Path, *, step: int | None = None, out: Path | None = 
         shutil.rmtree(aside, ignore_errors=True)
         raise
     return target
+
+
+def run_of(run: str, root: Path) -> Path:
+    """The folder of a training run. Raises UserError."""
+    return known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
 
 
 def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -66,7 +82,8 @@ def checkpoints_of(folder: Path) -> Checkpoints:
     return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
 
 
-def _checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+    """That of `step`, or the last. Raises UserError where there is none, or it is not whole."""
     known = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)

@@ -92,14 +92,20 @@ def refuse_untrainable(experiment: Experiment) -> None:
 
 @contextmanager
 def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
-    """Within the block the run goes on; however it ends, its record says how, and what was set in vain. A mistake of
-    the person's that leaves no episode leaves no record either, but of a run that can be continued. `serving`: in
-    `ajet serve`."""
+    """As `closed_by_outcome`, and what was set in vain is said. `serving`: in `ajet serve`."""
     from ajet.config.idle import idle_lines
 
     place = "in ajet serve" if serving else f"on the backbone {experiment.ajet.backbone}"
     if idle := idle_lines(experiment.idle(serving=serving), place):
         logger.info("{}", idle)
+    with closed_by_outcome(run):
+        yield
+
+
+@contextmanager
+def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
+    """Within the block the run goes on; however it ends, its record says how. A mistake of the person's that leaves no
+    episode leaves no record either, but of a run that can be continued."""
     outcome = "failed"
     try:
         yield

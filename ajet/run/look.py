@@ -19,7 +19,8 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.debug import show_episode
-from ajet.run.named import run_folder
+from ajet.run.named import newest_run, run_folder
+from ajet.schema.commands import command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
 
@@ -30,7 +31,7 @@ def show_runs(root: Path) -> int:
     """A table of the runs below `root`, the one that changed last first. Exit code 0."""
     rows = Library(root).runs() if root.is_dir() else []
     if not rows:
-        console.print(f"No runs in {root}. Start one: ajet --conf FILE.yaml --backbone local")
+        console.print(f"No runs in {root}. Start one: {command('--conf', 'FILE.yaml', '--backbone', 'local')}")
         return 0
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("run", "state", "step", "reward", "held out", "changed"):
@@ -53,13 +54,13 @@ def show_runs(root: Path) -> int:
 def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str) -> int:
     """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. Exit code
     0. Raises UserError."""
-    folder = run_folder(run, root, holding="episodes")
+    folder = newest_run(run, root, holding="episodes") or run_folder(run, root, holding="episodes")
     if not (folder / "episodes").is_dir():
         raise UserError(
             f"There are no episodes of a run named {run}.",
             where=str(folder / "episodes"),
             expected="a run directory",
-            do="ajet runs lists them",
+            do=f"{command('runs')} lists them",
         )
     if split and split not in get_args(Split):
         raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))

@@ -1,18 +1,37 @@
-"""The run that a person means: by its folder, or by its name below the record.
+"""The run that a person means: by its name below the record, or by its folder.
 
-Invariant: a folder that holds what is looked for is taken before a name.
+Invariant: a plain word is a run's name wherever there is such a run, also where a folder is called the same (a project
+and its run often are); whatever has a separator in it is a path. Of a run and the debug runs of its name the newest is
+meant by those who look at what was played.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 
+def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
+    """The newest among the run of that name below `root` and its debug runs, of those that hold `holding`; else the
+    newest of its evaluations. None where there is none, or `named` is a path."""
+    if _is_path(named):
+        return None
+    for kinds in (("", "debug"), ("eval",)):
+        folders = [each for kind in kinds for each in ([root / named] if not kind else _listed(root / named / kind))]
+        held = [folder for folder in folders if (folder / holding).exists()]
+        if held:
+            return max(held, key=_changed)
+    return None
+
+
 def run_folder(named: str, root: Path, *, holding: str) -> Path:
-    """`named` itself if it is a folder with `holding` in it, else the run of that name below `root`, be it there or
-    not."""
+    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else the
+    first, which is not there."""
+    if not _is_path(named) and (root / named / holding).exists():
+        return root / named
     return Path(named) if Path(named, holding).exists() else root / named
 
 
@@ -21,4 +40,20 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
-    raise UserError(f"There is no run named {named}.", where=str(folder), expected=expected, do="ajet runs lists them")
+    raise UserError(
+        f"There is no run named {named}.", where=str(folder), expected=expected, do=f"{command('runs')} lists them"
+    )
+
+
+def _is_path(named: str) -> bool:
+    return os.sep in named or named in (".", "..") or named.startswith("~")
+
+
+def _listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _changed(folder: Path) -> float:
+    """When the run last said what it does."""
+    status = folder / "status.json"
+    return (status if status.exists() else folder).stat().st_mtime

@@ -20,6 +20,7 @@ from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.files import read_rows
+from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
 from ajet.run.accounting import discarded, episode_metrics
@@ -64,6 +65,7 @@ class HeldSteps:
         self._streams, self._replaces = "streams" in self._backbone.can, "replaces" in self._backbone.can
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._rows = _last_rows(run / "metrics.jsonl")
+        self._unfinished = _is_unfinished_evaluation(run)
         self._count = _tasks_an_epoch(run, self._settings)
         self._seen: dict[str, int] = {}
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
@@ -109,7 +111,7 @@ class HeldSteps:
         wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _by_group(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
-            whole = members[0][0].uuid[12:13] == NAMED_BY_RUN
+            whole = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished
             if repeats != list(range(wanted)) if whole else len({*repeats}) != len(repeats):
                 yield f"group {name} has the attempts {repeats}, not 0 to {wanted - 1}"
             if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
@@ -218,6 +220,12 @@ def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[
     for members in groups.values():
         members.sort(key=lambda each: each[0].repeat)
     return groups
+
+
+def _is_unfinished_evaluation(run: Path) -> bool:
+    """An evaluation records attempt by attempt, and one that was ended goes on later."""
+    status = read_status(run) or {}
+    return status.get("kind") == "eval" and status.get("outcome") != "finished"
 
 
 def _last_rows(path: Path) -> dict[int, dict[str, Any]]:

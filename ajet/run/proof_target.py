@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.episodes import NAME
-from ajet.run.named import run_folder
+from ajet.run.named import newest_run, run_folder
 from ajet.schema.errors import UserError
 
 CONFIG = "resolved.yaml"
@@ -35,7 +35,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
     path = Path(named)
     if path.suffix == ".jsonl" and path.exists():
         return _kept(Target(_run_of(path.absolute()), (path.absolute(),)), steps)
-    folder = run_folder(named, root, holding=CONFIG)
+    folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding=CONFIG)
     if (folder / CONFIG).exists():
         files = tuple(sorted((folder / "episodes").glob("step-*.jsonl"), key=_order))
         return _kept(Target(folder.absolute(), files, whole=not steps), steps)

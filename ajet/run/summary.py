@@ -10,15 +10,24 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from ajet.config.references import is_of_running_program
+from ajet.record.attempts import read_attempts
+from ajet.record.comparison import compare
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
 from ajet.record.held_out import words
 from ajet.record.learned import LEARNED_NOTHING, why_nothing
+from ajet.record.scores import Scores, worth_of_failure
+from ajet.schema.commands import command, run_named
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ajet.record import RunDirectory
+    from ajet.record.episodes import EpisodeFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,24 @@ class Tally:
         return line + held_out
 
 
+def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
+    """Which held-out tasks the validation after one step solved and that after another did not, in short; None where
+    either recorded no episode."""
+    try:
+        first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
+    except UserError as damage:  # what was trained is whole
+        return f"Which held-out tasks flipped is not known: {damage.what}"
+    lowest = worth_of_failure([*first, *last])
+    compared = compare(Scores(first, lowest), Scores(last, lowest))
+    if compared is None:
+        return None
+    what = "solved" if compared.quantity == "success" else "better"
+    return (
+        f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
+        f"{compared.words()}"
+    )
+
+
 def finish(run: RunDirectory) -> None:
     """Draw the curve, print accuracy before and after, the tally, and what to try next; or that nothing was learned,
     and why."""
@@ -81,12 +108,19 @@ def finish(run: RunDirectory) -> None:
             f"Held out ({counted(int(last['validation/tasks']), 'task')}): {words(first, 2)} after step "
             f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}"
         )
+        if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):
+            console.print(flipped, soft_wrap=True)
     console.print(Tally.of(rows).line())
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
+    named = run_named(run.path, run.name)
     if reason := why_nothing(rows):
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.")
-        console.print("See what was played: ", f"ajet episodes {run.name}", sep="", markup=False)
+        console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
     else:
-        console.print(f"Try the tuned model: [bold]ajet chat {run.name}[/]")
+        console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
+        if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
+            measured = "best" if run.checkpoints.best() else "latest"
+            again = command("eval", named, "--model", "base", "--model", measured)
+            console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
+from ajet.run.named import newest_run
+from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,12 +53,18 @@ def view(
             f"There is no folder {place}.",
             where=str(place),
             expected="a run directory, or a folder that holds some",
-            do="ajet runs lists the runs of launcher_record",
+            do=f"{command('runs')} lists the runs of launcher_record",
         )
     views = Views(Library.of(place), spell_for)
     if file is None:
         return _serve(views, host, port, browser, beside_run)
     return _freeze(views, place, file)
+
+
+def viewed(named: str, root: Path) -> Path:
+    """What `ajet view NAME` shows: the newest run of that name, debug ones too, else the folder."""
+    found = newest_run(named, root, holding="status.json")
+    return found or (Path(named) if Path(named).is_dir() else root / named)
 
 
 def _freeze(views: Views, place: Path, file: Path) -> int:
@@ -140,15 +148,15 @@ def beside(run: RunDirectory) -> Beside | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
-    command = program("ajet.cli.launcher", "view", str(run.path), "--beside-run")
+    started = program("ajet.cli.launcher", "view", str(run.path), "--beside-run")
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdout is not None
     line = process.stdout.readline().decode().strip()
     if not line.startswith("Viewer: "):
         process.terminate()
-        logger.warning("--with-logview: the viewer did not start; `ajet view {}` says why", run.path)
+        logger.warning("--with-logview: the viewer did not start; `{}` says why", command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)

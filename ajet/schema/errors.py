@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ajet.schema.commands import installs_extra
+
 Boundary = Literal["engine", "agent", "tool", "environment", "judge", "ajet"]
 
 
@@ -61,7 +63,7 @@ class MissingExtra(UserError):
     def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
         super().__init__(
             f"{needed_for} needs the package {package}, which is not installed.",
-            do=f'pip install "ajet[{extra}]"',
+            do=installs_extra(extra),
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ajet.cli import launcher
 from ajet.record.checkpoints import Checkpoints
@@ -51,6 +51,48 @@ def test_the_command_names_the_folder_and_takes_the_last_step(record, capsys):
     saved = record / "tool" / "checkpoints" / "step-2" / "model.safetensors"
     assert (folder / "model.safetensors").read_bytes() == saved.read_bytes()
     assert "exists already" in refused(capsys, str(record / "tool"))
+
+
+def checked(capsys: pytest.CaptureFixture[str], record: Path, *more: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["export", "tool", "--step", "2", "--check", "--exp-dir", str(record), *more])
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_folder_is_held_to_what_the_run_sampled(record, tmp_path, capsys):
+    """As it is, it passes; with another template, other end tokens or other weights it does not, and is said why."""
+    out = tmp_path / "checked"
+    code, said = checked(capsys, record, "--out", str(out), "--at-most", "8")
+    assert code == 0 and "8 of 8 prompts equal" in said and "8 of 8 greedy replies equal" in said, said
+    assert "does what the run's model did" in said
+
+    template = (out / "chat_template.jinja").read_text()
+    (out / "chat_template.jinja").write_text("Beware. " + template)
+    code, said = checked(capsys, record, "--out", str(out), "--at-most", "2")
+    assert code == 1 and "0 of 2 prompts equal" in said and "differs at token 0: 'Beware" in said, said
+    (out / "chat_template.jinja").write_text(template)
+
+    settings = json.loads((out / "generation_config.json").read_text())
+    (out / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": 5}))
+    code, said = checked(capsys, record, "--out", str(out), "--at-most", "2")
+    assert code == 1 and "ended at a token that generation_config.json does not name" in said, said
+    (out / "generation_config.json").write_text(json.dumps(settings))
+
+    weights = load_file(out / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    weights[name] = torch.zeros_like(weights[name])  # as a merge that lost one
+    save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+    code, said = checked(capsys, record, "--out", str(out), "--at-most", "8")
+    assert code == 1 and "nats apart" in said and "✗" in said, said
+
+
+@pytest.mark.slow
+def test_nothing_recorded_with_the_weights_is_no_check(record, tmp_path, capsys):
+    shutil.copytree(record / "tool", tmp_path / "tool", ignore=shutil.ignore_patterns("step-2.validation*"))
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["export", "tool", "--check", "--exp-dir", str(tmp_path)])
+    assert ended.value.code == 2 and "Nothing is recorded that the weights of step 2" in capsys.readouterr().err
 
 
 def loads(folder: Path) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript"}
 MOST_NOT_RUN = 3
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
-PARSED_ONLY = {"stop", "chat", "prove", "completion", "serve", "view", "episodes", "export"}
+PARSED_ONLY = {"stop", "chat", "prove", "completion", "serve", "view", "episodes", "export", "eval", "report"}
 """Commands that need a run, go on until they are stopped, or change the shell's own files."""
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
+from ajet.cli.init import Template
+from ajet.schema.commands import command
 from tests.ajet_command import ajet, environment
 
 READY = """
@@ -60,7 +62,7 @@ def launched(monkeypatch):
 
 def test_help_is_grouped_and_short(run):
     code, text, _ = run("--help")
-    assert code == 0 and len(text.splitlines()) <= 50
+    assert code == 0 and len(text.splitlines()) <= 53
     for word in ("Experiment", "Start", "--conf", "--dry-run", "--backbone", "config", "init", "chat", "stop"):
         assert word in text
     assert "launch " not in text
@@ -230,9 +232,9 @@ def test_kill_and_autokill(project, run, monkeypatch, launched):
 def test_a_name_that_no_run_has_is_said(project, run):
     code, text, _ = run("--kill", "nope")
     assert code == 0 and "There is no run named nope" in text
-    for command in ("stop", "chat", "episodes", "prove", "view"):
-        code, _, shown = run(command, "nope")
-        assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, command
+    for verb in ("stop", "chat", "episodes", "prove", "view"):
+        code, _, shown = run(verb, "nope")
+        assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, verb
 
 
 def test_a_runs_name_is_whole_on_a_narrow_terminal(project, run, monkeypatch):
@@ -305,8 +307,9 @@ def test_config_validate(project, run):
 def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     code, out, _ = run("init", "made", "--template", template)
     made = project / "made"
-    assert code == 0 and f"ajet --conf made/{template}.yaml --backbone local" in out
-    assert sorted(path.name for path in made.iterdir()) == sorted([f"{template}.yaml", "workflow.py"])
+    assert code == 0 and command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
+    told = {".vscode", "AGENTS.md"}
+    assert {path.name for path in made.iterdir()} == {f"{template}.yaml", "workflow.py"} | told
 
     from ajet.config import load_experiment, resolve_reference
     from ajet.schema.task import Task
@@ -332,7 +335,7 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
         ("ajet --backbone ", 2, ["debug", "local", "verl", "trinity"]),
         ("ajet config w", 2, ["why"]),
         ("ajet --conf x.yaml --dr", 3, ["--dry-run"]),
-        ("ajet init made --template ", 4, ["math", "tool"]),
+        ("ajet init made --template ", 4, [each.value for each in Template]),
     ],
 )
 def test_shell_completion(tmp_path, words, position, expected):
@@ -350,8 +353,13 @@ def test_a_closed_pipe_is_no_crash(project):
     assert "Traceback" not in done.stderr and not (project / "launcher_record").exists()
 
 
-def test_vs_codes_launch_configuration_is_the_tutorials():
+def test_f5_in_a_clone_debugs_the_tool_template_offline_and_the_open_yaml():
     root = Path(launcher.__file__).parents[2]
-    (configuration,) = json.loads((root / ".vscode" / "launch.json").read_text())["configurations"]
-    assert configuration["module"] == "ajet.cli.launcher" and configuration["type"] == "debugpy"
-    assert configuration["args"][:3] == ["--backbone", "debug", "--conf"]
+    text = re.sub(r"^\s*//.*$", "", (root / ".vscode" / "launch.json").read_text(), flags=re.M)
+    first, opened, *_ = json.loads(text)["configurations"]
+    assert first["module"] == opened["module"] == "ajet.cli.launcher" and first["type"] == "debugpy"
+    assert first["args"][:3] == ["--backbone", "debug", "--conf"] and opened["args"][2:] == ["--conf", "${file}"]
+    told = (root / first["args"][3]).read_text()
+    assert "path: embedded:tiny-tools" in told, "comes with ajet: nothing is fetched"
+    interpreter = json.loads((root / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"]
+    assert interpreter == "${workspaceFolder}/.venv/bin/python"

@@ -17,6 +17,7 @@ from ajet.engine.weight_shapes import embedding_shapes
 from ajet.run.checkup.network import network
 from ajet.run.checkup.packages import packages
 from ajet.run.checkup.verl import verl
+from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from tests.ajet_command import environment
@@ -122,7 +123,7 @@ def test_an_extra_that_the_run_needs_and_lacks_is_a_problem():
     missing = [each for each in packages() if "not installed" in each.text]
     assert missing, "every extra is installed here"
     extra = missing[0].topic.strip("[]")
-    assert missing[0].state == "note" and missing[0].do == f'pip install "ajet[{extra}]"'
+    assert missing[0].state == "note" and missing[0].do == installs_extra(extra)
     assert states(packages([extra]))[f"[{extra}]"] == "problem"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ajet.backbone.verl.config import ModelLimits, layer, read_limits, verl_config
 from ajet.backbone.verl.config.resolvers import as_list, div, mul, pick, room, versions
+from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 from tests.verl_fixtures import experiment, nested
 
@@ -55,7 +56,7 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
 def test_the_extra_is_the_one_for_the_device(ajet, device, extra):
     with pytest.raises(MissingExtra) as caught:
         verl_config(experiment(ajet), device=device)
-    assert caught.value.do == f'pip install "ajet[{extra}]"'
+    assert caught.value.do == installs_extra(extra)
 
 
 def test_episodes_need_not_divide_by_the_copies_of_the_model():

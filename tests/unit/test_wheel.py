@@ -70,8 +70,10 @@ def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path)
 
 
 def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None:
-    done = python(unpacked, tmp_path, "-c", "import ajet; print(ajet.__file__)")
-    assert Path(done.stdout.strip()).is_relative_to(unpacked), done.stderr
+    told = "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
+    place, advice = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
+    assert Path(place).is_relative_to(unpacked)
+    assert '"ajet[local]' in advice and " -e " not in advice, "a wheel is not installed from a clone"
 
 
 def test_help_works_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:

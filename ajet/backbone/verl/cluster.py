@@ -18,6 +18,7 @@ from typing import Any
 from ajet.backbone.verl.config import extra_for
 from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.own_package import hook
+from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 
 ADDRESS = "RAY_ADDRESS"
@@ -74,7 +75,7 @@ def joined(
         except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
-                do="start again when the machine is less busy; `ajet doctor` looks at what Ray needs",
+                do=f"start again when the machine is less busy; `{command('doctor')}` looks at what Ray needs",
             ) from problem
     else:
         runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}

@@ -7,6 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from ajet.run.checkup.machine import has_nvidia
+from ajet.schema.commands import installs_extra, installs_here
 from ajet.schema.finding import Finding, State
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def packages(needed: Sequence[str] = ()) -> list[Finding]:
         told = metadata.requires("ajet") or []
     except metadata.PackageNotFoundError:
         text = "ajet runs from a folder and is not installed: its requirements are not known"
-        return [Finding("ajet", "warning", text, "pip install -e . in that folder")]
+        return [Finding("ajet", "warning", text, installs_here())]
     requirements: dict[str, list[Requirement]] = {"": []}
     extras = metadata.metadata("ajet").get_all("Provides-Extra") or []
     for line in told:
@@ -50,7 +51,7 @@ def _own(requirements: Sequence[Requirement]) -> Finding:
     wrong, have = look(requirements)
     version = metadata.version("ajet")
     if wrong:
-        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", "pip install ajet anew")
+        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", installs_here())
     shown = {"torch", "transformers", "openai", "pydantic"}
     return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in shown))
 
@@ -60,7 +61,7 @@ def _extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Fin
     topic = f"[{extra}]"
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
-    do = f'pip install "ajet[{extra}]"'
+    do = installs_extra(extra)
     if needed:
         return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
     if extra == "vllm" and version_of("verl"):

@@ -14,11 +14,11 @@ from packaging.requirements import Requirement
 
 from ajet.run.checkup.machine import has_nvidia
 from ajet.run.checkup.packages import look, version_of
+from ajet.schema.commands import installs, installs_extra
 from ajet.schema.finding import Finding, State
 
 _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
 """verl patches this class of trl whenever a package of that name is there, before its first step."""
-_ANEW = 'make an environment anew, with pip install "ajet[{extra}]" (docs/install.md)'
 
 
 def verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
@@ -29,7 +29,8 @@ def verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
     if not version_of("verl"):
         return []
     bad: State = "problem" if needed else "warning"
-    anew = _ANEW.format(extra="verl" if has_nvidia() else "verl-cpu")
+    there = installs_extra("verl" if has_nvidia() else "verl-cpu")
+    anew = f"make an environment anew (docs/install.md), in which you run {there}"
     own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_name(each)] if name}
     pinned = {each.name.lower(): each for each in _of_ajet()}
     ray = own.pop("ray", Requirement("ray"))
@@ -90,7 +91,7 @@ def _trl(bad: State) -> list[Finding]:
     if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
     text = f"trl {version} lacks a class that verl patches in every trl it finds: a run would fail in its first minutes"
-    return [Finding("trl", bad, text, "pip uninstall trl (nothing here needs it), or pip install trl==0.27.0")]
+    return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {installs('trl==0.27.0')}")]
 
 
 def _flash_attention() -> list[Finding]:

@@ -24,6 +24,7 @@ from ajet.config.locations import default_config
 from ajet.config.references import within
 from ajet.config.resolution import HIDDEN, is_secret
 from ajet.engine.model_limits import ModelLimits
+from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def _config_folder(extra: str) -> Path | None:
             f"verl {installed} is installed.",
             where=str(place),
             expected=f"verl {VERL_VERSION}: its config differs from version to version",
-            do=f'pip install "ajet[{extra}]"',
+            do=installs_extra(extra),
         )
     return place / "trainer" / "config"
 

@@ -1,0 +1,132 @@
+"""`ajet eval RUN_OR_YAML`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import Conf, ExpDir, Overrides
+
+_WHAT, _OUT = "What is played", "Results"
+
+
+def evaluate(
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(
+            metavar="[RUN_OR_YAML]", help="A run's name or folder, or the YAML of an experiment.", show_default=False
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    conf: Conf = None,
+    exp_dir: ExpDir = None,
+    model: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--model", metavar="MODEL", show_default=False, rich_help_panel=_WHAT,
+            help="base, best, latest or step-N of the run; a run's name; a folder; a Hugging Face name; embedded:NAME; "
+            "NAME@http://HOST/v1. Several are compared with the first. Without it: the run's best checkpoint.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--tasks", metavar="FILE.jsonl", help="Tasks in place of the validation tasks.", show_default=False,
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    at_most: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--at-most", metavar="N", min=1, help="The first N tasks only.", show_default=False, rich_help_panel=_WHAT
+        ),
+    ] = None,
+    repeat: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--repeat", metavar="K", min=1, show_default=False, rich_help_panel=_WHAT,
+            help="Attempts at each task; more than one are drawn and give pass@K and the noise of a run.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--temperature", metavar="T", min=0.0, show_default=False, rich_help_panel=_WHAT,
+            help="0 is greedy. Without it as rollout.val_kwargs says.",
+        ),
+    ] = None,
+    judge: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
+            help="Scores by this judge, too; may be given several times.",
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Play again what is recorded already.", rich_help_panel=_WHAT)
+    ] = False,
+    by: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--by", metavar="KEY", show_default=False, rich_help_panel=_OUT,
+            help="Scores for each value of this key of the tasks' metadata, too (tag and tags, where they have such).",
+        ),
+    ] = None,
+    csv: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--csv", metavar="FILE", help="Write a row an attempt.", show_default=False, rich_help_panel=_OUT
+        ),
+    ] = None,
+    parquet: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--parquet", metavar="FILE", help="The same as Parquet.", show_default=False, rich_help_panel=_OUT
+        ),
+    ] = None,
+    picture: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--picture", metavar="FILE.svg|png", help="Draw the scores.", show_default=False, rich_help_panel=_OUT
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=_OUT)
+    ] = False,
+    fetch: Annotated[
+        bool,
+        typer.Option(
+            "--fetch", help="Get the model that the record names; without it ajet asks.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+) -> int:  # fmt: skip
+    """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing."""
+    from ajet.cli.screen import beside_json, show_logs
+    from ajet.record.attempts import TAG_KEYS
+    from ajet.run.evaluation.play import Asked, evaluate_models
+    from ajet.run.evaluation.report import draw, show, spelled, write_csv, write_parquet
+    from ajet.run.evaluation.target import opened_target
+
+    show_logs("ERROR" if as_json else "WARNING")
+    settings = list(overrides or ())
+    if target is not None and "=" in target:
+        settings.insert(0, target)
+        target = None
+    keys = tuple(by) if by else TAG_KEYS
+    asked = Asked(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh)
+    with beside_json(as_json):
+        experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
+        result = evaluate_models(experiment, models, asked)
+    if as_json:
+        typer.echo(spelled(result, keys))
+    else:
+        show(result, keys)
+    if csv is not None:
+        write_csv(result, csv, keys)
+    if parquet is not None:
+        write_parquet(result, parquet, keys)
+    if picture is not None:
+        draw(result, picture)
+    return 0

@@ -1,0 +1,120 @@
+"""Attempt: what a recorded episode says of how a task was solved, without its tokens.
+
+Invariant: it is read from the episode's line alone, so that a hundred thousand of them cost seconds and no arrays; it
+counts by the same rules as the episode itself (`scored`, `succeeded`, `left_out`). Of an attempt that was recorded
+twice the later line counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.record.earlier_schemas import todays
+from ajet.record.files import read_rows
+from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task
+
+TAG_KEYS = ("tag", "tags")
+"""Keys of a task's metadata that hold its tags, unless others are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at one task."""
+
+    uuid: str
+    task: str
+    """Its `task_id`."""
+    order: int
+    repeat: int
+    status: str
+    reward: float | None
+    """None where it was not scored."""
+    success: bool
+    judged: bool
+    """Whether anything says that it succeeded or not: a verdict did, or it failed."""
+    left_out: bool
+    """ajet itself failed at it: it says nothing about the model."""
+    failure: str = ""
+    """boundary: kind: message; "" for none."""
+    reason: str = ""
+    """The verdict's, in words."""
+    tokens: int = 0
+    """That the model sampled."""
+    seconds: float = 0.0
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The task's."""
+    output: dict[str, Any] = field(default_factory=dict)
+    """The metadata that the workflow returned."""
+    question: str = ""
+
+    def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
+        """Its task's tags: what the metadata has under these keys, a list as several; with keys of the person's own,
+        each as key=value."""
+        found = []
+        for key in keys:
+            value = self.metadata.get(key)
+            named = "" if key in TAG_KEYS else f"{key}="
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(each, (str, int, float, bool)):
+                    found.append(f"{named}{each}")
+        return list(dict.fromkeys(found))
+
+
+def read_attempts(path: Path) -> list[Attempt]:
+    """Those of one episode file, by order and repeat; [] where it does not exist. Raises UserError for damage."""
+    found: dict[str, Attempt] = {}
+    for number, row in enumerate(read_rows(path), 1):
+        try:
+            attempt = attempt_of(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"A line of the record is no episode ({type(error).__name__}: {error}).",
+                where=f"{path}:{number}",
+                do="restore the file from a copy",
+            ) from error
+        found[attempt.uuid] = attempt
+    return sorted(found.values(), key=lambda attempt: (attempt.order, attempt.repeat))
+
+
+def attempt_of(row: dict[str, Any]) -> Attempt:
+    """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
+    row = todays(row)
+    failure = Failure(**row["failure"]) if row["failure"] else None
+    verdict = Verdict(**row["verdict"]) if row["verdict"] else None
+    task = Task(**row["task"])
+    episode = Episode(
+        uuid=row["uuid"], task=task, repeat=row["repeat"], step=row["step"], split=row["split"],
+        order=row.get("order", -1), status=row["status"], ending=row.get("ending", ""), failure=failure,
+        verdict=verdict,
+    )  # fmt: skip
+    return Attempt(
+        uuid=episode.uuid,
+        task=task.task_id,
+        order=episode.order,
+        repeat=episode.repeat,
+        status=episode.status,
+        reward=episode.reward if episode.scored else None,
+        success=episode.succeeded,
+        judged=failure is not None or (verdict is not None and verdict.success is not None),
+        left_out=episode.left_out,
+        failure=f"{failure.boundary}: {failure.kind}: {failure.message}" if failure else "",
+        reason=verdict.reason if verdict else "",
+        tokens=sum(stop - start for start, stop in (call["response_ids"] for call in row["calls"])),
+        seconds=row.get("ended", 0.0) - row.get("started", 0.0),
+        metadata=task.metadata,
+        output=row.get("metadata", {}),
+        question=task.main_query,
+    )
+
+
+def tells_success(attempts: Iterable[Attempt]) -> bool:
+    """Whether success was judged at all: a reward alone says of no task that it was solved."""
+    counted = [attempt for attempt in attempts if not attempt.left_out]
+    return any(attempt.judged and not attempt.failure for attempt in counted) or (
+        bool(counted) and all(attempt.failure for attempt in counted)
+    )

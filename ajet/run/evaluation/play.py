@@ -1,0 +1,237 @@
+"""The verb: each model plays what no record of it has, and their scores are put side by side.
+
+Invariant: an attempt that has ended is on the disk, whatever ends the command; given again, it plays what is missing
+and no more. A model of which nothing is missing is not loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.record.attempts import Attempt
+from ajet.record.comparison import Comparison, compare
+from ajet.record.console import console
+from ajet.record.episode_writer import EpisodeWriter
+from ajet.record.progress import Bar, Progress
+from ajet.record.scores import Scores, worth_of_failure
+from ajet.run.evaluation import record
+from ajet.run.evaluation.judged import open_judges, scores_by_judge
+from ajet.run.evaluation.models import Model
+from ajet.run.evaluation.record import Evaluation
+from ajet.schema.episode import Group
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.schema.episode import Episode
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says about an evaluation beyond experiment and models."""
+
+    tasks: Path | None = None
+    """A JSON Lines file in place of the validation tasks."""
+    at_most: int | None = None
+    repeats: int | None = None
+    temperature: float | None = None
+    judges: Sequence[str] = ()
+    """References to judges that see what was played besides the experiment's own."""
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What one model came to."""
+
+    model: Model
+    folder: Path
+    """Its record."""
+    scores: Scores
+    judged: Mapping[str, Scores]
+    """By other judges, by reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an evaluation came to."""
+
+    evaluated: tuple[Evaluated, ...]
+    """As they were named; the first is what the others are compared with."""
+    tasks: int
+    """That were asked for."""
+    repeats: int
+    sampling: str
+    """In words."""
+    seed: int
+
+    def comparisons(self) -> list[tuple[Evaluated, Comparison]]:
+        """Each of the others with the first."""
+        first, *others = self.evaluated
+        pairs = [(each, compare(first.scores, each.scores, seed=self.seed)) for each in others]
+        return [(each, compared) for each, compared in pairs if compared is not None]
+
+
+def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Asked) -> Result:
+    """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
+    experiment = prepared(experiment, asked)
+    judges = open_judges(experiment, asked.judges)
+    evaluations = _evaluations(experiment, models, asked)
+    played: list[tuple[Model, Path, list[Attempt]]] = []
+    for evaluation in evaluations:
+        folder = _played(evaluation, fresh=asked.fresh)
+        played.append((evaluation.model, folder, record.recorded(evaluation, folder)))
+    lowest = worth_of_failure(attempt for _, _, attempts in played for attempt in attempts)
+    first = evaluations[0]
+    tasks = dict(first.tasks)
+    return Result(
+        tuple(
+            Evaluated(model, folder, Scores(attempts, lowest), scores_by_judge(judges, attempts, tasks))
+            for model, folder, attempts in played
+        ),
+        tasks=first.count,
+        repeats=first.repeats,
+        sampling=sampling_words(experiment),
+        seed=experiment.ajet.seed,
+    )
+
+
+def prepared(experiment: Experiment, asked: Asked) -> Experiment:
+    """The experiment as it is evaluated: on an engine that trains nothing, over these tasks, drawn so. Raises
+    UserError."""
+    settings = experiment.ajet.model_copy(deep=True)
+    settings.backbone = "debug"
+    reader, val = settings.task_reader, settings.rollout.val_kwargs
+    if asked.tasks is not None:
+        file = asked.tasks.expanduser()
+        if not file.is_file():
+            raise UserError(f"There is no file {asked.tasks}.", where="--tasks", expected="JSON Lines, one task a line")
+        reader.type = "jsonl_dataset_file"
+        reader.jsonl_dataset_file.validation.file_path = str(file.absolute())
+        if reader.jsonl_dataset_file.training.file_path is None:
+            reader.jsonl_dataset_file.training.file_path = str(file.absolute())
+    repeats = settings.validation_repeats if asked.repeats is None else asked.repeats
+    if asked.temperature is not None:
+        val.do_sample, val.temperature = asked.temperature > 0, asked.temperature
+    elif repeats > 1 and not val.do_sample:  # greedy attempts would all be one
+        val.do_sample, val.temperature = True, val.temperature or settings.rollout.temperature
+    val.num_repeat = settings.trainer_common.val_pass_n = repeats
+    found = replace(experiment, ajet=settings)
+    found.require_ready()
+    return found
+
+
+def sampling_words(experiment: Experiment) -> str:
+    """How replies are drawn."""
+    val = experiment.ajet.rollout.val_kwargs
+    if not val.do_sample or val.temperature == 0:
+        return "greedy"
+    more = [f"top_p {val.top_p:g}"] if val.top_p < 1 else []
+    return ", ".join([f"temperature {val.temperature:g}", *more, *([f"top_k {val.top_k}"] if val.top_k > 0 else [])])
+
+
+def _evaluations(experiment: Experiment, models: Sequence[Model], asked: Asked) -> list[Evaluation]:
+    from ajet.task_reader import open_reader
+
+    reader = open_reader(experiment)
+    if not reader.has("validation"):
+        raise UserError(
+            "There are no validation tasks.",
+            where=str(experiment.yaml_path),
+            expected="tasks that are not trained on",
+            do="name a file with --tasks FILE.jsonl, or set the reader's validation in the YAML",
+        )
+    tasks = list(enumerate(reader.tasks("validation")))
+    count = len(tasks) if asked.at_most is None else min(asked.at_most, len(tasks))
+    repeats = experiment.ajet.validation_repeats
+    return [Evaluation(model, model.of(experiment), tasks, count, repeats) for model in models]
+
+
+def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
+    """The record that has all that was asked for, after playing what was missing."""
+    from ajet.run.launch import closed_by_outcome
+    from ajet.run.look import age
+
+    again = None if fresh else record.earlier(evaluation)
+    if again is not None and record.missing(evaluation, again) == 0:
+        then = record.file_of(again, evaluation.model.step).stat().st_mtime
+        _say(f"{evaluation.model.label}: played {age(then)}, read from {again}; --fresh plays it again")
+        return again
+    run = record.begin(evaluation, again)
+    with closed_by_outcome(run):
+        _play(evaluation, run)
+    return run.path
+
+
+def _play(evaluation: Evaluation, run: RunDirectory) -> None:
+    from ajet.run.assembly import assemble
+    from ajet.run.evaluate import validation_metrics
+
+    label, step = evaluation.model.label, evaluation.model.step
+    run.status.set(phase="loading", step=step)
+    before = record.over(record.recorded(evaluation, run.path))
+    with Progress() as bars, EpisodeWriter(run.episodes, step, record.SPLIT) as writer:
+        shown = _Shown(label, bars)
+
+        def on_episode(episode: Episode) -> None:
+            writer.put(episode)
+            shown.ended(episode)
+
+        with assemble(evaluation.experiment, run_id=run.run_id, on_episode=on_episode, split="validation") as parts:
+            fitting = {task.task_id for task in parts.tasks("validation")}
+            played = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting]
+            record.say_left(run.path, [order for order, _ in played])
+            asked = [(order, task) for order, task in played if order < evaluation.count]
+            shown.begin(len(asked) * evaluation.repeats, len(before))
+            run.status.set(phase="validation", step=step)
+            began = time.monotonic()
+            groups = list(
+                parts.rollout.play(asked, step=step, split="validation", repeats=evaluation.repeats, over=before)
+            )
+            seconds = time.monotonic() - began
+        shown.close()
+    if before:
+        groups = _groups(evaluation, run)
+    run.metrics.log(step, validation_metrics(groups) | {"seconds/validation": seconds})
+
+
+def _groups(evaluation: Evaluation, run: RunDirectory) -> list[Group]:
+    """All that is recorded of what was asked for."""
+    found: dict[int, Group] = {}
+    for episode in run.episodes.read(evaluation.model.step, record.SPLIT):
+        if episode.order < evaluation.count and episode.repeat < evaluation.repeats:
+            found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
+    return [found[order] for order in sorted(found)]
+
+
+class _Shown:
+    """The bar of one model."""
+
+    def __init__(self, label: str, bars: Progress) -> None:
+        self._label, self._bars = label, bars
+        self._bar: Bar | None = None
+        self._count = self._worth = 0.0
+
+    def begin(self, total: int, done: int) -> None:
+        if done:
+            _say(f"{self._label}: {done} of {total} attempts are recorded, {total - done} are played")
+        self._bar = self._bars.bar(self._label, total, "attempts", done=done)
+
+    def ended(self, episode: Episode) -> None:
+        self._count += 1
+        self._worth += episode.reward or 0.0
+        if self._bar is not None:
+            self._bar.advance(note=f"reward {self._worth / self._count:.3g}")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True, style="dim")

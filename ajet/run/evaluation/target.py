@@ -1,0 +1,81 @@
+"""What `ajet eval` is asked about: a run or a YAML, and its models.
+
+Invariant: a run's record gives settings only; its code must be the person's own (`require_own`), and a model that the
+record names is fetched only with the person's word. A YAML is the person's own word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.run.evaluation.models import BASE, Model, chosen_models
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+YAML = (".yaml", ".yml")
+
+
+def opened_target(
+    target: str | None,
+    conf: Path | None,
+    models: Sequence[str],
+    *,
+    overrides: Sequence[str] = (),
+    exp_dir: Path | None = None,
+    fetch: bool = False,
+) -> tuple[Experiment, list[Model]]:
+    """The experiment, and the models to play. Raises UserError."""
+    from ajet.config import load_experiment
+    from ajet.config.experiment import DEFAULT_ROOT
+
+    if conf is None and target is not None and target.endswith(YAML):
+        conf, target = Path(target), None
+    if conf is not None:
+        experiment = load_experiment(conf, backbone="debug", overrides=overrides, exp_dir=exp_dir)
+        folder = experiment.root / experiment.name if target is None else _run(target, experiment.root)
+        run = folder if (folder / "run.json").is_file() else None
+        return experiment, chosen_models(models, experiment, run)
+    if target is None:
+        raise UserError(
+            "There is nothing to evaluate.",
+            expected=f"{command('eval', 'RUN')}, or {command('eval', 'FILE.yaml')}",
+            do=f"`{command('runs')}` lists the runs",
+        )
+    if overrides:
+        raise UserError(
+            f"{overrides[0]} changes nothing of a recorded run.",
+            where=target,
+            expected="a YAML beside settings",
+            do=command("eval", target, "--conf", "FILE.yaml", *overrides),
+        )
+    return _recorded(target, models, (exp_dir or Path(DEFAULT_ROOT)).absolute(), fetch=fetch)
+
+
+def _recorded(target: str, models: Sequence[str], root: Path, *, fetch: bool) -> tuple[Experiment, list[Model]]:
+    from ajet.config.dotenv import load_project_dotenv
+    from ajet.run.recorded_agent import recorded_settings, require_own
+    from ajet.run.recorded_model import recorded_model
+
+    folder = _run(target, root)
+    load_project_dotenv(record=folder)
+    experiment = recorded_settings(folder)
+    require_own(experiment, folder, judged=True, otherwise=command("eval", target, "--conf", "FILE.yaml"))
+    chosen = []
+    for model in chosen_models(models, experiment, folder):
+        if model.label in BASE and model.path is not None:
+            found = recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
+            model = replace(model, path=str(found))
+        chosen.append(model)
+    return experiment, chosen
+
+
+def _run(target: str, root: Path) -> Path:
+    from ajet.run.export import run_of
+
+    return run_of(target, root)

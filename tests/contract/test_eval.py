@@ -1,0 +1,289 @@
+"""`ajet eval`: played by training's path, over all tasks, continued where it was ended, compared task by task."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from ajet.cli import launcher
+from ajet.record.attempts import read_attempts
+from tests.ajet_command import ajet, start
+
+WORKFLOW = """
+import os
+from ajet import Workflow, WorkflowOutput
+
+class Asks(Workflow):
+    async def execute(self, workflow_task, tuner):
+        task = workflow_task.task
+        if task.metadata["number"] == 13:
+            raise ValueError("unlucky")
+        with open("played", "a") as file:
+            file.write(f"{task.metadata['number']}/{workflow_task.task_thread_index}\\n")
+        if hold := os.environ.get("HOLD"):
+            while task.metadata["number"] >= 4 and os.path.exists(hold):
+                import asyncio
+                await asyncio.sleep(0.01)
+        client = tuner.as_raw_openai_sdk_client()
+        messages = [{"role": "user", "content": task.main_query}]
+        reply = await client.chat.completions.create(messages=messages)
+        return WorkflowOutput(metadata={"answer": reply.choices[0].message.content})
+
+def strict(task, output):
+    if task.metadata["number"] == 3:
+        raise KeyError("a judge that stumbles")
+    return float(task.metadata["number"] == 2), task.metadata["number"] == 2
+
+def right(task, output):
+    good = output.metadata["answer"] == "yes"
+    return float(good), good
+"""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """`strong` answers "yes" but to task 1, `weak` to even tasks only."""
+
+    protocol_version = "HTTP/1.1"
+    keys: list[str | None] = []
+
+    def do_GET(self) -> None:
+        self._say({"data": [{"id": "strong"}, {"id": "weak"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.keys.append(self.headers.get("Authorization"))
+        number = int(body["messages"][-1]["content"].split()[-1])
+        good = number != 1 if body["model"] == "strong" else number % 2 == 0
+        message = {"role": "assistant", "content": "yes" if good else "no"}
+        self._say({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    def _say(self, value: dict) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{made.server_port}/v1"
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "workflow.py").write_text(WORKFLOW)
+    rows = [
+        {
+            "question": f"Is it task {number}",
+            "id": f"t{number}",
+            "number": number,
+            "tag": "low" if number < 4 else "high",
+        }
+        for number in range(8)
+    ]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "x.yaml").write_text(
+        "ajet:\n"
+        "  model: {path: 'embedded:tiny-tools'}\n"
+        "  task_reader:\n"
+        "    type: jsonl_dataset_file\n"
+        "    jsonl_dataset_file:\n"
+        "      training: {file_path: held_out.jsonl}\n"
+        "      validation: {file_path: held_out.jsonl}\n"
+        "  rollout: {user_workflow: workflow.py->Asks}\n"
+        "  task_judge: {judge_protocol: workflow.py->right}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What `ajet eval ARGUMENTS` prints, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["eval", *arguments])
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.out + printed.err
+    return printed.out
+
+
+def played(project: Path) -> list[str]:
+    return sorted((project / "played").read_text().split())
+
+
+def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project, server, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test")
+    monkeypatch.setenv("COLUMNS", "140")
+    models = ["--model", f"weak@{server}", "--model", f"strong@{server}"]
+    out = run(capsys, "x.yaml", *models, "--csv", "a.csv", "--parquet", "a.parquet")
+    assert "8 tasks, 1 attempt each, greedy" in out
+    assert "50.0%" in out and "87.5%" in out and "  low " in out and "  high " in out
+    assert "gained 4 tasks: t3, t5, t7" not in out and "gained 3 tasks: t3, t5, t7" in out and "lost" not in out
+    assert "p = 0.250 (exact McNemar test): may be chance" in out and "not known from one attempt a task" in out
+    assert set(Answers.keys) == {"Bearer key-of-the-test"}
+
+    rows = list(csv.DictReader((project / "a.csv").open()))
+    assert len(rows) == 16 and {row["task_id"] for row in rows} == {f"t{number}" for number in range(8)}
+    assert [row["success"] for row in rows[:4]] == ["True", "False", "True", "False"] and rows[0]["tags"] == "low"
+    from pyarrow import parquet
+
+    assert parquet.read_table(project / "a.parquet").to_pylist()[1]["reward"] == 0.0
+
+    told = json.loads(run(capsys, "x.yaml", *models, "--json"))
+    assert len(played(project)) == 16, "nothing is played twice"
+    assert [model["pass@1"]["value"] for model in told["models"]] == [0.5, 0.875]
+    assert told["models"][0]["tags"]["low"]["pass@1"]["value"] == 0.5 and told["comparisons"][0]["gained"][0] == "t3"
+    record = Path(told["models"][1]["record"])
+    assert record.parent == project / "launcher_record" / "x" / "eval"
+    for file in record.rglob("*"):
+        assert not file.is_file() or b"key-of-the-test" not in file.read_bytes(), file
+
+
+def test_more_attempts_and_more_tasks_play_only_what_is_missing(project, server, capsys):
+    model = ["--model", f"weak@{server}"]
+    run(capsys, "x.yaml", *model, "--at-most", "2", "--temperature", "1")
+    out = run(capsys, "--conf", "x.yaml", *model, "--repeat", "2", "--at-most", "3", "--temperature", "1")
+    assert played(project) == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
+    assert "2 of 6 attempts are recorded, 4 are played" in out and "pass@2" in out and "temperature 1" in out
+    run(capsys, "x.yaml", *model, "--at-most", "2", "--temperature", "1", "--fresh")
+    assert len(played(project)) == 8
+
+
+def test_changed_code_or_tasks_are_another_evaluation(project, server, capsys):
+    arguments = ["x.yaml", "--model", f"weak@{server}", "--at-most", "1"]
+    run(capsys, *arguments)
+    (project / "workflow.py").write_text(WORKFLOW + "# changed\n")
+    run(capsys, *arguments)
+    (project / "more.jsonl").write_text(json.dumps({"question": "Is it task 0", "id": "t0", "number": 0}) + "\n")
+    run(capsys, *arguments, "--tasks", "more.jsonl")
+    assert len(played(project)) == 3 and len(list((project / "launcher_record/x/eval").iterdir())) == 3
+
+
+def test_other_judges_see_what_was_played(project, server, capsys):
+    """On the same record: nothing is played again, and one at which a judge stumbles has failed under that judge."""
+    arguments = ["x.yaml", "--model", f"strong@{server}", "--at-most", "4"]
+    run(capsys, *arguments)
+    judged = [*arguments, "--judge", "workflow.py->strict", "--judge", "workflow.py->right"]
+    (told,) = json.loads(run(capsys, *judged, "--json", "--csv", "a.csv"))["models"]
+    assert len(played(project)) == 4 and told["pass@1"]["value"] == 0.75
+    strict, right = told["judges"].values()
+    assert (strict["pass@1"]["value"], strict["failed"]) == (0.25, 1) and right["pass@1"] == told["pass@1"]
+    rows = list(csv.DictReader((project / "a.csv").open()))
+    assert [row["reward by strict"] for row in rows] == ["0.0", "0.0", "1.0", ""] and rows[0][
+        "success by right"
+    ] == "True"
+    assert "  strict " in run(capsys, *judged)
+
+
+def test_failures_count_and_are_said(project, server, capsys):
+    rows = [{"question": f"Is it task {number}", "id": f"t{number}", "number": number} for number in (0, 13)]
+    (project / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = run(capsys, "x.yaml", "--tasks", "two.jsonl", "--model", f"strong@{server}")
+    assert "50.0%" in out and "1 failed" in out and "a failed attempt solves nothing" in out and "1/2" in out
+
+
+def test_what_ajet_itself_failed_at_is_left_out_and_played_again(project, server, capsys):
+    gone = ["x.yaml", "--model", "weak@http://127.0.0.1:9/v1", "--at-most", "2", "rollout.max_retries=0"]
+    out = run(capsys, *gone)
+    assert "ajet itself failed at 2 attempts" in out
+    run(capsys, *gone)
+    assert len(played(project)) == 4
+    (folder,) = (project / "launcher_record/x/eval").iterdir()
+    assert len(read_attempts(folder / "episodes/step-0.validation.jsonl")) == 2
+    lines = (folder / "episodes/step-0.validation.jsonl").read_text().splitlines()
+    assert len(lines) == 2, "none is recorded twice"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "There is nothing to evaluate"),
+        (["nobody"], "There is no run named nobody"),
+        (["x.yaml", "--tasks", "none.jsonl"], "There is no file none.jsonl"),
+        (["x.yaml", "--model", "best"], "There is no run yet whose checkpoint best could be"),
+        (["x.yaml", "--model", "a@http://h/v1", "--model", "a@http://h/v1"], "is the same model as"),
+        (["x.yaml", "task_reader.jsonl_dataset_file.validation.file_path=null"], "There are no validation tasks"),
+        (["x.yaml", "--model", "SERVER"], "has 2 models: strong, weak"),
+        (["x.yaml", "--model", "./no/model"], "no/model"),
+    ],
+)
+def test_mistakes_are_named(project, server, capsys, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["eval", *(server if each == "SERVER" else each for each in arguments)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(project.glob("launcher_record/x/eval/*")), "no record of nothing"
+
+
+def test_killed_in_the_middle_the_same_command_goes_on(project, server, capsys, tmp_path_factory):
+    """kill -9 while half of the tasks wait: those that had ended are on the disk and are not played again."""
+    hold = tmp_path_factory.mktemp("hold") / "hold"
+    hold.touch()
+    arguments = ["eval", "x.yaml", "--model", f"strong@{server}"]
+    process = start(*arguments, cwd=project, log=project / "log", HOLD=str(hold))
+    ended = threading.Event()
+    while not ended.wait(0.05):
+        found = list(project.glob("launcher_record/x/eval/*/episodes/*.jsonl"))
+        if found and len(found[0].read_text().splitlines()) == 4 and len(played(project)) == 8:
+            break
+        assert process.poll() is None, (project / "log").read_text()
+    process.kill()
+    process.wait()
+    hold.unlink()
+    out = run(capsys, *arguments[1:])
+    assert "4 of 8 attempts are recorded, 4 are played" in out and "87.5%" in out
+    assert played(project) == sorted([f"{n}/0" for n in range(8)] + [f"{n}/0" for n in range(4, 8)])
+    assert len(list((project / "launcher_record/x/eval").iterdir())) == 1
+
+
+def test_one_at_a_time_plays_an_evaluation(project, server, capsys):
+    from ajet.record.lock import RunLock
+
+    arguments = ["x.yaml", "--model", f"strong@{server}", "--at-most"]
+    run(capsys, *arguments, "1")
+    (folder,) = (project / "launcher_record/x/eval").iterdir()
+    lock = RunLock(folder)
+    assert lock.take() is None
+    with pytest.raises(SystemExit):
+        launcher.main(["eval", *arguments, "2"])
+    lock.release()
+    assert "is being played by" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_checkpoints_of_a_run_are_played_viewed_and_proven(tool_project, tmp_path, monkeypatch, capsys):
+    """From the record alone, beside the project: the run's own tasks, its base and its last step, token by token."""
+    root = tmp_path / "launcher_record"
+    shutil.copytree(tool_project / "launcher_record", root)
+    monkeypatch.chdir(tmp_path)
+    common = ["plain", "--exp-dir", str(root), "--at-most", "4", "--repeat", "2", "--picture", str(tmp_path / "a.svg")]
+    done = ajet("eval", *common, "--model", "base", "--model", "2", cwd=tool_project)
+    assert done.returncode == 0, done.stdout
+    assert "step-2 against base" in done.stdout and "two runs of one model differ by" in done.stdout
+    assert "<svg" in Path("a.svg").read_text() and os.path.getsize("a.svg") > 5000
+    records = sorted(Path("launcher_record/plain/eval").iterdir())
+    assert len(records) == 2
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["prove", str(records[1])])
+    printed = capsys.readouterr().out
+    assert not ended.value.code and "8 episodes" in printed and "Proven: no wrong token." in printed, printed
+    from ajet.record.viewer.library import Library
+
+    rows = {row["name"]: row for row in Library(Path("launcher_record")).runs()}
+    shown = rows[f"plain/eval/{records[1].name}"]
+    assert shown["kind"] == "eval" and shown["state"] == "finished" and shown["held_out"]

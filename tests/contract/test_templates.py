@@ -1,0 +1,112 @@
+"""What `ajet init` writes: each template is valid, plays an episode as it is, and tells editors and coding agents how.
+
+The model is replaced by one that comes with ajet; what a template is about is the way from task to reward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ajet.cli import launcher
+from ajet.cli.init import OWN_TASKS, Template
+from ajet.config import load_experiment
+from ajet.record.episodes import EpisodeFiles
+from tests.ajet_command import start
+
+ALL = [each.value for each in Template]
+PLAYED = [each.value for each in Template if each is not Template.serve]
+SMALL = [
+    "model.path=embedded:tiny-tools", "debug.debug_first_n_tasks=1", "rollout.num_repeat=1",
+    "rollout.max_model_len=512", "data.max_prompt_length=400", "rollout.max_response_length_in_one_turn=8",
+    "trainer_common.threads=1",
+]  # fmt: skip
+
+
+def ajet(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(list(arguments))
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.out + printed.err
+    return printed.out
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request) -> Path:
+    """A project of this template, beside which the commands run."""
+    monkeypatch.chdir(tmp_path)
+    ajet(capsys, "init", "mine", "--template", request.param)
+    return tmp_path / "mine"
+
+
+@pytest.mark.parametrize("made", PLAYED, indirect=True, ids=PLAYED)
+def test_a_template_plays_an_episode(made, capsys):
+    (conf,) = made.glob("*.yaml")
+    if conf.stem == "langchain":
+        pytest.importorskip("langchain_openai")
+    assert "is valid" in ajet(capsys, "config", "validate", "--conf", str(conf))
+    out = ajet(capsys, "--conf", str(conf), "--backbone", "debug", *SMALL)
+    assert "reward 0" in out or "reward 1" in out, out
+    (run,) = (made.parent / "launcher_record" / conf.stem / "debug").iterdir()
+    (episode,) = EpisodeFiles(run / "episodes").read(0, "debug")
+    assert episode.scored and episode.calls and episode.failure is None
+    if conf.stem not in OWN_TASKS:
+        assert episode.task.metadata["answer"] and episode.verdict.success is not None
+
+
+@pytest.mark.parametrize(
+    "made", [each.value for each in Template], indirect=True, ids=[each.value for each in Template]
+)
+def test_editors_and_coding_agents_are_told(made, capsys):
+    launch = json.loads((made / ".vscode" / "launch.json").read_text())
+    first = launch["configurations"][0]
+    (conf,) = made.glob("*.yaml")
+    assert f"${{workspaceFolder}}/{conf.name}" in first["args"] and first["module"] == "ajet"
+    assert (
+        json.loads((made / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"] == sys.executable
+    )
+    assert conf.stem == "serve" or load_experiment(conf, backbone="debug", overrides=first["args"][-1:])
+    told = (made / "AGENTS.md").read_text()
+    assert f"--conf {conf.name} --dry-run" in told and "@" not in told
+    if conf.stem == "jsonl":
+        (line,) = (part for part in told.split("`") if "config why" in part)
+        done = subprocess.run(["sh", "-c", line], cwd=made, capture_output=True, text=True)
+        assert done.returncode == 0 and "rollout.temperature" in done.stdout, done.stdout + done.stderr
+    if conf.stem in OWN_TASKS:
+        return
+    held, trained = ({json.loads(line)["question"] for line in (made / name).read_text().splitlines()}
+                     for name in ("test.jsonl", "train.jsonl"))  # fmt: skip
+    assert len(held) == 32 and not held & trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", ["serve"], indirect=True)
+def test_the_client_of_the_serve_template_plays_an_episode(made):
+    key = "a-key-of-the-test-with-enough-bits-0123456789"
+    environment = {**os.environ, "AJET_ADMIN_KEY": key, "OMP_NUM_THREADS": "1"}
+    arguments = ["serve", "--conf", "mine/serve.yaml", *SMALL[:1], *SMALL[3:]]
+    server = start(*arguments, cwd=made.parent, log=made / "log", AJET_ADMIN_KEY=key)
+    try:
+        shown = re.compile(r"http://127\.0\.0\.1:\d+")
+        while (found := shown.search((made / "log").read_text())) is None:
+            assert server.poll() is None, (made / "log").read_text()
+            threading.Event().wait(0.05)
+        done = subprocess.run(
+            [sys.executable, "mine/client.py", found[0], "2"],
+            cwd=made.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0 and done.stdout.splitlines() == ["completed 0.0"] * 2, done.stdout + done.stderr
+    finally:
+        server.terminate()
+        server.wait()
