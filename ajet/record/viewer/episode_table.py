@@ -172,9 +172,9 @@ def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
     return row
 
 
-def _answer(messages: list[dict[str, Any]]) -> str:
+def _answer(messages: list[Any]) -> str:
     """The last words of the model; the calls of tools where it said none."""
-    said = [message for message in messages if message.get("role") == "assistant"]
+    said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
     if not said:
         return ""
     calls = [call.get("function") or {} for call in said[-1].get("tool_calls") or () if isinstance(call, dict)]
