@@ -8,8 +8,8 @@ pass, and time that grows with at most the power 1.1 of the tokens.
                    continues which: the tokens alone have to tell
     linked         the same as the gateway hands them over: with parents, so that only new tokens are looked at
     long           one conversation of up to 800 calls, 200 new tokens each, unlinked (up to 64 million tokens)
-    sliding        one conversation whose every call drops the oldest message: no call extends another. Besides the pass,
-                   against a merge by text: each call's text compared with that of the open timelines, and arrays made
+    sliding        one conversation whose every call drops the oldest message: no call extends another. Beside the
+                   pass, a merge by text: each call's text compared with that of the open timelines, and arrays made
                    for those that are left. Limit: at most the time of that
     stripped       one conversation whose every reply is left out of the next prompt: all fork, and nothing is merged.
                    What takes the time is memory for the timelines, as many tokens as calls have; no limit applies
