@@ -14,6 +14,7 @@ from ajet.schema.errors import (
     ConfigError,
     EnvironmentFailure,
     JudgeFailure,
+    RewardFailure,
     UnresolvedReference,
 )
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
