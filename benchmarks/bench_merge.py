@@ -8,6 +8,9 @@ pass, and time that grows with at most the power 1.1 of the tokens.
                    continues which: the tokens alone have to tell
     linked         the same as the gateway hands them over: with parents, so that only new tokens are looked at
     long           one conversation of up to 800 calls, 200 new tokens each, unlinked (up to 64 million tokens)
+    sliding        one conversation whose every call drops the oldest message: no call extends another. Beside the
+                   pass, a merge by text: each call's text compared with that of the open timelines, and arrays made
+                   for those that are left. Limit: at most the time of that
     stripped       one conversation whose every reply is left out of the next prompt: all fork, and nothing is merged.
                    What takes the time is memory for the timelines, as many tokens as calls have; no limit applies
 
@@ -22,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -31,7 +35,7 @@ from ajet.context_tracker import timelines
 from ajet.schema.call import Call, Ids, VersionRun
 
 CALLS = (50, 100, 200, 400, 800)
-RATIO_LIMIT, POWER_LIMIT = 5.0, 1.1
+RATIO_LIMIT, POWER_LIMIT, TEXT_LIMIT = 5.0, 1.1, 1.0
 VOCABULARY = 50_000
 
 
@@ -61,6 +65,51 @@ def conversations(count: int, lengths: Ids, *, linked: bool) -> tuple[list[Call]
         full = np.concatenate([full, new])
         fulls.append(full)
     return calls, fulls
+
+
+WINDOW, MESSAGE = 40, 200
+"""Messages that a sliding window holds, and tokens of each."""
+
+
+def sliding(count: int) -> tuple[list[Call], list[Ids]]:
+    """As the gateway hands them over: a system prompt and the template's first tokens are shared with the parent."""
+    rng = np.random.default_rng(count)
+    head, begins = rng.integers(0, VOCABULARY, 100).astype(np.int32), np.array([1, 2, 3], np.int32)
+    messages = rng.integers(0, VOCABULARY, (count + WINDOW, MESSAGE)).astype(np.int32)
+    messages[:, : begins.size] = begins
+    calls, fulls = [], []
+    shared = head.size + begins.size
+    for index in range(count):
+        full = np.concatenate([head, *messages[index : index + WINDOW + 1]])
+        prompt, response = full[: full.size - MESSAGE + begins.size], full[full.size - MESSAGE + begins.size :]
+        prefix = shared if index else 0
+        calls.append(a_call(index, index - 1 if index else None, prefix, prompt[prefix:].copy(), response.copy()))
+        fulls.append(full)
+    return calls, fulls
+
+
+def by_text(calls: list[Call], fulls: list[Ids]) -> Callable[[], object]:
+    """A merge that compares what was said, each message four letters a token: a call whose text begins with that of an
+    open timeline takes its place; the ids of those that are left are put together, with masks and logprobs."""
+    letters = [np.char.mod("%04x", full).tolist() for full in fulls]
+    said = ["".join(each) for each in letters]
+    parts = [[full[at : at + MESSAGE] for at in range(0, full.size, MESSAGE)] for full in fulls]
+
+    def merge() -> list[tuple[Any, ...]]:
+        held: list[int] = []
+        for index, text in enumerate(said):
+            held = [other for other in held if not text.startswith(said[other])] + [index]
+        made = []
+        for index in held:
+            ids, reply = np.concatenate(parts[index]), calls[index].response_ids.size
+            mask, drawn = np.zeros(ids.size, np.bool_), np.zeros(ids.size, np.float32)
+            unit, versions = np.zeros(ids.size, np.float32), np.full(ids.size, -1, np.int32)
+            mask[-reply:], drawn[-reply:], versions[-reply:] = True, calls[index].logprobs, 0
+            unit[-reply:] = calls[index].logprobs_unit
+            made.append((ids, mask, drawn, unit, versions))
+        return made
+
+    return merge
 
 
 def stripped(count: int) -> tuple[list[Call], list[Ids]]:
@@ -96,10 +145,11 @@ def main() -> None:
         "conversations": lambda count: conversations(count, fifteen, linked=False),
         "linked": lambda count: conversations(count, fifteen, linked=True),
         "long": lambda count: conversations(count, steady, linked=False),
+        "sliding": sliding,
         "stripped": stripped,
     }
     print(f"{'':14} {'calls':>6} {'tokens':>11} {'timelines':>9} {'merge':>10} {'pass':>10} {'ratio':>6}")
-    ratios, powers = [0.0], [0.0]
+    ratios, powers, texts = [0.0], [0.0], [0.0]
     for name, make in scenes.items():
         points = []
         for count in CALLS:
@@ -113,6 +163,8 @@ def main() -> None:
             sampled = sum(call.response_ids.size for call in calls)
             assert sampled == sum(timeline.sampled for timeline in found) and not untrained
             points.append((math.log(tokens), math.log(merge)))
+            if name == "sliding":
+                texts.append(merge / best(by_text(calls, fulls), rounds))
             if name != "stripped":
                 ratios.append(merge / once)
             print(
@@ -124,7 +176,8 @@ def main() -> None:
             powers.append(power)
         print(f"{name:14} time grows as tokens ^ {power:.2f}")
     print(f"worst ratio {max(ratios):.2f} (limit {RATIO_LIMIT}), power {max(powers):.2f} (limit {POWER_LIMIT})")
-    sys.exit(max(ratios) > RATIO_LIMIT or max(powers) > POWER_LIMIT)
+    print(f"sliding, against a merge by text: {max(texts):.2f} at worst (limit {TEXT_LIMIT})")
+    sys.exit(max(ratios) > RATIO_LIMIT or max(powers) > POWER_LIMIT or max(texts) > TEXT_LIMIT)
 
 
 if __name__ == "__main__":

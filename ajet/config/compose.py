@@ -127,12 +127,14 @@ def without_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any
     """`rollout:` with nothing below it says nothing; as a null it would erase the defaults. Raises ConfigError for a
     section that is no mapping."""
     from ajet.config.keys import find_key
+    from ajet.config.validate import keys_of
 
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         kept: dict[Any, Any] = {}
         for name, value in node.items():
             here = (*path, name)
-            if not isinstance(find_key(here), type) or (isinstance(value, str) and "${" in value):
+            section = find_key(here)
+            if not isinstance(section, type) or (isinstance(value, str) and "${" in value):
                 kept[name] = value
             elif isinstance(value, dict):
                 kept[name] = cleaned(value, here)
@@ -140,7 +142,8 @@ def without_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any
                 raise ConfigError(
                     f"ajet.{'.'.join(here)} is {value!r}.",
                     where=document.where(("ajet", *here), value=True),
-                    expected="a mapping of keys",
+                    expected=keys_of(section),
+                    do=f"write `{name}: {{{next(iter(section.model_fields))}: {value}}}`, or the key that you mean",
                 )
         return kept
 

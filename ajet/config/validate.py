@@ -104,7 +104,7 @@ def _explained(error: ValidationError, layers: Layers, refused: Mapping[KeyPath,
 def _refused(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
     field = find_key(path)
     value = _value_at(item, path)
-    expected = "a mapping of keys" if not isinstance(field, FieldInfo) else expectation(field)
+    expected = expectation(field) if isinstance(field, FieldInfo) else keys_of(field)
     if item["type"] == "value_error":
         said = str(item["ctx"]["error"])
         expected = said if said.startswith("one of") else expected
@@ -124,6 +124,12 @@ def _value_at(item: Any, path: KeyPath) -> Any:
     if isinstance(extra, dict) and extra.get("kind") == "secret":
         return "(hidden)"
     return item["input"]
+
+
+def keys_of(section: type[Section] | None) -> str:
+    """That a mapping belongs there, and its first keys."""
+    names = list(section.model_fields) if section is not None else []
+    return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 
 
 def expectation(field: FieldInfo) -> str:

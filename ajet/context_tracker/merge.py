@@ -29,6 +29,10 @@ class Spot(NamedTuple):
 
 
 ROOT = Spot(0, 0)
+_LONG, _SOON = 4096, 256
+"""Of so many tokens that may be shared, the first few are compared before the rest."""
+_LITTLE = 8
+"""Less than this part of a call's tokens is not worth going on from: the call is entered whole, and kept so."""
 
 
 class PrefixTree:
@@ -39,6 +43,8 @@ class PrefixTree:
         self._starts = [-1]
         self._parents = [-1]
         self._branches: dict[tuple[int, int, int], int] = {}
+        self._wholes: list[Ids | None] = [None]
+        """Path -> the sequence that it was made for, where that was entered in one piece."""
 
     def at(self, spot: Spot, stop: int) -> Spot:
         """The place of the first `stop` tokens of the sequence that ends at `spot`."""
@@ -50,6 +56,7 @@ class PrefixTree:
     def insert(self, rest: Ids, after: Spot = ROOT) -> Spot:
         """Enter the sequence that continues `after` by `rest`; answers where it ends. `rest` is kept, not copied."""
         path, stop = after
+        whole = rest if not stop else None
         while rest.size:
             if path:
                 same = _common(self._ids[path], stop - self._starts[path], rest)
@@ -64,6 +71,7 @@ class PrefixTree:
                 self._ids.append(rest)
                 self._starts.append(stop)
                 self._parents.append(path)
+                self._wholes.append(whole)
                 return Spot(following, stop + rest.size)
             path = following
         return Spot(path, stop)
@@ -71,6 +79,8 @@ class PrefixTree:
     def ids(self, spot: Spot, start: int = 0) -> Ids:
         """[stop - start] the tokens from `start` to `spot`; shares memory with the tree where they lie in one run."""
         path, stop = spot
+        if (whole := self._wholes[path]) is not None:
+            return whole[start:stop]
         parts: list[Ids] = []
         while path > 0 and stop > start:
             first = self._starts[path]
@@ -90,13 +100,18 @@ def _common(run: Ids, offset: int, rest: Ids) -> int:
     size = min(run.size - offset, rest.size)
     if not size:
         return 0
+    if size > _LONG:  # what departs soon (a window that slid) is not looked at to its end
+        soon = _common(run[offset : offset + _SOON], 0, rest[:_SOON])
+        if soon < _SOON:
+            return soon
     differ = run[offset : offset + size] != rest[:size]
     first = int(differ.argmax())
     return first if differ[first] else size
 
 
 def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
-    """The tree of all calls' prompt + response, and where each call ends in it."""
+    """The tree of all calls' prompt + response, and where each call ends in it. Of what a call shares with its parent,
+    little is looked at once more, so that the call's tokens lie in one piece."""
     sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
     sharing: list[list[tuple[int, int]]] = [[] for _ in calls]
     for position, call in enumerate(calls):
@@ -111,7 +126,11 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
             known = spots[other]
             if known is not None and shared > after.stop:
                 after = tree.at(known, shared)
-        spots[position] = tree.insert(_tokens_from(calls, position, after.stop), after)
+        if 0 < after.stop * _LITTLE < sizes[position] and after.stop == calls[position].prefix:
+            rest = np.concatenate([tree.ids(after), calls[position].suffix_ids, calls[position].response_ids])
+            spots[position] = tree.insert(rest)
+        else:
+            spots[position] = tree.insert(_tokens_from(calls, position, after.stop), after)
     return tree, [spot for spot in spots if spot is not None]
 
 

@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
-from ajet.schema.call import Call
+from ajet.schema.call import Call, Floats, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
 
 
@@ -47,9 +48,18 @@ def timelines(
     for position, call in enumerate(calls):
         if call.response_ids.size and not _not_trained(call):
             groups.setdefault(None if ignore_tools else call.tools, []).append(position)
+    chains = [chain for members in groups.values() for chain in _chains(calls, tree, spots, members)]
+    # One piece of memory for all of them: what is zero in it is never touched, and most of it is.
+    whole = sum(spots[chain[-1]].stop for chain in chains)
+    masks, logprobs = np.zeros(whole, np.bool_), np.zeros((2, whole), np.float32)
+    versions = np.full(whole, -1, np.int32)
     found: list[Timeline] = []
-    for members in groups.values():
-        found += [_timeline(calls, tree, spots, chain) for chain in _chains(calls, tree, spots, members)]
+    at = 0
+    for chain in chains:
+        end = at + spots[chain[-1]].stop
+        arrays = masks[at:end], logprobs[0, at:end], logprobs[1, at:end], versions[at:end]
+        found.append(_timeline(calls, tree, spots, chain, *arrays))
+        at = end
     return sorted(found, key=lambda timeline: timeline.leaf), untrained
 
 
@@ -140,15 +150,19 @@ class _Digests:
         return rest
 
 
-def _timeline(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], chain: Sequence[int]) -> Timeline:
+def _timeline(
+    calls: Sequence[Call],
+    tree: PrefixTree,
+    spots: Sequence[Spot],
+    chain: Sequence[int],
+    mask: npt.NDArray[np.bool_],
+    logprobs: Floats,
+    logprobs_unit: Floats,
+    versions: Ids,
+) -> Timeline:
+    """`mask` and the rest are zeros, versions -1, of the timeline's length: they are filled here."""
     leaf = calls[chain[-1]]
     ids = tree.ids(spots[chain[-1]])
-    size = ids.size
-    mask = np.zeros(size, np.bool_)
-    logprobs = np.zeros(size, np.float32)
-    logprobs_unit = np.zeros(size, np.float32)
-    versions = np.empty(size, np.int32)
-    versions.fill(-1)
     spans = []
     for position in chain:
         call, stop = calls[position], spots[position].stop

@@ -80,10 +80,12 @@ def time_by_place(
     return spent, "engine" if unfinished else place
 
 
-def timed_out(seconds: float | None, played: Played, *, shared_loop: bool) -> Failure:
+def timed_out(seconds: float | None, played: Played, *, shared_loop: bool, stood: str = "") -> Failure:
     """The failure of an attempt that took too long, blamed on where it was at the end, and else on where most of the
-    time went. `shared_loop`: episodes hold each other up, so that none's time is its own."""
+    time went. `shared_loop`: episodes hold each other up, so that none's time is its own. `stood`: the line that it
+    had come to."""
     message = f"the workflow did not end within {seconds:g} seconds (rollout.episode_timeout)" if seconds else ""
+    message += f"; it stood at {stood}" if stood else ""
     if played.capture is None or not played.capture.calls:
         return Failure("agent", "timeout", message)
     spent, at_end = time_by_place(played.capture.calls, played.capture.messages, played.started, played.ended)

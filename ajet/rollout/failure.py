@@ -17,6 +17,12 @@ from ajet.rollout.blame import from_outside
 from ajet.schema.episode import Failure
 from ajet.schema.errors import Boundary, BoundaryError
 
+_ADVICE = (
+    ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
+    ("'coroutine' object", "an `await` is missing where it was made"),
+    ("coroutine was expected", "an `await` is missing, or one too many"),
+)
+"""What an exception's words most often mean, and what to do."""
 Stage = Literal["construct", "open", "execute", "judge"]
 """What an attempt was doing: making the workflow, opening its session, running `execute`, being judged."""
 
@@ -50,6 +56,7 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
         seen.add(id(cause))
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"
+    message += next((f" ({advice})" for words, advice in _ADVICE if words in message), "") if stage == "execute" else ""
     if isinstance(problem, asyncio.CancelledError):
         message = "the workflow's own task was cancelled from within"
     boundary: Boundary = "ajet" if stage == "open" else "agent"

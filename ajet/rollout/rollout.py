@@ -295,6 +295,7 @@ class Rollout:
             ended = future.done()
             if not ended:
                 future.add_done_callback(_forget)
+                stood = self._isolation.stands(attempt)
                 self._isolation.stop(attempt)
                 self._close_if_it_hangs(attempt.resources)
         played.capture = await self._captured(attempt)
@@ -304,7 +305,8 @@ class Rollout:
             if group.stopped.done():
                 played.aborted = group.stopped.result()
             else:
-                played.failure = timed_out(timeout, played, shared_loop=self._isolation.shared)
+                shared = self._isolation.shared
+                played.failure = timed_out(timeout, played, shared_loop=shared, stood=stood)
             return played
         try:
             played.output = future.result()

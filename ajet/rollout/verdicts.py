@@ -14,6 +14,7 @@ from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.played import Played
 from ajet.schema.episode import Failure, Verdict
+from ajet.schema.errors import RewardFailure
 
 if TYPE_CHECKING:
     from ajet.task_judge import Judge
@@ -55,7 +56,7 @@ class Verdicts:
                 verdict = judging.result()
             except BaseException as problem:  # noqa: BLE001 - the border where a user's judge fails
                 played.failure = classify(problem, "judge")
-                if played.failure.boundary == "agent":
+                if played.failure.boundary == "agent" and not isinstance(problem, RewardFailure):
                     played.failure.boundary = "judge"
             else:
                 played.failure = None

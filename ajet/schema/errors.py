@@ -94,6 +94,10 @@ class AgentFailure(BoundaryError):
     boundary = "agent"
 
 
+class RewardFailure(AgentFailure):
+    """The user's workflow set a reward that is none."""
+
+
 class ToolFailure(BoundaryError):
     """A tool outside the agent's own code failed."""
 

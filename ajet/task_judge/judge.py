@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any, Protocol
 
 from ajet.schema.episode import Verdict
-from ajet.schema.errors import BoundaryError, JudgeFailure
+from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 
 
@@ -46,10 +46,14 @@ class Judge:
         return self._judging is not None
 
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
-        """The workflow's own reward, else the judge's. Raises JudgeFailure, or the BoundaryError the judge raised."""
+        """The workflow's own reward, else the judge's. Raises RewardFailure for the first, JudgeFailure, or the
+        BoundaryError the judge raised."""
         if output.reward is not None:
             who = "the workflow's reward"
-            return self._checked(Verdict(self._total(output.reward, who), output.is_success), who)
+            try:
+                return self._checked(Verdict(self._total(output.reward, who), output.is_success), who)
+            except JudgeFailure as problem:
+                raise RewardFailure(str(problem)) from None
         if self._judging is None:
             reason = "no score: the workflow set no reward, and no judge is configured"
             return Verdict(None, output.is_success, reason)

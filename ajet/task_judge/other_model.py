@@ -31,17 +31,17 @@ def asks_other_model(model: str, longest: int) -> Ask:
         from openai import OpenAI, OpenAIError
 
         server = other_server()
+        told: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
         problem: OpenAIError | None = None
         for key in server.keys:
             with OpenAI(base_url=server.base_url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT) as client:
                 try:
-                    said: Any = list(messages)
-                    told: Any = client.chat.completions.create(model=model, messages=said, extra_body=settings)
+                    answer: Any = client.chat.completions.create(model=model, messages=told, extra_body=settings)
                 except OpenAIError as error:
                     problem = error
                     continue
-            message = told.choices[0].message
+            message = answer.choices[0].message
             return {"role": message.role, "content": message.content or ""}
         raise JudgeFailure(f"{model} at {server.base_url} does not answer: {problem}", retryable=True) from problem
 

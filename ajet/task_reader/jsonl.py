@@ -62,6 +62,13 @@ def read_tasks(
         try:
             tasks.append(task_of(_row(line), columns or Columns()))
         except BadRow as problem:
+            if not tasks and not bad and line.lstrip().startswith(b"["):
+                raise TaskError(
+                    f"The task file is a JSON array, or begins as one: {problem}.",
+                    where=f"{file}:{number}",
+                    expected="JSON Lines: one object a line, without brackets around them or commas between them",
+                    do=f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`",
+                ) from None
             if not skip:
                 raise TaskError(
                     f"A task row cannot be used: {problem}.",

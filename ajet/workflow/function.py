@@ -13,6 +13,7 @@ from typing import Any
 
 from ajet.config.functions import is_function, require_callable_with
 from ajet.config.references import parse_reference
+from ajet.schema.errors import ConfigError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
 
@@ -22,7 +23,26 @@ KEY = "ajet.rollout.user_workflow"
 def as_workflow(found: Any, reference: str) -> Any:
     """What `reference` named, a function as a class, anything else as it is. Raises ConfigError for a function that
     cannot be an agent."""
-    return workflow_from(found, reference) if is_function(found) else found
+    if is_function(found):
+        return workflow_from(found, reference)
+    if isinstance(found, type) and issubclass(found, Workflow):
+        _require_both(found, reference)
+    return found
+
+
+def _require_both(kind: type[Workflow], reference: str) -> None:
+    """Raises ConfigError for a class whose `execute` takes no tuner."""
+    execute: Any = inspect.unwrap(kind.execute)
+    try:
+        inspect.signature(execute).bind(None, None, None)
+    except TypeError:
+        code = getattr(execute, "__code__", None)
+        raise ConfigError(
+            f"{KEY}: {reference}.execute takes {inspect.signature(execute)}, and is called with a task and the tuner.",
+            where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else KEY,
+            expected="execute(self, workflow_task, tuner); the names are yours",
+            do="write `async def execute(self, workflow_task, tuner):`",
+        ) from None
 
 
 def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow]:

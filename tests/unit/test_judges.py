@@ -14,6 +14,7 @@ from ajet.schema.errors import (
     ConfigError,
     EnvironmentFailure,
     JudgeFailure,
+    RewardFailure,
     UnresolvedReference,
 )
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -117,7 +118,7 @@ def test_a_judge_that_fails_is_a_failure_and_no_zero(result):
 
 @pytest.mark.parametrize("reward", [math.nan, -math.inf, [1.0, math.nan]])
 def test_a_workflow_whose_reward_is_no_number(reward):
-    with pytest.raises(JudgeFailure, match="workflow's reward"):
+    with pytest.raises(RewardFailure, match="workflow's reward"):
         verdict(None, WorkflowOutput(reward=reward))
 
 

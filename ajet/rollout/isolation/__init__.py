@@ -44,6 +44,10 @@ class Isolation(Protocol):
         """Begin. The future carries what `perform` returns or raises; after `stop` it may stay open for ever."""
         ...
 
+    def stands(self, attempt: Attempt) -> str:
+        """Where the person's code stands now, file:line; "" where that is not known."""
+        ...
+
     def stop(self, attempt: Attempt) -> None:
         """End the attempt as far as this isolation can: a cancellation, or a signal to its process."""
         ...

@@ -62,6 +62,10 @@ class LoopIsolation:
         future.add_done_callback(lambda _: self._running.pop(attempt, None))
         return future
 
+    def stands(self, attempt: Attempt) -> str:
+        """See Isolation; the loop's watchdog names what blocks it."""
+        return self._threads.stands(attempt)
+
     def stop(self, attempt: Attempt) -> None:
         """Cancel the task; leave the loop if it hears nothing."""
         self._threads.stop(attempt)

@@ -95,6 +95,10 @@ class ProcessIsolation:
         threading.Thread(target=settle, args=(future, self._run, attempt), name=name, daemon=True).start()
         return future
 
+    def stands(self, attempt: Attempt) -> str:
+        """See Isolation: not known of another process."""
+        return ""
+
     def stop(self, attempt: Attempt) -> None:
         """Kill its process group."""
         with self._lock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.rollout.attempt import Attempt, is_plain, perform, perform_plain
+from ajet.rollout.isolation.frames import stands
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
 
@@ -57,6 +58,9 @@ class _Running:
     cancel: Callable[[], Any] | None = None
     """None while the thread has not come to its task, and for plain functions, which hear nothing."""
     stopped: bool = False
+    thread: int | None = None
+    """Its ident."""
+    task: asyncio.Task[Any] | None = None
 
 
 class ThreadIsolation:
@@ -88,6 +92,12 @@ class ThreadIsolation:
         threading.Thread(target=self._run, args=(attempt, running, future), name=name, daemon=True).start()
         return future
 
+    def stands(self, attempt: Attempt) -> str:
+        """See Isolation."""
+        with self._lock:
+            running = self._running.get(attempt)
+        return "" if running is None else stands(running.thread, running.task)
+
     def stop(self, attempt: Attempt) -> None:
         """Cancel its task; code that does not wait for anything cannot hear that."""
         with self._lock:
@@ -105,6 +115,7 @@ class ThreadIsolation:
             self.stop(attempt)
 
     def _run(self, attempt: Attempt, running: _Running, future: Future[WorkflowOutput]) -> None:
+        running.thread = threading.get_ident()
         try:
             if is_plain(attempt):
                 settle(future, perform_plain, attempt)
@@ -118,6 +129,7 @@ class ThreadIsolation:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(DaemonThreads())
         task = loop.create_task(perform(attempt))
+        running.task = task
         with self._lock:
             running.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
             if running.stopped:

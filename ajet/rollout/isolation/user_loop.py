@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 from loguru import logger
 
+from ajet.rollout.isolation.frames import place, users_frame
 from ajet.rollout.isolation.thread import DaemonThreads
 
 T = TypeVar("T")
@@ -27,10 +25,6 @@ PATIENCE = 1.0
 """Seconds after which one task that keeps the loop is named."""
 GLANCE = 0.25
 """Seconds between two looks of the watchdog."""
-_FOREIGN = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    | {str(Path(__file__).parents[2])}
-)
 
 
 class UserLoop:
@@ -101,26 +95,12 @@ class UserLoop:
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is None:
             return
-        own = _users_frame(frame)
-        inner = f" (in {_place(frame)})" if own is not frame else ""
+        own = users_frame(frame) or frame
+        inner = f" (in {place(frame)})" if own is not frame else ""
         logger.warning(
             "{} blocks the shared loop for over a second at {}{}: all other episodes wait; "
             "await instead, or set rollout.isolation=thread",
             self._what,
-            _place(own),
+            place(own),
             inner,
         )
-
-
-def _users_frame(frame: FrameType) -> FrameType:
-    """The innermost frame that is neither the standard library's, an installed package's, nor ours."""
-    here: FrameType | None = frame
-    while here is not None:
-        if not here.f_code.co_filename.startswith((*_FOREIGN, "<")):
-            return here
-        here = here.f_back
-    return frame
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

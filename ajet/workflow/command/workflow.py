@@ -235,7 +235,9 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     }
     program = settings.command[0]
     if ended.problem:
-        raise CommandFailed(f"{program} could not be run: {ended.problem}")
+        relative = "/" in program and not program.startswith("/")
+        hint = "; each episode runs in a fresh folder: write {base}/… for a file beside the YAML" if relative else ""
+        raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
     if ended.ended_by in told:
         raise CommandOverLimit(f"{program} was ended: it used {told[ended.ended_by]}{_said(ended)}")
     if ended.ended_by == "timeout":

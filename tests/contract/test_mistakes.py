@@ -1,0 +1,164 @@
+"""Mistakes that people made on their first day: each is answered with what, where, expected, do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.config import load_experiment
+from ajet.run.assembly import workflow_of
+from ajet.schema.errors import AgentFailure, UserError
+from ajet.schema.task import WorkflowOutput
+from ajet.task_judge import Judge
+from ajet.task_reader import open_reader
+from ajet.workflow.command.running import Ended
+from ajet.workflow.command.settings import CommandSettings
+from ajet.workflow.command.workflow import _raise_unless_good
+from tests.rollout_fixtures import stage, time_is_up
+
+AGENT = """
+from ajet import Workflow, WorkflowOutput
+class Good(Workflow):
+    async def execute(self, task, tuner): return WorkflowOutput()
+class NoTuner(Workflow):
+    async def execute(self, task): return WorkflowOutput()
+def function(task, tuner): return 1.0
+def narrow(task): return 1.0
+"""
+TASKS = "task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: %s}}}"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flow.py").write_text(AGENT)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "q"}\n')
+    (tmp_path / "array.jsonl").write_text('[{"question": "q"}, {"question": "r"}]\n')
+    (tmp_path / "lines.jsonl").write_text('[\n{"question": "q"},\n{"question": "r"}\n]\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("number", "yaml", "expected"),
+    [
+        (5, TASKS % "task.jsonl", ["task.jsonl does not exist", "training.file_path", "did you mean tasks.jsonl?"]),
+        (7, TASKS % "array.jsonl", ["JSON array", "array.jsonl:1", "one object a line", "jq -c"]),
+        (7, TASKS % "lines.jsonl", ["JSON array", "lines.jsonl:1", "one object a line", "jq -c"]),
+        (11, "rollout.num_repeat: 4", ["a dot in its name", "x.yaml:2:3", "`rollout: {num_repeat: …}`"]),
+        (23, "trainer_common: {algorithm: ppo}", ["is 'ppo'", "x.yaml:2:31", "adv_estimator", "{adv_estimator: ppo}"]),
+        (30, "rollout: {user_workflow: flow.py->NoTuner}", ["flow.py->NoTuner.execute", "flow.py:6", "tuner"]),
+        (29, "rollout: {user_workflow: flow.py->narrow}", ["(task)", "flow.py:8", "def narrow(task, tuner)"]),
+    ],
+)  # fmt: skip
+def test_in_the_files(project, number, yaml, expected):
+    (project / "x.yaml").write_text(f"ajet:\n  {yaml}\n")
+    with pytest.raises(UserError) as caught:
+        experiment = load_experiment(project / "x.yaml")
+        workflow_of(experiment) if "rollout" in yaml else open_reader(experiment).tasks("train")
+    error = caught.value
+    shown = f"{error.what}\n{error.where}\n{error.expected}\n{error.do}"
+    assert all(words in shown for words in expected), (number, shown)
+    assert error.where and error.expected and error.do, (number, shown)
+    assert shown.count(str(project)) <= 2, "no folder is named twice"
+
+
+def test_a_function_is_a_workflow(project):
+    (project / "x.yaml").write_text("ajet: {rollout: {user_workflow: flow.py->function}}")
+    assert workflow_of(load_experiment(project / "x.yaml")).__name__ == "function"
+
+
+class Playing:
+    trainable_targets = None
+
+    async def execute(self, task: Any, tuner: Any) -> Any:
+        self.client = tuner.as_raw_openai_sdk_client()
+        await self.ask()
+        return await self.go()
+
+    async def ask(self, **more: Any) -> Any:
+        return await self.client.chat.completions.create([{"role": "user", "content": "hi"}], **more)
+
+    async def go(self) -> Any:
+        raise NotImplementedError
+
+
+class NotANumber(Playing):  # 32
+    async def go(self) -> Any:
+        return WorkflowOutput(reward=float("nan"))
+
+
+class Good(Playing):  # 33
+    async def go(self) -> Any:
+        return WorkflowOutput(reward="good")  # type: ignore[arg-type]
+
+
+class RunsALoop(Playing):  # 42
+    async def go(self) -> Any:
+        asyncio.run(asyncio.sleep(0))
+
+
+class ForgetsAwait(Playing):  # 42
+    async def go(self) -> Any:
+        return self.ask().choices  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("workflow", "expected"),
+    [
+        (NotANumber, ["the workflow's reward is nan", "expected a finite number"]),
+        (Good, ["WorkflowOutput(reward='good')", "expected a number, a list of numbers"]),
+        (RunsALoop, ["asyncio.run() cannot be called", "write `await` there"]),
+        (ForgetsAwait, ["'coroutine' object has no attribute 'choices'", "an `await` is missing"]),
+    ],
+)
+def test_in_the_agents_code(workflow, expected):
+    with stage(workflow, judge=Judge(None)) as made:
+        failure = made.episode().failure
+    assert failure is not None and failure.boundary == "agent"
+    assert all(words in failure.message for words in expected), failure.message
+    assert "pydantic" not in failure.message
+
+
+RELEASE, HELD = threading.Event(), threading.Event()
+
+
+class LoopsForEver(Playing):  # 44
+    async def go(self) -> Any:
+        HELD.set()
+        while not RELEASE.is_set():
+            RELEASE.wait(0.01)
+
+
+class WaitsForEver(Playing):
+    async def go(self) -> Any:
+        HELD.set()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+def released() -> Iterator[None]:
+    HELD.clear()
+    RELEASE.clear()
+    yield
+    RELEASE.set()
+
+
+@pytest.mark.parametrize("workflow", [LoopsForEver, WaitsForEver])
+def test_a_timeout_says_at_which_line_it_stood(released, workflow):
+    with time_is_up(HELD.is_set), stage(workflow, episode_timeout=30) as made:
+        failure = made.episode().failure
+    line = workflow.go.__code__.co_firstlineno
+    assert failure is not None and failure.kind == "timeout"
+    assert any(f"it stood at {__file__}:{line + more} in go" in failure.message for more in (2, 3)), failure.message
+
+
+def test_a_relative_path_of_a_command_names_base():  # 52
+    settings = CommandSettings(command=["./agent.sh"])
+    with pytest.raises(AgentFailure, match=r"fresh folder: write \{base\}/… for a file beside the YAML"):
+        _raise_unless_good(Ended(None, "", "", "", problem="No such file"), settings)
