@@ -149,7 +149,7 @@ def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("rollout.isolation", "agent.py->Tasks", "has no opened, start, stop, close"),
+        ("rollout.isolation", "agent.py->Tasks", "has no opened, start, stands, stop, close"),
         ("store.type", "agent.py->agent", "is a function"),
         ("rollout.isolation", "threads", "did you mean thread?"),
         ("store.type", "sqlite", "one of run_directory"),

@@ -65,7 +65,7 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
         ISOLATIONS,
         base=experiment.base,
         what="ajet.rollout.isolation",
-        does=("opened", "start", "stop", "close"),
+        does=("opened", "start", "stands", "stop", "close"),
         like="ajet.rollout.isolation.Isolation",
     )
     found: Isolation = kind.opened(experiment, workflow_class, ambient)

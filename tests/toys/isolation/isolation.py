@@ -24,6 +24,9 @@ class ToyIsolation:
         ToyIsolation.played += 1
         return self._pool.submit(asyncio.run, perform(attempt))
 
+    def stands(self, attempt):
+        return ""
+
     def stop(self, attempt):
         """A toy's attempts end by themselves."""
 
