@@ -92,6 +92,7 @@ def launch(
             "There is no --conf.", expected="ajet --conf FILE.yaml", do="`ajet init DIR` makes one to begin with"
         )
 
+    typer.echo(f"Reading {conf} …")  # what follows takes seconds
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment
     from ajet.run.options import LaunchOptions

@@ -134,8 +134,7 @@ def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> N
         if debug:
             from ajet.run.debug import debug_run
 
-            with assemble(experiment, run_id=run.run_id) as parts:
-                debug_run(parts, run)
+            debug_run(experiment, run, interrupts)
             return
 
         if experiment.ajet.backbone == "verl":

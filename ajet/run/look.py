@@ -18,7 +18,7 @@ from ajet.record.viewer.episode_page import read_episode
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
-from ajet.run.debug import show_episode
+from ajet.run.episode_panel import show_episode
 from ajet.run.named import run_folder
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
