@@ -6,10 +6,11 @@ samples is trained on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.contract import Update
+from ajet.backbone.contract import Rehearsal, Update
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
@@ -53,6 +54,10 @@ class DebugBackbone:
         raise self._refusal()
 
     def update(self, batch: TrainingBatch) -> Update:
+        """Raises ConfigError: the debug backbone does not train."""
+        raise self._refusal()
+
+    def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
         """Raises ConfigError: the debug backbone does not train."""
         raise self._refusal()
 

@@ -34,6 +34,9 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
     ] = None,
+    no_rehearsal: Annotated[
+        bool, typer.Option("--no-rehearsal", help="Do not try an update of the longest samples first.")
+    ] = False,
     overrides: Overrides = None,
 ) -> int:
     """Give agents outside episodes over HTTP; with --backbone local, train on them."""
@@ -53,4 +56,4 @@ def serve(
 
     from ajet.run.serve import serve as run
 
-    return run(experiment, resume=resume, fresh=fresh)
+    return run(experiment, resume=resume, fresh=fresh, rehearsal=not no_rehearsal)

@@ -21,6 +21,7 @@ from ajet.run.assembly import algorithm_of, assemble
 from ajet.run.episode_panel import hint_of, show_episode
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
+from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
@@ -127,7 +128,7 @@ class DebugSession:
         log_formats(self.episodes, settings.context_tracker)
         pace = self._pace(seconds)
         metrics = episode_metrics(self.episodes, "debug")
-        self._run.metrics.log(0, metrics | pace.metrics())
+        self._run.metrics.log(0, metrics | pace.metrics(), **{MODEL: settings.model.path})
         for alike in self._same.values():
             if len(alike) > 1:
                 first = alike[0]

@@ -144,12 +144,15 @@ def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> N
             return
 
         from ajet.run.progress import TrainingProgress
+        from ajet.run.rehearse import rehearse
         from ajet.run.summary import finish
         from ajet.run.train import train
 
         progress = TrainingProgress(experiment, run)
         try:
             with assemble(experiment, run_id=run.run_id, on_episode=progress.on_episode) as parts:
+                if options.rehearsal:
+                    rehearse(parts)
                 train(parts, run, interrupts, progress.on_step)
         finally:
             progress.close()

@@ -28,6 +28,7 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
+from ajet.run.rehearse import rehearse
 from ajet.run.staleness import announce, staleness
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
@@ -66,7 +67,7 @@ class ServeParts:
     """Those of the task reader; None: clients bring all."""
 
 
-def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False) -> int:
+def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False, rehearsal: bool = True) -> int:
     """Serve until Ctrl-C, or until the last training step. Answers the exit code 0; raises UserError,
     KeyboardInterrupt or a bug."""
     from ajet.record import RunDirectory
@@ -92,6 +93,8 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
             if trains:
                 trainer = experiment.ajet.trainer_common
                 announce(trainer.importance_cap, trainer.max_staleness)
+                if rehearsal:
+                    rehearse(served)
                 training = Training.begin(served, run, served.store, served.tasks, _show_step)
                 _take_up(served)
             _open_doors(served, run, key, given=given)

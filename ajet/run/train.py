@@ -23,7 +23,7 @@ from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
 from ajet.run.interrupt import Interrupts
-from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.run.review import review_run
 from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
@@ -151,11 +151,16 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
 
 
 def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
-    settings, validates = parts.experiment.ajet, parts.reader.has("validation")
-    findings = review_settings(settings, algorithm) + review_tasks(
-        parts.experiment, train=tasks, validates=validates, workflow=parts.workflow, judged=parts.judge.judges
+    validates = parts.reader.has("validation")
+    said = review_run(
+        parts.experiment,
+        algorithm,
+        train=tasks,
+        validates=validates,
+        workflow=parts.workflow,
+        judged=parts.judge.judges,
     )
-    if said := review_lines(findings, parts.experiment):
+    if said:
         logger.warning("{}", said)
 
 

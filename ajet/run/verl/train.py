@@ -29,7 +29,7 @@ from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.config.verl import SYNC
 from ajet.config.verl.credit import credit_settings
-from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.run.review import review_run
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
 from ajet.run.verl.record import Record
@@ -71,6 +71,7 @@ def train_on_verl(experiment: Experiment, run: RunDirectory, options: LaunchOpti
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
+    logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
     progress = TrainingProgress(experiment, run)
     tickets = tickets_of(experiment, run, config, order)
     record = Record(experiment, run, progress, steps, tickets, words=words)
@@ -196,9 +197,8 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
-    findings = review_settings(settings, opened(credit_settings(config), base=experiment.base))
-    findings += review_tasks(experiment, train=len(tasks), validates=reader.has("validation"))
-    if said := review_lines(findings, experiment):
+    algorithm = opened(credit_settings(config), base=experiment.base)
+    if said := review_run(experiment, algorithm, train=len(tasks), validates=reader.has("validation")):
         logger.warning("{}", said)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps

@@ -1,0 +1,32 @@
+"""`ajet plan`."""
+
+from __future__ import annotations
+
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+
+
+def plan(
+    conf: Conf = None, backbone: BackboneChoice = None, exp_dir: ExpDir = None, overrides: Overrides = None
+) -> int:
+    """Check everything and print what a training would do and take: tasks, a first prompt, memory, disk, seconds a
+    step, and settings that cannot work. Starts nothing. (On the backbone local where the YAML says debug.)"""
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+    from ajet.schema.errors import UserError
+
+    if conf is None:
+        raise UserError("There is no --conf.", expected="ajet plan --conf FILE.yaml")
+    show_logs()
+    chosen = backbone.value if backbone else None
+    experiment = load_experiment(conf, backbone=chosen, overrides=overrides or (), exp_dir=exp_dir)
+    if backbone is None and experiment.ajet.backbone == "debug":
+        experiment = load_experiment(conf, backbone="local", overrides=overrides or (), exp_dir=exp_dir)
+
+    from ajet.record.console import console
+    from ajet.run.next_command import command_for
+    from ajet.run.plan import show_plan
+
+    show_plan(experiment)
+    command = command_for(experiment, experiment.ajet.backbone)
+    console.print(f"Nothing was started. Start it: {command}", markup=False, highlight=False, soft_wrap=True)
+    return 0
