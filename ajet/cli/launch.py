@@ -42,9 +42,7 @@ def launch(
     ] = None,
     no_rehearsal: Annotated[
         bool,
-        typer.Option(
-            "--no-rehearsal", help="Do not try an update of the longest samples first (local).", rich_help_panel=_START
-        ),
+        typer.Option("--no-rehearsal", help="Begin without a trial update (local).", rich_help_panel=_START),
     ] = False,
     debug: Annotated[
         str, typer.Option("--debug", metavar="TAG1|TAG2", help='Stop at bp("TAG1").', rich_help_panel=_START)

@@ -8,8 +8,11 @@ from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
 def plan(
     conf: Conf = None, backbone: BackboneChoice = None, exp_dir: ExpDir = None, overrides: Overrides = None
 ) -> int:
-    """Check everything and print what a training would do and take: tasks, a first prompt, memory, disk, seconds a
-    step, and settings that cannot work. Starts nothing. (On the backbone local where the YAML says debug.)"""
+    """Print what a run would do and take, without one.
+
+    Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
+    YAML says debug.
+    """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.schema.errors import UserError

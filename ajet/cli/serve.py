@@ -34,9 +34,7 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
     ] = None,
-    no_rehearsal: Annotated[
-        bool, typer.Option("--no-rehearsal", help="Do not try an update of the longest samples first.")
-    ] = False,
+    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Begin without a trial update.")] = False,
     overrides: Overrides = None,
 ) -> int:
     """Give agents outside episodes over HTTP; with --backbone local, train on them."""
