@@ -143,10 +143,15 @@ def _listen(
     waits until those that were taken are recorded. Raises RunFailed for what the trainer raised."""
     import ray
 
+    stopping = False
     while True:
         with interrupts.held():
             if due := tickets.due():
                 mailbox.know.remote(due, tickets.open())
+            if record.exhausted and not stopping:
+                stopping = True
+                logger.warning("nothing could be learned for so long that the run ends after its present step")
+                ray.get(mailbox.ask_to_stop.remote())
             ended, _ = ray.wait([done], timeout=0)
             letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
             for letter in letters:
