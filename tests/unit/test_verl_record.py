@@ -117,7 +117,7 @@ def test_steps_that_train_nothing_end_the_run(made):
     for step, trained in ((1, 0), (2, 5), (3, 0), (4, 0)):
         groups = [group(2 * step, step=step), group(2 * step + 1, step=step)]
         for each in groups:
-            record.take(Closed(each))
+            record.take(closed(each))
         record._idle *= trained == 0
         record.take(stepped(step, *groups))
         record._idle *= trained == 0  # no group here has a token to train
