@@ -26,6 +26,8 @@ SMALL = 4
 """So many times what is needed must be free for nobody to worry about an estimate."""
 MOMENTS = 8
 """Bytes a trained weight: AdamW's two, in float32."""
+PROGRAM = GIB // 2
+"""Python, torch and transformers themselves."""
 LOGITS = 3 * 32 * 2**20
 """Of a chunk, its gradient and its softmax."""
 
@@ -54,7 +56,7 @@ class Footprint:
     @property
     def peak(self) -> int:
         """At the end of a step; sampling and update take turns."""
-        return self.weights + self.moments + self.reference + max(self.cache, self.update)
+        return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
 
 
 def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
@@ -67,7 +69,7 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     longest = min(data.max_prompt_length + data.max_response_length, rollout.max_model_len, context or 1 << 30)
     tokens = max(longest, min(trainer.micro_batch_tokens, longest * data.train_batch_size * rollout.num_repeat))
     needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
-    row = width * (5 * size.hidden + 2 * size.kept + 4 * size.inner) + 8 * size.hidden
+    row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
     layers = 1 if trainer.gradient_checkpointing else size.layers
     kept_rows = width * size.hidden * size.layers if trainer.gradient_checkpointing else 0
     copies = (MOMENTS + width) * trained + low if trainer.mini_batch_num > 1 else 0
