@@ -16,6 +16,7 @@ from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted
 from ajet.run.footprint import disk_of, gib, memory_words
 from ajet.run.room import room_of
+from ajet.workflow.function import is_of_function
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -169,7 +170,10 @@ def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: typ
 
 
 def _speaks_of_rewards(workflow: type[Any]) -> bool:
-    """Whether the file that it is written in does; True where that cannot be read."""
+    """Whether the file that it is written in does; True where that cannot be read, and for a function, for which any
+    number that it returns is one."""
+    if is_of_function(workflow):
+        return True
     try:
         return "reward" in inspect.getsource(inspect.getmodule(workflow) or workflow)
     except (OSError, TypeError):

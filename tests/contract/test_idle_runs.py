@@ -12,9 +12,9 @@ from ajet.cli import launcher
 from tests.ajet_command import metric_rows
 
 AGENT = """
-from itertools import count
+from collections import Counter
 
-CALLS = count()
+ATTEMPTS = Counter()
 
 
 async def say(tuner):
@@ -28,10 +28,10 @@ async def never(task, tuner):
 
 
 async def first(task, tuner):
-    \"\"\"Rewards differ in the first step only: four episodes.\"\"\"
+    \"\"\"The two attempts at a task differ in the first step only, which has four episodes.\"\"\"
     await say(tuner)
-    number = next(CALLS)
-    return float(number % 2) if number < 4 else 1.0
+    ATTEMPTS[task.task_id] += 1
+    return float(ATTEMPTS[task.task_id] % 2) if ATTEMPTS.total() <= 4 else 1.0
 """
 YAML = """ajet:
   model: {path: embedded:tiny-tools, dtype: float32}

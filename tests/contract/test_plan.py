@@ -27,7 +27,7 @@ YAML = """ajet:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "x.yaml").write_text(YAML)
-    (tmp_path / "agent.py").write_text("async def agent(task, tuner):\n    return 1.0  # the reward\n")
+    (tmp_path / "agent.py").write_text("async def agent(task, tuner):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
