@@ -7,6 +7,7 @@ these contracts differ. `version` counts optimizer steps of this run, resumed ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,16 @@ class Update:
     version: int
     metrics: dict[str, float] = field(default_factory=dict)
     """Names as in docs/metrics.md: loss, grad_norm, entropy, kl, clip_fraction, mismatch_kl, lr, seconds…"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What a rehearsed update took."""
+
+    tokens: int
+    seconds: float
+    peak: int
+    """Bytes: of a GPU's memory, else of this process since it began."""
 
 
 class Backbone(Protocol):
@@ -52,6 +63,11 @@ class Backbone(Protocol):
     def update(self, batch: TrainingBatch) -> Update:
         """Take the optimizer steps of one training step (`mini_batch_num` of them) and give the engine the new
         weights. All or nothing: on an error the weights are those from before."""
+        ...
+
+    def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
+        """One forward and backward pass over made-up samples of these lengths. Nothing is changed by it, bit for bit.
+        Raises UserError where the memory does not suffice."""
         ...
 
     def save(self, folder: Path) -> None:

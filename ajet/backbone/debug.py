@@ -6,10 +6,11 @@ samples is trained on.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.contract import Update
+from ajet.backbone.contract import Rehearsal, Update
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
@@ -17,6 +18,7 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.engine.contract import ChatEngine, TokenEngine
+    from ajet.engine.watched import Watch
 
 
 class DebugBackbone:
@@ -26,17 +28,24 @@ class DebugBackbone:
     version = 0
 
     def __init__(self, experiment: Experiment) -> None:
+        from ajet.engine.watched import WatchedChat, WatchedEngine
+
         self.engine: TokenEngine | ChatEngine
         self.tokenizer: Any = None
+        self.watch: Watch
+        """What its engine is doing."""
         rollout = experiment.ajet.rollout
         if rollout.engine == "endpoint":
             from ajet.engine.endpoint import EndpointEngine
 
-            self.engine = EndpointEngine.from_config(experiment.ajet)
+            chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
+            self.engine, self.watch = chat, chat.watch
             return
         from ajet.engine.sampler import open_sampler
 
-        self.engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
+        engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
+        watched = WatchedEngine(engine, self.tokenizer)
+        self.engine, self.watch = watched, watched.watch
 
     def logprobs(
         self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
@@ -45,6 +54,10 @@ class DebugBackbone:
         raise self._refusal()
 
     def update(self, batch: TrainingBatch) -> Update:
+        """Raises ConfigError: the debug backbone does not train."""
+        raise self._refusal()
+
+    def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
         """Raises ConfigError: the debug backbone does not train."""
         raise self._refusal()
 

@@ -41,6 +41,10 @@ def launch(
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", rich_help_panel=_START),
     ] = None,
+    no_rehearsal: Annotated[
+        bool,
+        typer.Option("--no-rehearsal", help="Begin without a trial update (local).", rich_help_panel=_START),
+    ] = False,
     debug: Annotated[
         str, typer.Option("--debug", metavar="TAG1|TAG2", help='Stop at bp("TAG1").', rich_help_panel=_START)
     ] = "",
@@ -95,6 +99,7 @@ def launch(
             do=f"`{command('init', 'DIR')}` makes one to begin with",
         )
 
+    typer.echo(f"Reading {conf} …")  # what follows takes seconds
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment
     from ajet.run.options import LaunchOptions
@@ -116,6 +121,7 @@ def launch(
         dry_run=dry_run,
         skip_check_avail_gpu=skip_check_avail_gpu,
         traceback=traceback,
+        rehearsal=not no_rehearsal,
     )
 
     from ajet.run.launch import launch as run

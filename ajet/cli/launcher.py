@@ -16,7 +16,7 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, cluster, config, doctor, export, init, prove, report, runs, serve, stop, view
+from ajet.cli import chat, cluster, config, doctor, export, init, plan, prove, report, runs, serve, stop, view
 from ajet.cli import eval as evaluation
 from ajet.cli.exit import USER, Boundary, show_user_error
 from ajet.cli.launch import Launch, launch
@@ -60,6 +60,7 @@ app.callback()(root)
 app.command("launch", cls=Launch, hidden=True)(launch)
 app.command("init")(init.init)
 app.add_typer(config.app, name="config")
+app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)

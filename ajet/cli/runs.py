@@ -28,11 +28,20 @@ def episodes(
         typer.Option("--step", metavar="N|A..B", help="Only of these steps.", show_default=False),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or debug.", show_default=False)] = "",
+    episode: Annotated[
+        str, typer.Option("--episode", metavar="UUID", help="This one, and no other.", show_default=False)
+    ] = "",
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Print the conversations of a run's worst episodes."""
     from ajet.run.look import show_episodes
 
     return show_episodes(
-        run, exp_dir.absolute(), count=worst if best is None else best, best=best is not None, step=step, split=split
+        run,
+        exp_dir.absolute(),
+        count=worst if best is None else best,
+        best=best is not None,
+        step=step,
+        split=split,
+        uuid=episode,
     )

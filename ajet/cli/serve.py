@@ -34,6 +34,7 @@ def serve(
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),
     ] = None,
+    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Begin without a trial update.")] = False,
     overrides: Overrides = None,
 ) -> int:
     """Give agents outside episodes over HTTP; with --backbone local, train on them."""
@@ -52,4 +53,4 @@ def serve(
 
     from ajet.run.serve import serve as run
 
-    return run(experiment, resume=resume, fresh=fresh)
+    return run(experiment, resume=resume, fresh=fresh, rehearsal=not no_rehearsal)

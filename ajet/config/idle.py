@@ -117,7 +117,7 @@ def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterat
     backbone = described(config.backbone)
     for path, field, notes in walk(AjetConfig):
         full = ("ajet", *path)
-        layer = _last_with(full, users)
+        layer = last_with(full, users)
         if layer is None or (_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
         if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
@@ -127,7 +127,7 @@ def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterat
 def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
     for name, why in ACCEPTED.items():
         full = ("ajet", *name.split("."))
-        layer = _last_with(full, users)
+        layer = last_with(full, users)
         if layer is not None:
             yield _key(full, full, layer, users, why)
 
@@ -137,7 +137,7 @@ def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[
     chosen = described(config.backbone)
     for owner in shipped().values():
         for root in owner.roots:
-            layer = _last_with((root,), users)
+            layer = last_with((root,), users)
             if layer is None or root in chosen.roots:
                 continue
             rest = False
@@ -165,7 +165,7 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) 
     return f"it is {owner.name}'s own; here `{near.key}{shown}` is its like"
 
 
-def _last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
+def last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
     """Where the key's value was set, if a person set it."""
     return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
 

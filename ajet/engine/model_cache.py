@@ -19,6 +19,7 @@ from typing import IO
 
 from rich.console import Console
 
+from ajet.record.console import console
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
 
@@ -74,11 +75,13 @@ class ProgressLines:
 
     def __init__(self, stream: IO[str] | None = None, every: float = 3.0) -> None:
         self._stream, self._every = stream or sys.stderr, every
+        # without a stream of its own it shares the one console, where what is drawn already makes room for it
+        self._console = Console(file=stream) if stream is not None else None
         self._what, self._last = "", 0.0
         self._bar: Bar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if self._stream.isatty() and total:
+        if self._stream.isatty() and total and (self._console is not None or console.is_terminal):
             self._draw(what, done, total)
             return
         if self._bar is not None:
@@ -95,7 +98,7 @@ class ProgressLines:
         """In megabytes; the bar goes when the work is done."""
         if self._bar is None or what != self._what:
             self._what = what
-            bars = ShownProgress(Console(file=self._stream))
+            bars = ShownProgress(self._console)
             bars.__enter__()
             self._bar = bars.bar(what, total >> 20, "MB")
         self._bar.advance((done >> 20) - self._bar.done)

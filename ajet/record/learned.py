@@ -33,6 +33,20 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
 
 
+def is_idle(row: Mapping[str, Any]) -> bool:
+    """Whether a training step had nothing to learn from: no token was trained, or at a rate of 0."""
+    return row.get("train/trained_tokens") == 0 or row.get("lr") == 0
+
+
+def idle_steps(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Such steps in a row, up to the last one."""
+    count = 0
+    for row in rows:
+        if "tasks" in row:
+            count = count + 1 if is_idle(row) else 0
+    return count
+
+
 _COUNTED = ("episodes", "failed", "scored")
 
 

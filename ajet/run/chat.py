@@ -100,7 +100,7 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     that a workflow finds the other fields that it reads."""
     from ajet.rollout.sampling import split_sampling
     from ajet.run.assembly import assemble
-    from ajet.run.debug import show_episode
+    from ajet.run.episode_panel import show_episode
 
     experiment.ajet.task_judge.judge_type = "customized_protocol"
     experiment.ajet.task_judge.judge_protocol = f"{__name__}->{Unjudged.__name__}"

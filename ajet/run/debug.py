@@ -1,171 +1,197 @@
 """The debug verb: a few tasks, played like training, shown episode by episode; nothing is trained.
 
-Invariant: a failed episode is shown with the boundary it failed at and the line to look at; the run itself succeeds
-only if some episode did. What a model wrote reaches the terminal without the control characters that it would obey.
+Invariant: what it does now is always on the screen; an episode is shown and on the disk as soon as it ends, so that a
+Ctrl-C loses only what had not ended; equal failures are shown once and counted. The run itself succeeds only if some
+episode did.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from rich.panel import Panel
 from rich.text import Text
 
 from ajet.record.console import console, counted, printable
+from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
-from ajet.run.assembly import Parts
+from ajet.run.assembly import algorithm_of, assemble
+from ajet.run.episode_panel import hint_of, show_episode
 from ajet.run.format_log import log_formats
+from ajet.run.interrupt import Interrupts
+from ajet.run.measured import MODEL
+from ajet.run.next_command import command_for
+from ajet.run.outlook import Pace, advice, span, step_line, task_lines
+from ajet.run.own_frames import frames_of
+from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.engine.watched import Watch
     from ajet.record import RunDirectory
-    from ajet.schema.episode import Episode, Failure
 
-SHOWN = 2000
-"""Characters of one message that are shown; the record has all of it."""
-SHOWN_FRAME_LINES = 6
-"""Lines of a failure's traceback that are shown, the last ones."""
-
-HINTS = {
-    "agent": "the workflow raised: the last lines above name the place; a breakpoint there works in this backbone",
-    "engine": "the engine failed: see the log in the run directory",
-    "judge": "the judge raised or gave no number: call it alone with the answer shown above",
-    "environment": "the environment did not answer: is its service running?",
-    "tool": "a tool failed",
-    "ajet": "this is a bug in ajet: please report it with the log",
-}
-"""What to do about a failure at each boundary."""
-KIND_HINTS = {
-    "no_model_call": "give the client the tuner, or the address and key that it hands out",
-    "returned_nothing": "let `execute` return a WorkflowOutput",
-    "wrong_type": "let `execute` return a WorkflowOutput",
-    "timeout": "raise `rollout.episode_timeout`, or find what blocks",
-    "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
-    "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
-    "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
-}
-"""The same for failures of the agent that are no exception of the user's code."""
+Signature = tuple[str, str, str, str]
+"""What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
 
 
-def debug_run(parts: Parts, run: RunDirectory) -> list[Episode]:
+def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> list[Episode]:
     """Play the first `debug_first_n_tasks` training tasks and show what happened. Raises UserError when every episode
-    failed."""
-    debug = parts.experiment.ajet.debug
-    tasks = list(enumerate(parts.tasks("train")))[: debug.debug_first_n_tasks]
-    episodes: list[Episode] = []
-    run.status.set(phase="rollout", step=0)
-    for group in parts.rollout.play(tasks, step=0, split="debug"):
-        for episode in group.episodes:
-            episodes.append(episode)
-            show_episode(episode)
-        run.episodes.write(0, "debug", group.episodes)
-    log_formats(episodes, parts.experiment.ajet.context_tracker)
-    metrics = episode_metrics(episodes, "debug")
-    run.metrics.log(0, metrics)
-    _show_summary(episodes, metrics, run)
-    if episodes and all(episode.failure for episode in episodes):
+    failed, KeyboardInterrupt once what had ended is recorded and summed up."""
+    session = DebugSession(experiment, run, interrupts)
+    with (
+        LiveLine(session.now) as line,
+        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode) as parts,
+    ):
+        tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
+        session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, getattr(parts.backbone, "watch", None))
+        run.status.set(phase="rollout", step=0)
+        try:
+            for _ in parts.rollout.play(tasks, step=0, split="debug"):
+                pass  # each episode was taken in as it ended
+        except KeyboardInterrupt:
+            interrupts.heard()
+            line.close()
+            session.conclude()
+            raise
+        line.close()
+        session.conclude()
+    if session.episodes and all(episode.failure for episode in session.episodes):
         raise UserError(
             "No episode came to its end.", expected="at least one that does", do="mend what the hint above names"
         )
-    return episodes
+    return session.episodes
 
 
-def show_episode(episode: Episode) -> None:
-    """One panel: turns, tool calls, reward and why, forks, tokens that training would use."""
-    lines = Text()
-    for index in _transcript(episode):
-        _append_message(lines, episode.messages[index])
-    if episode.failure:
-        failure = episode.failure
-        lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
-        lines.append("\n".join(_last_frames(failure)), style="red")
-    lines.rstrip()
-    title = f"{episode.task.task_id} · attempt {episode.repeat} · {_outcome(episode)}"
-    console.print(Panel(lines, title=Text(printable(title)), subtitle=Text(_footer(episode)), title_align="left"))
+class DebugSession:
+    """What one debug run has seen so far."""
 
+    def __init__(self, experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> None:
+        self._experiment, self._run, self._interrupts = experiment, run, interrupts
+        self.episodes: list[Episode] = []
+        self._began = time.monotonic()
+        self._expected = 0
+        self._watch: Watch | None = None
+        self._same: dict[Signature, list[Episode]] = {}
 
-def _last_frames(failure: Failure) -> list[str]:
-    """The traceback's last lines, without the message that it ends with: it is shown above them."""
-    frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
-    if message and frames.endswith(message):
-        frames = frames[: -len(message)].rpartition("\n")[0]
-    lines = frames.splitlines()[-SHOWN_FRAME_LINES:]
-    return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a line that is cut off
+    def begin(self, episodes: int, watch: Watch | None) -> None:
+        """Everything is loaded; so many episodes are played from now on."""
+        self._expected, self._watch = episodes, watch
+        self._began = time.monotonic()
 
+    def now(self) -> Sequence[str]:
+        """What is going on, for the live line."""
+        passed = f"{time.monotonic() - self._began:.0f} s"
+        if not self._expected:
+            rollout = self._experiment.ajet.rollout
+            what = rollout.endpoint.model if rollout.engine == "endpoint" else self._experiment.ajet.model.path
+            return [f"loading {what} · {passed}"]
+        first = [f"playing: {len(self.episodes)} of {counted(self._expected, 'episode')} ended"]
+        if failed := sum(episode.failure is not None for episode in self.episodes):
+            first.append(f"{failed} failed")
+        watch = self._watch
+        if watch is None or watch.began is None:
+            return [" · ".join([*first, "no model call yet", passed])]
+        first.append(f"{counted(len(watch.under_way), 'reply').replace('replys', 'replies')} under way")
+        if watch.sampled_tokens:
+            rate = watch.sampled_tokens / max(time.monotonic() - watch.began, 1e-3)
+            first.append(f"{watch.sampled_tokens:,} tokens, {rate:.0f} a second")
+        elif watch.under_way and watch.prompt_tokens:
+            first.append(f"reading {watch.prompt_tokens:,} tokens of prompts")
+        lines = [" · ".join([*first, passed])]
+        if (newest := watch.newest_words()) is not None:
+            reply, words = newest
+            lines.append(f"{reply.name}, {counted(reply.tokens, 'token')}: …{' '.join(words.split())[-60:]}")
+        return lines
 
-def _outcome(episode: Episode) -> str:
-    if episode.status != "completed":
-        return episode.status
-    if episode.verdict is None or episode.verdict.reward is None:
-        reason = episode.verdict.reason.removeprefix("no score: ") if episode.verdict else ""
-        return "no score" + (f" ({reason})" if reason else "")
-    why = f" ({episode.verdict.reason})" if episode.verdict.reason else ""
-    return f"reward {episode.verdict.reward:g}{why}"
+    def on_episode(self, episode: Episode) -> None:
+        """An episode ended: on the disk first, then on the screen."""
+        with self._interrupts.held():
+            self._run.episodes.write(0, "debug", [episode])
+            self.episodes.append(episode)
+            if episode.failure is not None:
+                alike = self._same.setdefault(_signature(episode), [])
+                alike.append(episode)
+                if len(alike) > 1:
+                    return
+            show_episode(episode)
 
-
-def _footer(episode: Episode) -> str:
-    trained = sum(timeline.sampled for timeline in episode.timelines)
-    forks = Counter(call.fork for call in episode.calls if call.fork)
-    parts = [
-        counted(len(episode.calls), "call"),
-        f"{counted(episode.sampled_tokens, 'token')} sampled",
-        f"{trained} to train",
-    ]
-    parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
-    parts += [f"check: {check}" for check in episode.checks]
-    return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
-
-
-def _transcript(episode: Episode) -> list[int]:
-    """Message indices in reading order: each call's messages that were not shown yet, then its reply."""
-    shown: list[int] = []
-    for call in episode.calls:
-        shown += [index for index in (*call.messages, call.reply) if index is not None and index not in shown]
-    return shown
-
-
-def _append_message(lines: Text, message: dict[str, Any]) -> None:
-    role = printable(str(message.get("role", "?")))
-    style = {"assistant": "green", "tool": "magenta", "system": "dim"}.get(role, "cyan")
-    lines.append(f"{role}: ", style=f"bold {style}")
-    if message.get("reasoning_content"):
-        lines.append(f"(thinks) {_clipped(message['reasoning_content'])}\n", style="dim")
-    if message.get("content"):
-        lines.append(_clipped(_as_text(message["content"])))
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", {})
-        lines.append(
-            f"\n  → {printable(str(function.get('name')))}({_clipped(function.get('arguments'))})", style="yellow"
+    def conclude(self) -> None:
+        """All has ended, or was stopped: the verdict over what came to its end, and the record of its numbers."""
+        seconds = time.monotonic() - self._began
+        if not self.episodes:
+            console.print(f"No episode had ended after {span(seconds)}: nothing was recorded.")
+            return
+        settings = self._experiment.ajet
+        log_formats(self.episodes, settings.context_tracker)
+        pace = self._pace(seconds)
+        metrics = episode_metrics(self.episodes, "debug")
+        self._run.metrics.log(0, metrics | pace.metrics(), **{MODEL: settings.model.path})
+        for alike in self._same.values():
+            if len(alike) > 1:
+                first = alike[0]
+                console.print(
+                    f"The failure of {first.task.task_id}, attempt {first.repeat} is the same in {len(alike) - 1} more",
+                    markup=False,
+                )
+        left = self._expected - len(self.episodes)
+        scored = int(metrics["debug/scored"])
+        reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
+        console.print(
+            f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed,"
+            f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else "")
         )
-    lines.append("\n")
+        console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
+        for boundary, hint in sorted({(e.failure.boundary, hint_of(e.failure)) for e in self.episodes if e.failure}):
+            console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
+        if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
+            console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
+        self._verdict(pace)
+
+    def _verdict(self, pace: Pace) -> None:
+        settings, groups = self._experiment.ajet, self._groups()
+        try:
+            learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
+        except UserError as refused:
+            console.print(f"Training would refuse this YAML: {refused.what}", markup=False, soft_wrap=True)
+            return
+        teaching = sum(map(learns, groups))
+        colour = "green" if teaching else "yellow"
+        told = f"{teaching} of {counted(len(groups), 'task')} can teach."
+        console.print(Text.assemble(("Verdict: ", "bold"), (told, f"bold {colour}")))
+        for line in task_lines(groups, learns):
+            console.print(printable(line), markup=False, soft_wrap=True)
+        if settings.rollout.engine == "endpoint":
+            console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
+            return
+        if pace.tokens:
+            console.print(f"A step of training here: {step_line(pace, settings)}.", markup=False, soft_wrap=True)
+        if not teaching:
+            console.print(f"Before training: {advice(groups, settings)}.", markup=False, soft_wrap=True)
+        command = command_for(self._experiment, "local" if teaching else "debug")
+        if command:
+            told = f"{'Train it' if teaching else 'Look again'}: {command}"
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+    def _groups(self) -> list[Group]:
+        """Those that closed, and the parts of the others that ended."""
+        found: dict[int, Group] = {}
+        for episode in self.episodes:
+            found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
+        return [found[order] for order in sorted(found)]
+
+    def _pace(self, seconds: float) -> Pace:
+        at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
+        sampled = self._watch.sampled_tokens if self._watch is not None else 0
+        longest = max(episode.ended - episode.started for episode in self.episodes)
+        return Pace(len(self.episodes), seconds, sampled, at_once, longest)
 
 
-def _as_text(content: Any) -> str:
-    """A message's content; images by name only."""
-    if isinstance(content, str):
-        return content
-    return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
-
-
-def _hint(failure: Failure) -> str:
-    return (KIND_HINTS.get(failure.kind) if failure.boundary == "agent" else None) or HINTS[failure.boundary]
-
-
-def _clipped(content: Any) -> str:
-    text = printable(content if isinstance(content, str) else str(content))
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text) - SHOWN} more characters)"
-
-
-def _show_summary(episodes: list[Episode], metrics: dict[str, float], run: RunDirectory) -> None:
-    scored = int(metrics["debug/scored"])
-    reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
-    console.print(
-        f"{counted(len(episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed, "
-        f"{counted(int(metrics['debug/forks']), 'call')} forked"
-    )
-    console.print(f"Record: {run.path}", markup=False, soft_wrap=True)
-    for boundary, hint in sorted({(e.failure.boundary, _hint(e.failure)) for e in episodes if e.failure}):
-        console.print(f"hint ({boundary}): {hint}", markup=False)
-    if scored and not any(timeline.sampled for episode in episodes for timeline in episode.timelines):
-        console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
+def _signature(episode: Episode) -> Signature:
+    failure = episode.failure
+    assert failure is not None
+    own = frames_of(failure.traceback).own
+    place = f"{own[-1].file}:{own[-1].line}" if own else ""
+    return failure.boundary, failure.kind, place, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)

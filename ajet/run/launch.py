@@ -139,11 +139,9 @@ def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> N
         if trains:
             _train(experiment, run, options, interrupts)
         else:
-            from ajet.run.assembly import assemble
             from ajet.run.debug import debug_run
 
-            with assemble(experiment, run_id=run.run_id) as parts:
-                debug_run(parts, run)
+            debug_run(experiment, run, interrupts)
 
 
 def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:

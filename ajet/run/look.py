@@ -13,12 +13,13 @@ from typing import get_args
 from rich.table import Table
 
 from ajet.record.console import console, counted
+from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.viewer.episode_page import read_episode
 from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
-from ajet.run.debug import show_episode
+from ajet.run.episode_panel import show_episode
 from ajet.run.named import newest_run, run_folder
 from ajet.schema.commands import command
 from ajet.schema.episode import Split
@@ -43,6 +44,7 @@ def show_runs(root: Path) -> int:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
         state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
+        state += ", [yellow]rewards gamed?[/]" if row[GAMED] else ""
         table.add_row(
             _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"), _number(reward),
             row["held_out_short"] or _number(None), age(row["updated"]),
@@ -51,9 +53,9 @@ def show_runs(root: Path) -> int:
     return 0
 
 
-def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str) -> int:
-    """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. Exit code
-    0. Raises UserError."""
+def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str, uuid: str = "") -> int:
+    """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. `uuid`: that
+    one alone. Exit code 0. Raises UserError."""
     folder = newest_run(run, root, holding="episodes") or run_folder(run, root, holding="episodes")
     if not (folder / "episodes").is_dir():
         raise UserError(
@@ -70,7 +72,9 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         raise UserError(f"'{step}' is no step.", where="--step", expected="a step, or a range such as 3..9") from error
     table = EpisodeTable(folder)
     table.look(wait=None)
-    found = [(row, place) for row, place in table.rows() if wanted.admits(row)]
+    found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
+    if uuid and not found:
+        raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
     scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
     for _, place in chosen[:count]:

@@ -20,5 +20,7 @@ class LaunchOptions:
     """Breakpoints to stop at, "TAG1|TAG2"."""
     dry_run: bool = False
     skip_check_avail_gpu: bool = False
+    rehearsal: bool = True
+    """Try an update of the longest samples before step 1 (local and serve)."""
     traceback: bool = False
     """Show the traceback of a user's error too."""

@@ -1,10 +1,11 @@
-"""`--dry-run`: everything that can be checked without starting anything.
+"""`ajet plan` and `--dry-run`: everything that can be checked and estimated without starting anything.
 
 Invariant: no run directory, no model weights, no process, no port. It reads one task and renders one prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -16,12 +17,19 @@ if TYPE_CHECKING:
 
 
 def dry_run(experiment: Experiment) -> None:
-    """Resolve references, read one task, render one prompt, print the plan. Raises UserError for what is wrong."""
+    """The plan of a launch that was asked for with `--dry-run`. Raises UserError for what is wrong."""
+    show_plan(experiment)
+    console.print("Nothing was started (--dry-run).")
+
+
+def show_plan(experiment: Experiment) -> None:
+    """Resolve references, read one task, render one prompt, print the plan, what it takes and what is to be said of it.
+    Raises UserError for what is wrong."""
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.assembly import algorithm_of, renderer_of, workflow_of
-    from ajet.run.review import review_lines, review_settings, review_tasks
+    from ajet.run.review import review_run
     from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
@@ -66,12 +74,48 @@ def dry_run(experiment: Experiment) -> None:
     if trainer.mode != "sync":
         plan.add_row("stale tokens", importance_weights(trainer.importance_cap))
     plan.add_row("record", str(experiment.root / experiment.name))
+    for name, told in estimates(experiment, train=len(training), validates=bool(validation)):
+        plan.add_row(name, told)
     console.print(plan)
     if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
         console.print(idle, markup=False, highlight=False, soft_wrap=True)
-    findings = review_settings(settings, algorithm) + review_tasks(
-        experiment, train=len(training), validates=bool(validation), workflow=workflow, judged=judge.judges
+    review = review_run(
+        experiment,
+        algorithm,
+        train=len(training),
+        validates=bool(validation),
+        workflow=workflow,
+        judged=judge.judges,
     )
-    if review := review_lines(findings, experiment):
+    if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)
-    console.print("Nothing was started (--dry-run).")
+
+
+def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterator[tuple[str, str]]:
+    """What a run would take: rows of the plan. Nothing where nothing is trained."""
+    from ajet.run.footprint import disk_of, gib, memory_words
+    from ajet.run.measured import last_pace, last_step
+    from ajet.run.next_command import command_for
+    from ajet.run.outlook import span, step_line
+    from ajet.run.room import room_of
+
+    settings = experiment.ajet
+    if "trains" not in experiment.backbone.can:
+        return
+    if (room := room_of(experiment, train=train, validates=validates)) is None:
+        yield "takes", "not known: the model is not on this machine yet"
+    else:
+        if room.local is not None:
+            free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
+            yield "memory", memory_words(room.local) + free
+        else:
+            yield "memory", "not estimated: verl spreads the model over its GPUs"
+        free = gib(disk_of(experiment)[-1].free)
+        yield "disk", f"about {gib(room.checkpoint)} a checkpoint, at most {room.at_once} at once; {free} are free"
+    if (seconds := last_step(experiment)) is not None:
+        yield "time", f"about {span(seconds)} a step, as in the last steps of the run that is recorded"
+    elif (pace := last_pace(experiment)) is not None:
+        yield "time", f"a step: {step_line(pace, settings)}; measured by the last debug run"
+    else:
+        debug = command_for(experiment, "debug") or "a debug run"
+        yield "time", f"not measured yet: {debug}"

@@ -2,7 +2,7 @@
 
 Invariant: it refuses nothing, starts nothing and changes nothing. Each finding names the key, where it was set, what
 follows from it and a way out. What a YAML alone says is reviewed by `validate`, too; what takes its tasks and its
-workflow, by `--dry-run` and a launch.
+workflow, by `ajet plan`, `--dry-run` and a launch; these also look at the room on the disk and in memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.backbones import described
-from ajet.config.compose import ABSENT
-from ajet.config.idle import users_layers
+from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted
+from ajet.run.footprint import disk_of, gib, memory_words
+from ajet.run.room import room_of
+from ajet.workflow.function import is_of_function
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -36,6 +38,22 @@ class Finding:
     key: str
     what: str
     do: str
+
+
+def review_run(
+    experiment: Experiment,
+    algorithm: Algorithm | None,
+    *,
+    train: int,
+    validates: bool,
+    workflow: type[Any] | None = None,
+    judged: bool = True,
+) -> str:
+    """All that is to be said of a plan whose tasks are known, for a screen or a log; "" for nothing. See
+    `review_settings`, `review_tasks` and `review_room`."""
+    findings = review_settings(experiment.ajet, algorithm)
+    findings += review_tasks(experiment, train=train, validates=validates, workflow=workflow, judged=judged)
+    return review_lines(findings + review_room(experiment, train=train, validates=validates), experiment)
 
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> list[Finding]:
@@ -89,6 +107,37 @@ def review_tasks(
     return list(_of_tasks(experiment, train, validates, None if judged else workflow))
 
 
+def review_room(experiment: Experiment, *, train: int, validates: bool) -> list[Finding]:
+    """Whether what would be written and held has room here, as far as that can be told beforehand."""
+    return list(_of_room(experiment, train, validates))
+
+
+def _of_room(experiment: Experiment, train: int, validates: bool) -> Iterator[Finding]:
+    settings = experiment.ajet
+    places = disk_of(experiment)
+    for place in places:
+        if place.refused:
+            yield Finding("experiment_dir", place.refused, "a folder that this user may write to (--exp-dir)")
+    room = room_of(experiment, train=train, validates=validates)
+    if room is None or settings.backbone == "debug":
+        return
+    checkpoints = places[-1]
+    if room.disk > checkpoints.free:
+        yield Finding(
+            "trainer_common.max_checkpoints_to_keep",
+            f"checkpoints take about {gib(room.checkpoint)} each, up to {room.at_once} at once, and "
+            f"{checkpoints.folder} has {gib(checkpoints.free)} free",
+            "fewer, or another disk (trainer_common.checkpoint_base_dir, --exp-dir)",
+        )
+    if room.local is not None and room.memory is not None and room.local.peak > room.memory:
+        yield Finding(
+            "model.path",
+            f"training takes {memory_words(room.local)}; {gib(room.memory)} are free",
+            "a smaller model, trainer_common.lora.rank: 8, gradient_checkpointing: true, use_kl_loss: false, or a "
+            "smaller micro_batch_tokens, max_model_len or max_num_seqs",
+        )
+
+
 def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: type[Any] | None) -> Iterator[Finding]:
     settings = experiment.ajet
     trainer, batch = settings.trainer_common, settings.data.train_batch_size
@@ -99,7 +148,12 @@ def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: typ
             f"one step, {settings.rollout.num_repeat} attempts a time",
             f"at most {train}",
         )
-    asked = [name for name in ("val_before_train", "test_freq") if _is_set(experiment, f"trainer_common.{name}")]
+    users = users_layers(experiment.layers)
+    asked = [
+        name
+        for name in ("val_before_train", "test_freq")
+        if last_with(("ajet", "trainer_common", name), users) is not None
+    ]
     asked = [name for name in asked if getattr(trainer, name) > 0]
     if asked and not validates:
         yield Finding(
@@ -116,14 +170,11 @@ def _of_tasks(experiment: Experiment, train: int, validates: bool, workflow: typ
         )
 
 
-def _is_set(experiment: Experiment, key: str) -> bool:
-    """Whether a person set it."""
-    path = ("ajet", *key.split("."))
-    return any(layer.value(path) is not ABSENT for layer in users_layers(experiment.layers))
-
-
 def _speaks_of_rewards(workflow: type[Any]) -> bool:
-    """Whether the file that it is written in does; True where that cannot be read."""
+    """Whether the file that it is written in does; True where that cannot be read, and for a function, for which any
+    number that it returns is one."""
+    if is_of_function(workflow):
+        return True
     try:
         return "reward" in inspect.getsource(inspect.getmodule(workflow) or workflow)
     except (OSError, TypeError):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
     from ajet.record.held_out import Measurement
+    from ajet.run.gaming import GamingWatch
     from ajet.run.interrupt import Interrupts
     from ajet.run.options import LaunchOptions
     from ajet.run.step_proof import StepProof
@@ -54,9 +55,9 @@ class Sink:
         """An episode ended. Thread-safe."""
         self.shown.on_episode(episode)
 
-    def conclude(self, trained: Trained, *, proof: StepProof, total: int) -> dict[str, float]:
+    def conclude(self, trained: Trained, *, proof: StepProof, gaming: GamingWatch, total: int) -> dict[str, float]:
         """See `ajet.run.step.conclude`."""
-        return conclude(trained, self.settings, self.run, proof=proof, on_step=self.on_step, total=total)
+        return conclude(trained, self.settings, self.run, proof=proof, gaming=gaming, on_step=self.on_step, total=total)
 
     def conclude_validation(
         self, groups: Sequence[Group], *, step: int, seconds: float, total: int
@@ -87,9 +88,12 @@ class Runner:
     ) -> None:
         """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
         from ajet.run.assembly import assemble
+        from ajet.run.rehearse import rehearse
         from ajet.run.train import train
 
         with assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode) as parts:
+            if options.rehearsal:
+                rehearse(parts)
             train(parts, run, interrupts, sink.on_step)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:

@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import console, counted, printable
+from ajet.record.learned import why_nothing
 from ajet.run.accounting import discarded
 from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
+from ajet.run.rehearse import rehearse
 from ajet.run.staleness import announce, staleness
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
@@ -66,7 +68,7 @@ class ServeParts:
     """Those of the task reader; None: clients bring all."""
 
 
-def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False) -> int:
+def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False, rehearsal: bool = True) -> int:
     """Serve until Ctrl-C, or until the last training step. Answers the exit code 0; raises UserError,
     KeyboardInterrupt or a bug."""
     from ajet.record import RunDirectory
@@ -92,12 +94,14 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
             if trains:
                 trainer = experiment.ajet.trainer_common
                 announce(trainer.importance_cap, trainer.max_staleness)
+                if rehearsal:
+                    rehearse(served)
                 training = Training.begin(served, run, served.store, served.tasks, _show_step)
                 _take_up(served)
             _open_doors(served, run, key, given=given)
             if trains:
                 train_served(training, served, interrupts)
-                finish(run)
+                finish(run, ends_idle=False)
             else:
                 record_served(served.desk, run, recording)
     return 0
@@ -182,6 +186,8 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
             while len(batch.groups) < size:
                 batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
             learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
+            if training.exhausted:
+                _warn_idle(training)
             batch = Batch(training.step + 1)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
@@ -191,6 +197,13 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
         _leave(training, served, batch)
         raise
     _leave(training, served, batch)
+
+
+def _warn_idle(training: Training) -> None:
+    """Say it each time that so many steps have passed: the server goes on, for its clients do."""
+    idle, training.idle = training.idle, 0
+    rows = [row for row in training.run.metrics.rows() if "tasks" in row][-idle:]
+    logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
 
 
 @dataclass(slots=True)

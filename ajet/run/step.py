@@ -19,6 +19,7 @@ from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
+    from ajet.run.gaming import GamingWatch
     from ajet.run.step_proof import StepProof
 
 OnStep = Callable[[int, int, dict[str, float]], None]
@@ -56,7 +57,14 @@ class Trained:
 
 
 def conclude(
-    trained: Trained, settings: AjetConfig, run: RunDirectory, *, proof: StepProof, on_step: OnStep, total: int
+    trained: Trained,
+    settings: AjetConfig,
+    run: RunDirectory,
+    *,
+    proof: StepProof,
+    gaming: GamingWatch,
+    on_step: OnStep,
+    total: int,
 ) -> dict[str, float]:
     """The step's metrics, once it is recorded. `total`: the last step. Raises AssertionError where a sampled token is
     neither trained nor counted, UserError where the record cannot be written."""
@@ -74,4 +82,5 @@ def conclude(
     on_step(step, total, metrics)
     ahead = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
     run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **ahead)
+    gaming.look(episodes, step)
     return metrics

@@ -17,9 +17,11 @@ from ajet.record.attempts import read_attempts
 from ajet.record.comparison import compare
 from ajet.record.console import console, counted
 from ajet.record.curve import draw_curve
+from ajet.record.gamed import GAMED
 from ajet.record.held_out import words
-from ajet.record.learned import LEARNED_NOTHING, why_nothing
+from ajet.record.learned import LEARNED_NOTHING, idle_steps, why_nothing
 from ajet.record.scores import Scores, worth_of_failure
+from ajet.run.gaming import told
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 
@@ -96,9 +98,10 @@ def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
     )
 
 
-def finish(run: RunDirectory) -> None:
+def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     """Draw the curve, print accuracy before and after, the tally, and what to try next; or that nothing was learned,
-    and why."""
+    and why. `ends_idle`: the run ends after `stop_after_idle_steps`. Raises UserError where it did so and had learned
+    nothing at all."""
     rows = run.metrics.rows()
     draw_curve(rows, run.path / "metrics.png")
     validations = [row for row in rows if "validation/tasks" in row]
@@ -114,13 +117,28 @@ def finish(run: RunDirectory) -> None:
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
     named = run_named(run.path, run.name)
-    if reason := why_nothing(rows):
+    if alarm := run.status.get(GAMED):
+        console.print("[bold yellow]Are the rewards of this run gamed?[/]")
+        console.print("\n".join(told(alarm, named)), markup=False, highlight=False, soft_wrap=True)
+    reason, idle = why_nothing(rows), idle_steps(rows)
+    ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
+    if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.")
         console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
-    else:
-        console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
-        if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
-            measured = "best" if run.checkpoints.best() else "latest"
-            again = command("eval", named, "--model", "base", "--model", measured)
-            console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)
+        if ended:
+            raise UserError(
+                f"The run was ended: it learned nothing in {idle} steps.",
+                where="ajet.trainer_common.stop_after_idle_steps",
+                expected="attempts at a task whose rewards differ, now and then",
+                do="play it with --backbone debug, which says which tasks can teach; 0 goes on whatever happens",
+            )
+        return
+    if ended:
+        why = why_nothing([row for row in rows if "tasks" in row][-idle:])
+        console.print(f"It ended early: the last {idle} steps had nothing to learn from ({why}).")
+    console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
+    if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
+        measured = "best" if run.checkpoints.best() else "latest"
+        again = command("eval", named, "--model", "base", "--model", measured)
+        console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)

@@ -18,12 +18,14 @@ from loguru import logger
 
 from ajet.algorithm import Algorithm, credit, opened
 from ajet.record.held_out import Measurement
+from ajet.record.learned import is_idle
 from ajet.rollout import GivenBack
 from ajet.run.accounting import discarded
 from ajet.run.assembly import Parts, renderer_of
 from ajet.run.evaluate import evaluate
+from ajet.run.gaming import GamingWatch
 from ajet.run.interrupt import Interrupts
-from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.run.review import review_run
 from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
 from ajet.schema.episode import episodes_of
@@ -67,7 +69,10 @@ class Training:
     """The step after which that was; -1: none yet."""
     measured: Measurement | None = None
     """What it measured, in this process."""
+    idle: int = 0
+    """Steps of this process in a row, up to the present one, that had nothing to learn from."""
     proof: StepProof = field(init=False)
+    gaming: GamingWatch = field(init=False)
     algorithm: Algorithm = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +93,14 @@ class Training:
             training.validated = run.resumed.state.get("validated", training.step)
             logger.info("resumed after step {} from {}", training.step, run.resumed.path)
         run.take_up()
+        training.gaming = GamingWatch(run, upto=training.step)
         return training
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many steps in a row had nothing to learn from that the run is to end."""
+        most = self.parts.experiment.ajet.trainer_common.stop_after_idle_steps
+        return most > 0 and self.idle >= most
 
     @property
     def total_steps(self) -> int:
@@ -122,7 +134,8 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
 
 
 def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> Training:
-    """Train until the last step; `on_step` shows each step and validation to the person.
+    """Train until the last step, or until `stop_after_idle_steps` in a row had nothing to learn from; `on_step` shows
+    each step and validation to the person.
 
     Raises KeyboardInterrupt after saving, when interrupted; UserError when a whole step had nothing to learn from
     because every episode failed.
@@ -137,7 +150,7 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
         if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
             training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
-        while training.step < total:
+        while training.step < total and not training.exhausted:
             train_step(training, parts, tasks, interrupts)
             if _owes_validation(training, parts):
                 _validate(training, parts)
@@ -152,11 +165,16 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
 
 
 def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
-    settings, validates = parts.experiment.ajet, parts.reader.has("validation")
-    findings = review_settings(settings, algorithm) + review_tasks(
-        parts.experiment, train=tasks, validates=validates, workflow=parts.workflow, judged=parts.judge.judges
+    validates = parts.reader.has("validation")
+    said = review_run(
+        parts.experiment,
+        algorithm,
+        train=tasks,
+        validates=validates,
+        workflow=parts.workflow,
+        judged=parts.judge.judges,
     )
-    if said := review_lines(findings, parts.experiment):
+    if said:
         logger.warning("{}", said)
 
 
@@ -236,7 +254,16 @@ def learn(
         )
         if alone:
             run.episodes.write(step, "debug", alone)
-        conclude(trained, settings, run, proof=training.proof, on_step=training.on_step, total=training.total_steps)
+        metrics = conclude(
+            trained,
+            settings,
+            run,
+            proof=training.proof,
+            gaming=training.gaming,
+            on_step=training.on_step,
+            total=training.total_steps,
+        )
+        training.idle = training.idle + 1 if is_idle(metrics) else 0
         training.step = step
 
 

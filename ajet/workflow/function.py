@@ -70,6 +70,11 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
     return Played
 
 
+def is_of_function(workflow: type[Workflow]) -> bool:
+    """Whether a workflow is a function."""
+    return workflow.execute.__module__ == __name__
+
+
 def output_of(found: Any) -> Any:
     """What an agent's function returned, as a WorkflowOutput: text (or a list or a dict) is the answer, which judges
     read as `final_answer`; a number is the reward; True and False are a reward of 1 and 0, and a success or none.

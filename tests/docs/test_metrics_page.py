@@ -22,7 +22,7 @@ WRITERS = [
     "run/step_proof.py",
     "algorithm/credit.py",
 ]
-WRITERS += ["algorithm/importance.py", "run/staleness.py"]
+WRITERS += ["algorithm/importance.py", "run/staleness.py", "run/outlook.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 SPLITS = "train|validation|debug"
 

@@ -1,5 +1,7 @@
 """The whole way on a real tiny model: an agent with a tool, captured, judged, trained, saved, and better for it."""
 
+import json
+
 import pytest
 
 from ajet.run.summary import Tally
@@ -20,6 +22,7 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
     rows = metric_rows(run)
     held_out = [row["validation/reward"] for row in rows if "validation/reward" in row]
     assert held_out[0] < 0.3 and held_out[-1] > 0.9, (held_out, done.stdout)
+    assert not json.loads((run / "status.json").read_text()).get("gamed"), "an honest run raises no alarm"
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
     assert tally.line() in done.stdout

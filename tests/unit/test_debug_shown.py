@@ -8,15 +8,17 @@ import re
 import pytest
 from rich.console import Console
 
-import ajet.run.debug as debug
-from ajet.run.debug import printable, show_episode
+import ajet
+import ajet.run.episode_panel as panel
+from ajet.run.episode_panel import hint_of, printable, show_episode
+from ajet.run.own_frames import frames_of
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, failure: Failure) -> list[str]:
     out = io.StringIO()
-    monkeypatch.setattr(debug, "console", Console(file=out, width=80))
+    monkeypatch.setattr(panel, "console", Console(file=out, width=80))
     show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", "failed", failure=failure))
     return [line.strip("│ ") for line in out.getvalue().splitlines()]
 
@@ -27,8 +29,7 @@ def test_a_failure_is_said_once_with_the_frames_that_led_to_it(monkeypatch: pyte
     assert lines[1:-1] == [
         "✗ agent: Bad: one",
         "two",
-        "Traceback (most recent call last):",
-        'File "w.py", line 4, in execute',
+        "w.py:4 in execute",
         "raise Bad(text)",
     ]
     assert "0 calls · 0 tokens sampled" in lines[-1]
@@ -38,6 +39,37 @@ def test_frames_that_are_cut_off_do_not_begin_with_carets(monkeypatch: pytest.Mo
     frames = "call()\n    ^^^^\n" + "".join(f"line {n}\n" for n in range(5))
     lines = shown(monkeypatch, Failure("agent", "Bad", "text", traceback=f"{frames}w.Bad: text\n"))
     assert lines[2:-1] == [f"line {n}" for n in range(5)]
+
+
+OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'
+CHAIN = (
+    f'Traceback (most recent call last):\n  File "{ajet.__file__}", line 1, in perform\n    await run()\n'
+    '  File "/home/me/site/w.py", line 4, in execute\n    await self.ask(\n    ~~~~^^^^\n'
+    f"{OTHERS}{OTHERS}openai.Refused: no\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    'Traceback (most recent call last):\n  File "/home/me/site/w.py", line 6, in execute\n    raise Lost from error\n'
+    '  File "<string>", line 3, in made\n  | File "/home/me/site/tools.py", line 2, in look\n  |     1 / 0\nw.Lost\n'
+)
+
+
+def test_own_frames_are_told_from_those_of_packages_python_and_ajet() -> None:
+    frames = frames_of(CHAIN)
+    assert [(frame.place, frame.function, frame.code) for frame in frames.own] == [
+        ("/home/me/site/w.py:4", "execute", "await self.ask("),
+        ("/home/me/site/w.py:6", "execute", "raise Lost from error"),
+        ("/home/me/site/tools.py:2", "look", "1 / 0"),
+    ]
+    assert frames.others == {"openai": 2, "ajet": 1, "Python": 1}
+
+
+def test_frames_of_others_are_counted_and_the_hint_names_the_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure("agent", "Lost", "w.Lost", traceback=CHAIN)
+    assert "_base.py" not in "\n".join(shown(monkeypatch, failure))
+    assert shown(monkeypatch, failure)[-2] == "(not shown: 2 of openai, 1 of ajet, 1 of Python)"
+    assert hint_of(failure).startswith("the workflow raised at /home/me/site/tools.py:2;")
+    nowhere = Failure(
+        "agent", "Lost", "no", traceback=f"Traceback (most recent call last):\n{OTHERS}openai.Refused: no\n"
+    )
+    assert "no line of its own" in hint_of(nowhere) and "raise Refused()" in shown(monkeypatch, nowhere)
 
 
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

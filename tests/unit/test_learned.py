@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record.learned import why_nothing
+from ajet.record.learned import idle_steps, is_idle, why_nothing
 
 
 def step(trained: int = 0, **more: Any) -> dict[str, Any]:
@@ -18,6 +18,12 @@ def step(trained: int = 0, **more: Any) -> dict[str, Any]:
 FAILED = step(train__failed=8, train__scored=0)
 UNSCORED = step(train__scored=0, train__reward=None)
 EQUAL = step(credit__zero_variance_groups=2)
+
+
+def test_idle_steps_are_those_in_a_row_at_the_end() -> None:
+    held_out = {"step": 2, "validation/reward": 1.0}
+    assert [is_idle(row) for row in (EQUAL, step(12), step(12, lr=0.0), {"tasks": [0]})] == [True, False, True, False]
+    assert idle_steps([EQUAL, step(3), EQUAL, held_out, UNSCORED]) == 2 and idle_steps([EQUAL, step(3)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.workflow import Workflow
+from ajet.workflow.function import workflow_from
 
 
 def experiment(backbone: str = "local", **sections: Any) -> Experiment:
@@ -55,10 +56,6 @@ class Rewards(Workflow):
     """Gives its own reward."""
 
 
-class Silent:
-    """Of a file that does not say the word."""
-
-
 def of_tasks(train: int = 8, validates: bool = False, **more: Any) -> list[str]:
     made = experiment(data={"train_batch_size": 8}, trainer_common=more.pop("trainer", {}))
     return [each.key for each in review_tasks(made, train=train, validates=validates, **more)]
@@ -81,6 +78,8 @@ def test_a_workflow_that_nobody_rewards(tmp_path: Path) -> None:
 
     flow = resolve_reference("flow.py->Flow", base=tmp_path)
     assert of_tasks(workflow=flow, judged=False) == ["task_judge.judge_protocol"]
+    number = workflow_from(lambda task, tuner: 1.0, "flow.py->number")
+    assert of_tasks(workflow=number, judged=False) == [], "a function may return its reward"
     assert of_tasks(workflow=flow, judged=True) == of_tasks(workflow=Rewards, judged=False) == []
 
 

@@ -90,11 +90,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.letters: list[Any] = []
-        self.looks = 0
+        self.looks = self.asked = 0
         self.known: list[int] = []
+        self.exhausted = False
 
     def take(self, letter: Any) -> None:
         self.letters.append(letter)
+        self.exhausted = self.exhausted or letter == Phase("update", 7)
 
     def look(self) -> None:
         self.looks += 1
@@ -124,6 +126,9 @@ def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]
         return ([done], []) if ended else ([], [done])
 
     def get(what: Any) -> Any:
+        if what == "stop":
+            heard.asked += 1
+            return None
         if what is not done:
             return list(now)
         if problem is not None:
@@ -133,7 +138,9 @@ def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
     mailbox = SimpleNamespace(
-        take=SimpleNamespace(remote=lambda seconds: seconds), know=SimpleNamespace(remote=heard.know)
+        take=SimpleNamespace(remote=lambda seconds: seconds),
+        know=SimpleNamespace(remote=heard.know),
+        ask_to_stop=SimpleNamespace(remote=lambda: "stop"),
     )
     try:
         _listen(mailbox, done, heard, heard, Path("the logs"), Interrupts(), heard)  # type: ignore[arg-type]
@@ -147,6 +154,12 @@ def test_what_a_trainer_said_before_its_end_is_recorded(monkeypatch: pytest.Monk
     heard = listened(monkeypatch, [(False, letters[:1]), (True, letters[1:]), (True, [])])
     assert heard.letters == letters and heard.looks == 2
     assert heard.known == [0, 1, 3], "what tickets are for is said before more is heard"
+
+
+def test_a_run_that_learns_nothing_is_asked_to_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = [(False, [Phase("rollout", 1)]), (False, [Phase("update", 7)]), (False, []), (False, []), (True, [])]
+    assert listened(monkeypatch, rounds).asked == 1
+    assert listened(monkeypatch, [(False, []), (True, [])]).asked == 0
 
 
 def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,21 @@ def rows(run: RunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_steps_that_train_nothing_end_the_run(made):
+    record, _, _ = made
+    record._settings.trainer_common.stop_after_idle_steps = 2
+    for step, trained in ((1, 0), (2, 5), (3, 0), (4, 0)):
+        groups = [group(2 * step, step=step), group(2 * step + 1, step=step)]
+        for each in groups:
+            record.take(closed(each))
+        record._idle *= trained == 0
+        record.take(stepped(step, *groups))
+        record._idle *= trained == 0  # no group here has a token to train
+        assert record.exhausted == (step == 4), step
+    record._settings.trainer_common.stop_after_idle_steps = 0
+    assert not record.exhausted, "0 goes on whatever happens"
+
+
 def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
     record, run, shown = made
     first, second, useless, later = group(0), group(1), group(2, failed=True), group(3, step=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,10 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.backbone.canary import Canary, gap_of
-from ajet.backbone.contract import Update
+from ajet.backbone.contract import Rehearsal, Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
+from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import Sample, TrainingBatch
@@ -71,6 +73,14 @@ class LocalBackbone:
             release_memory()
             metrics = self.trainer.update(batch)
         return Update(self.version, metrics | self._weights_changed())
+
+    def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
+        """One forward and backward pass over made-up samples of these lengths, with the engine there as it is in an
+        update; nothing is changed by it. Raises UserError where the memory does not suffice."""
+        device = self.trainer.policy.weights.values.device
+        with self._sampler.paused():
+            release_memory()
+            return rehearsed(self.trainer, lengths, device)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into an existing empty folder."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from loguru import logger
 
 from ajet.algorithm import opened
@@ -106,6 +107,18 @@ class Trainer:
         self.version += 1
         return self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
 
+    def rehearse(self, samples: Sequence[Sample]) -> None:
+        """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
+        copies that several optimizer steps ask for. Weights, moments, gradients and random numbers are as before."""
+        device = self.policy.weights.values.device
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            self._all_or_nothing(self.settings.mini_batch_num),
+        ):
+            loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, version=self.version)
+            self._gradients(loss, self.temperature, passes=2)  # those of several passes are float32
+        release_memory()
+
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Everything that `load` needs, and the model as transformers loads it."""
         checkpoint.write(folder, self.policy, self.optimizer, tokenizer, self.version)
@@ -114,18 +127,20 @@ class Trainer:
         """Bit for bit what was saved. Raises UserError."""
         self.version = checkpoint.read(folder, self.policy, self.optimizer)
 
-    def _gradients(self, loss: StepLoss, temperature: float) -> int:
-        """Add up the gradients of all rows; answers how many tokens were computed."""
+    def _gradients(self, loss: StepLoss, temperature: float, *, passes: int = 0) -> int:
+        """Add up the gradients of all rows; answers how many tokens were computed. `passes`: room for the gradients of
+        so many, where the rows are fewer."""
         forward = self.policy.forward
         rows = self._rows(loss.samples, forward)
-        self.policy.weights.open_gradients(passes=len(rows))
+        passes = max(passes, len(rows))
+        self.policy.weights.open_gradients(passes=passes)
         for row in rows:
             reference = None
             if loss.needs_reference:
                 with self.policy.reference() as frozen:
                     reference = frozen.logprobs(row, temperature)
             its_loss = loss.row(row.targets, forward.device, reference)
-            forward.backward(row, temperature, its_loss, gather=len(rows) == 1)
+            forward.backward(row, temperature, its_loss, gather=passes == 1)
         return sum(row.ids.size for row in rows)
 
     def _step(self, loss: StepLoss, lr: float) -> float:

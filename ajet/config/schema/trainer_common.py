@@ -148,6 +148,14 @@ class TrainerCommon(Section):
     total_training_steps: int | None = key(
         None, "Steps after which to stop, whatever the epochs; null: no limit.", training=False, ge=1
     )
+    stop_after_idle_steps: int = key(
+        50,
+        "End the run after so many steps in a row in which nothing could be learned (equal rewards, no reward, a "
+        "learning rate of 0), with a checkpoint and the reason; 0: never.",
+        training=False,
+        idle={SERVE: "it waits for its clients, and warns"},
+        ge=0,
+    )
     val_before_train: bool = key(False, "Validate before the first step.", training=False, idle={SERVE: NO_VALIDATION})
     test_freq: int = key(20, "Validate every n steps; 0 or less: never.", training=False, idle={SERVE: NO_VALIDATION})
     val_pass_n: int = key(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import parse_object
+from ajet.record.gamed import GAMED
 from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.status import read_status, recorded_processes
@@ -81,6 +82,7 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "state": state(status),
         LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
         "problem": status.get("problem") or None,
+        GAMED: _text(status.get(GAMED)),
         "phase": status.get("phase"),
         "step": _number(status.get("step")),
         "steps": _number(status.get("steps")),
@@ -111,6 +113,11 @@ def state(status: dict[str, Any]) -> str:
         if role == "run":
             return "running" if process.alive() else "stopped"
     return "unknown"
+
+
+def _text(alarm: Any) -> str | None:
+    """What an alarm says."""
+    return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
 
 
 def _number(value: Any) -> int | float | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from ajet.engine.machine import main_memory
 from ajet.schema.finding import Finding
 
 _GIB = 2**30
@@ -53,14 +54,7 @@ def _cores() -> Finding:
 
 
 def _memory() -> Finding:
-    total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
-    try:
-        limit = (_CGROUP / "memory.max").read_text().strip()
-        if limit != "max" and int(limit) < total:
-            total = int(limit)
-            free = min(free, total - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
+    total, free = main_memory()
     text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} free"
     if free < FEW_GIB * _GIB:
         return Finding("memory", "warning", text, "choose a small model, or free memory")

@@ -18,7 +18,9 @@ from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.verl.mailbox import Asked, Closed, Died, GaveUp, Letter, Phase, Process, Saved, Stepped, Validated
+from ajet.record.learned import is_idle
 from ajet.run.accounting import discarded
+from ajet.run.gaming import GamingWatch
 from ajet.run.step import Trained
 from ajet.run.step_proof import StepProof
 from ajet.run.train import refuse_if_all_failed
@@ -68,10 +70,17 @@ class Record:
         self._elsewhere: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         self._measured: tuple[int, Measurement] | None = None
+        self._idle = 0
         self._canary = Canary(self._settings.trainer_common.canary, rounded=self._settings.model.dtype != "float32")
         resumed = run.resumed.state if run.resumed else {}
         self._validation.update(resumed.get("validation", {}))
         self.step = run.resumed.step if run.resumed else 0
+        self._gaming = GamingWatch(run, upto=self.step)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether so many steps in a row had nothing to learn from that the run is to end."""
+        return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
 
     def take(self, letter: Letter) -> None:
         """Do what it asks for."""
@@ -142,7 +151,8 @@ class Record:
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
             waiting=self._tickets.waiting(),
         )
-        metrics = self._sink.conclude(trained, proof=self._proof, total=self._steps)
+        metrics = self._sink.conclude(trained, proof=self._proof, gaming=self._gaming, total=self._steps)
+        self._idle = self._idle + 1 if is_idle(metrics) else 0
         self.step = letter.step
         if self._saved is not None:
             self._commit(self._saved)

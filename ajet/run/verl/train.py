@@ -29,7 +29,7 @@ from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
-from ajet.run.review import review_lines, review_settings, review_tasks
+from ajet.run.review import review_run
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
 from ajet.run.verl.record import Record
@@ -71,6 +71,7 @@ def train_on_verl(
     if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
     announce_staleness(config)
+    logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
     tickets = tickets_of(experiment, run, config, order)
     record = Record(experiment, run, sink, steps, tickets, words=words)
     run.status.set(phase="starting Ray", steps=steps)
@@ -139,10 +140,15 @@ def _listen(
     waits until those that were taken are recorded. Raises RunFailed for what the trainer raised."""
     import ray
 
+    stopping = False
     while True:
         with interrupts.held():
             if due := tickets.due():
                 mailbox.know.remote(due, tickets.open())
+            if record.exhausted and not stopping:
+                stopping = True
+                logger.warning("nothing could be learned for so long that the run ends after its present step")
+                ray.get(mailbox.ask_to_stop.remote())
             ended, _ = ray.wait([done], timeout=0)
             letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
             for letter in letters:
@@ -193,9 +199,8 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
-    findings = review_settings(settings, opened(credit_settings(config), base=experiment.base))
-    findings += review_tasks(experiment, train=len(tasks), validates=reader.has("validation"))
-    if said := review_lines(findings, experiment):
+    algorithm = opened(credit_settings(config), base=experiment.base)
+    if said := review_run(experiment, algorithm, train=len(tasks), validates=reader.has("validation")):
         logger.warning("{}", said)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)
     config["trainer"]["total_training_steps"] = steps

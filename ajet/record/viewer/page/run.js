@@ -135,6 +135,7 @@ function header(status, name, names) {
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
       proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),
     status.learned_nothing ? el("p", { class: "note failed" }, badge("learned nothing", "bad"), " ", spelled(status.learned_nothing)) : null,
+    status.gamed ? el("p", { class: "note failed" }, badge("rewards gamed?", "bad"), " ", spelled(status.gamed)) : null,
     status.problem ? prose(status.problem, { class: "note failed" }) : null,
     status.failed ? el("p", { class: "facts" }, el("a", { href: address(["run", name, "episodes"], { status: "failed" }) }, `${number(status.failed)} failed ${status.failed === 1 ? "episode" : "episodes"}`)) : null,
     status.log ? el("details", { class: "log", open: wrong && !status.problem }, el("summary", {}, "the log's end"), el("pre", {}, spelled(status.log))) : null,

@@ -1,0 +1,35 @@
+"""`ajet plan`."""
+
+from __future__ import annotations
+
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+
+
+def plan(
+    conf: Conf = None, backbone: BackboneChoice = None, exp_dir: ExpDir = None, overrides: Overrides = None
+) -> int:
+    """Print what a run would do and take, without one.
+
+    Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
+    YAML names one that trains nothing.
+    """
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+    from ajet.schema.commands import command
+    from ajet.schema.errors import UserError
+
+    if conf is None:
+        raise UserError("There is no --conf.", expected=command("plan", "--conf", "FILE.yaml"))
+    show_logs()
+    experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
+    if backbone is None and "trains" not in experiment.backbone.can:
+        experiment = load_experiment(conf, backbone="local", overrides=overrides or (), exp_dir=exp_dir)
+
+    from ajet.record.console import console
+    from ajet.run.next_command import command_for
+    from ajet.run.plan import show_plan
+
+    show_plan(experiment)
+    start = command_for(experiment, experiment.ajet.backbone)
+    console.print(f"Nothing was started. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
+    return 0

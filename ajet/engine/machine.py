@@ -1,0 +1,55 @@
+"""What the device that a run would use has: free memory, and the number format that suits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from ajet.engine.models import fast_dtype
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(device: str) -> int | None:
+    """Bytes that this process may have on `trainer_common.device`: what is free and what it has already; None for a
+    device that does not tell."""
+    import torch
+
+    kind = device_kind(device)
+    if kind == "cuda":
+        device = "cuda" if device == "auto" else device
+        if not torch.cuda.is_available():
+            return None
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return main_memory()[1] + psutil.Process().memory_info().rss if kind == "cpu" else None
+
+
+def main_memory() -> tuple[int, int]:
+    """Bytes in all and free, within the control group's limit."""
+    total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max" and int(limit) < total:
+            total = int(limit)
+            free = min(free, total - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass
+    return total, free
+
+
+def device_kind(device: str) -> str:
+    """cuda, mps or cpu: what `trainer_common.device` is here."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return device.split(":")[0]
+
+
+def float32_is_usual(device: str) -> bool:
+    """Whether `model.dtype: auto` is float32 there."""
+    import torch
+
+    kind = device_kind(device)
+    return fast_dtype("cpu" if kind == "cuda" and not torch.cuda.is_available() else kind) is torch.float32

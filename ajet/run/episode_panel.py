@@ -1,0 +1,195 @@
+"""An episode as a person reads it in a terminal: what was said, with which tools, what came of it and why.
+
+Invariant: a failed episode is shown with the boundary it failed at and the person's own lines that led there; frames of
+others are counted, not shown. What a model wrote reaches the terminal without the control characters that it would
+obey.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich.panel import Panel
+from rich.text import Text
+
+from ajet.record.console import console, counted, printable
+from ajet.run.own_frames import Frames, frames_of
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Episode, Failure
+
+SHOWN = 2000
+"""Characters of one message that are shown; the record has all of it."""
+SHOWN_FRAME_LINES = 6
+"""Lines of a traceback without any line of the person's own that are shown, the last ones."""
+IN_TITLE = 30
+"""Characters of a judge's reason that the title has room for; a longer one stands below the answer."""
+SHOWN_OWN = 5
+"""The person's own frames that are shown, the last ones."""
+
+HINTS = {
+    "engine": "the engine failed: see the log in the run directory",
+    "judge": "the judge raised or gave no number: call it alone with the answer shown above",
+    "environment": "the environment did not answer: is its service running?",
+    "tool": "a tool failed",
+    "ajet": "this is a bug in ajet: please report it with the log",
+}
+"""What to do about a failure at each boundary; of the agent's own, its frames say it."""
+KIND_HINTS = {
+    "no_model_call": "give the client the tuner, or the address and key that it hands out",
+    "returned_nothing": "let `execute` return a WorkflowOutput",
+    "wrong_type": "let `execute` return a WorkflowOutput",
+    "timeout": "raise `rollout.episode_timeout`, or find what blocks",
+    "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
+    "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
+    "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
+}
+"""The same for failures of the agent that are no exception of the user's code."""
+
+
+def show_episode(episode: Episode) -> None:
+    """One panel: turns, tool calls, reward and why, forks, tokens that training would use."""
+    lines = Text()
+    for number, tools in enumerate(_tools(episode)):
+        lines.append("tools: " if not number else "then: ", style="bold yellow")
+        lines.append(f"{tools}\n", style="yellow")
+    for index in _transcript(episode):
+        _append_message(lines, episode.messages[index])
+    outcome, why = _outcome(episode)
+    if episode.failure:
+        _append_failure(lines, episode.failure)
+    elif len(why) > IN_TITLE:
+        lines.append(f"{outcome}: {printable(why)}\n", style=_colour(episode))
+    lines.rstrip()
+    title = f"{episode.task.task_id} · attempt {episode.repeat} · "
+    outcome += f" ({printable(why)})" if 0 < len(why) <= IN_TITLE else ""
+    told = Text.assemble(printable(title), (outcome, _colour(episode)))
+    console.print(Panel(lines, title=told, subtitle=Text(_footer(episode)), title_align="left"))
+
+
+def hint_of(failure: Failure) -> str:
+    """What to do about it; of the person's own code, the line where it ended."""
+    if failure.boundary != "agent":
+        return HINTS[failure.boundary]
+    if (known := KIND_HINTS.get(failure.kind)) is not None:
+        return known
+    own = frames_of(failure.traceback).own
+    if not own:
+        return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
+    return f"the workflow raised at {printable(own[-1].place)}; a breakpoint there works in this backbone"
+
+
+def _append_failure(lines: Text, failure: Failure) -> None:
+    lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
+    frames = frames_of(failure.traceback)
+    for frame in frames.own[-SHOWN_OWN:]:
+        lines.append(f"  {printable(frame.place)} in {printable(frame.function)}\n", style="red")
+        if frame.code:
+            lines.append(f"    {printable(frame.code)}\n", style="bold")
+    if frames.own:
+        lines.append(_others(frames), style="dim")
+    else:
+        lines.append("\n".join(_last_frames(failure)), style="red")
+
+
+def _others(frames: Frames) -> str:
+    """The frames that are not shown, in a line."""
+    hidden = max(0, len(frames.own) - SHOWN_OWN)
+    told = [counted(hidden, "earlier frame")] if hidden else []
+    told += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
+    return f"  (not shown: {', '.join(told)})\n" if told else ""
+
+
+def _colour(episode: Episode) -> str:
+    if episode.status != "completed":
+        return "bold red"
+    if episode.reward is None:
+        return "yellow"
+    return "bold green" if episode.reward > 0 else "bold"
+
+
+def _tools(episode: Episode) -> list[str]:
+    """Each list of tools that the agent passed, by names and arguments, in order of use."""
+    used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
+    return [", ".join(_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
+
+
+def _signature(tool: dict[str, Any]) -> str:
+    """A tool as one calls it: name(argument: type, …)."""
+    inner = tool.get("function")
+    function: dict[str, Any] = inner if isinstance(inner, dict) else tool
+    told = function.get("parameters") or function.get("input_schema") or {}
+    given = told.get("properties") if isinstance(told, dict) else None
+    arguments = [
+        f"{name}: {kind}" if isinstance(about, dict) and isinstance(kind := about.get("type"), str) else str(name)
+        for name, about in (given.items() if isinstance(given, dict) else ())
+    ]
+    return printable(f"{function.get('name', '?')}({', '.join(arguments)})")
+
+
+def _last_frames(failure: Failure) -> list[str]:
+    """The traceback's last lines, without the message that it ends with: it is shown above them."""
+    frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
+    if message and frames.endswith(message):
+        frames = frames[: -len(message)].rpartition("\n")[0]
+    lines = frames.splitlines()[-SHOWN_FRAME_LINES:]
+    return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a line that is cut off
+
+
+def _outcome(episode: Episode) -> tuple[str, str]:
+    """In two words, and the judge's reason."""
+    if episode.status != "completed":
+        return episode.status, ""
+    if episode.verdict is None or episode.verdict.reward is None:
+        return "no score", episode.verdict.reason.removeprefix("no score: ") if episode.verdict else ""
+    return f"reward {episode.verdict.reward:g}", episode.verdict.reason
+
+
+def _footer(episode: Episode) -> str:
+    trained = sum(timeline.sampled for timeline in episode.timelines)
+    forks = Counter(call.fork for call in episode.calls if call.fork)
+    parts = [
+        counted(len(episode.calls), "call"),
+        f"{counted(episode.sampled_tokens, 'token')} sampled",
+        f"{trained} to train",
+    ]
+    parts += [f"{count} forked ({reason})" for reason, count in forks.items()]
+    parts += [f"check: {check}" for check in episode.checks]
+    return " · ".join(parts + [f"{episode.ended - episode.started:.1f} s"])
+
+
+def _transcript(episode: Episode) -> list[int]:
+    """Message indices in reading order: each call's messages that were not shown yet, then its reply."""
+    shown: list[int] = []
+    for call in episode.calls:
+        shown += [index for index in (*call.messages, call.reply) if index is not None and index not in shown]
+    return shown
+
+
+def _append_message(lines: Text, message: dict[str, Any]) -> None:
+    role = printable(str(message.get("role", "?")))
+    style = {"assistant": "green", "tool": "magenta", "system": "dim"}.get(role, "cyan")
+    lines.append(f"{role}: ", style=f"bold {style}")
+    if message.get("reasoning_content"):
+        lines.append(f"(thinks) {_clipped(message['reasoning_content'])}\n", style="dim")
+    if message.get("content"):
+        lines.append(_clipped(_as_text(message["content"])))
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", {})
+        lines.append(
+            f"\n  → {printable(str(function.get('name')))}({_clipped(function.get('arguments'))})", style="yellow"
+        )
+    lines.append("\n")
+
+
+def _as_text(content: Any) -> str:
+    """A message's content; images by name only."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
+
+
+def _clipped(content: Any) -> str:
+    text = printable(content if isinstance(content, str) else str(content))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text) - SHOWN} more characters)"

@@ -1,0 +1,151 @@
+"""What a training takes of memory and disk, told from the model's size and the settings before anything is loaded.
+
+Invariant: an estimate is called one. The sums follow what the local backbone holds (`ajet.backbone.local`: weights and
+the low halves of their masters, two moments, gradients during an update, a pass of `micro_batch_tokens`); what verl
+holds on each GPU follows from its own settings and is not estimated, but for the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.record.checkpoints import checkpoints_folder
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.engine.weight_shapes import ModelSize
+
+GIB = 1 << 30
+SMALL = 4
+"""So many times what is needed must be free for nobody to worry about an estimate."""
+MOMENTS = 8
+"""Bytes a trained weight: AdamW's two, in float32."""
+PROGRAM = GIB // 2
+"""Python, torch and transformers themselves."""
+LOGITS = 3 * 32 * 2**20
+"""Of a chunk, its gradient and its softmax."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes on the local backbone."""
+
+    weights: int
+    """With the low halves of their masters, and adapters."""
+    moments: int
+    reference: int
+    cache: int
+    """Keys and values while sampling, at most."""
+    update: int
+    """What an update takes for as long as it lasts: gradients, one pass, copies for several optimizer steps."""
+    longest: int
+    """Tokens of the largest pass."""
+    longest_sample: int
+    """Tokens of the longest sample that the settings allow."""
+    flops: float
+    """Of the forward and backward pass over them."""
+    checkpoint: int
+    """On the disk."""
+
+    @property
+    def peak(self) -> int:
+        """At the end of a step; sampling and update take turns."""
+        return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
+
+
+def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int | None = None) -> Footprint:
+    """Of a model of `size`. `wide`: its weights are float32, not bfloat16; `context`: the longest sequence that it was
+    made for."""
+    trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
+    width, rank = 4 if wide else 2, trainer.lora.rank
+    trained = rank * size.adapted if rank else size.parameters
+    low = 0 if wide else 2 * trained
+    longest = min(data.max_prompt_length + data.max_response_length, rollout.max_model_len, context or 1 << 30)
+    tokens = max(longest, min(trainer.micro_batch_tokens, longest * data.train_batch_size * rollout.num_repeat))
+    needs_reference = trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
+    row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
+    layers = 1 if trainer.gradient_checkpointing else size.layers
+    kept_rows = width * size.hidden * size.layers if trainer.gradient_checkpointing else 0
+    copies = (MOMENTS + width) * trained + low if trainer.mini_batch_num > 1 else 0
+    return Footprint(
+        weights=width * size.parameters + low + (width * trained if rank else 0),
+        moments=MOMENTS * trained,
+        reference=width * size.parameters if needs_reference and not rank else 0,
+        cache=2 * width * size.kept * size.layers * longest * rollout.max_num_seqs,
+        update=4 * trained + tokens * (row * layers + kept_rows) + LOGITS + copies,
+        longest=tokens,
+        longest_sample=longest,
+        flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,
+        checkpoint=width * size.parameters + (width + MOMENTS) * trained + low,
+    )
+
+
+def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
+    """Of one checkpoint, on any backbone. verl's holds float32 weights and moments."""
+    if settings.backbone == "verl":
+        return (4 + MOMENTS) * size.parameters
+    return footprint(size, settings, wide=wide).checkpoint
+
+
+def checkpoints_at_once(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
+    """How many lie on the disk at the same time, at most: those that are kept, the best one, and the one that is being
+    written before an older one goes. `steps` None: no end is known."""
+    trainer = settings.trainer_common
+    kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1
+    if steps is None:
+        return kept
+    saved = math.ceil(steps / trainer.save_freq) if trainer.save_freq > 0 else 1
+    return min(kept, max(saved, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where a run would be written."""
+
+    folder: Path
+    """The nearest one that is there."""
+    free: int
+    refused: str
+    """Why nothing can be written there; "" where it can."""
+
+
+def disk_of(experiment: Experiment) -> list[Disk]:
+    """The record's, and the checkpoints' where they lie elsewhere."""
+    run = experiment.root / experiment.name
+    checkpoints = checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir)
+    return list(dict.fromkeys(_disk(path) for path in (run, checkpoints)))
+
+
+def _disk(wanted: Path) -> Disk:
+    there = next(path for path in (wanted, *wanted.parents) if path.exists())
+    refused = ""
+    if not there.is_dir():
+        refused = f"{there} is a file, not a folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        refused = f"{there} cannot be written"
+    return Disk(there, shutil.disk_usage(there).free, refused)
+
+
+def gib(count: float) -> str:
+    """A size for a person."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
+
+
+def memory_words(found: Footprint) -> str:
+    """What the peak is made of."""
+
+    def parts() -> Iterator[str]:
+        yield f"weights {gib(found.weights)}"
+        yield f"optimizer {gib(found.moments)}"
+        if found.reference:
+            yield f"reference model {gib(found.reference)}"
+        yield f"an update {gib(found.update)} (a pass of up to {found.longest:,} tokens)"
+        yield f"or, while sampling, keys and values {gib(found.cache)}"
+
+    return f"about {gib(found.peak)} at its peak: {', '.join(parts())}"

@@ -1,0 +1,36 @@
+"""The command that comes next, as it can be pasted where this one was given.
+
+Invariant: it names the same YAML, folder of records and overrides; only the backbone is another.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.config.experiment import DEFAULT_ROOT
+from ajet.schema.commands import command
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+def command_for(experiment: Experiment, backbone: str) -> str:
+    """`ajet --conf … --backbone BACKBONE …`; "" for an experiment that no file holds."""
+    if not experiment.yaml_path.is_file():
+        return ""
+    words = ["--conf", _short(experiment.yaml_path), "--backbone", backbone]
+    named = experiment.ajet.experiment_dir
+    if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
+        words += ["--exp-dir", _short(experiment.root)]
+    kept = [each for each in experiment.overrides if each.partition("=")[0].strip("+ ") not in _BACKBONES]
+    return command(*words, *kept)
+
+
+_BACKBONES = ("backbone", "ajet.backbone")
+
+
+def _short(path: Path) -> str:
+    """As one would type it from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

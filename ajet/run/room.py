@@ -1,0 +1,69 @@
+"""What a planned run takes, held against what this machine has.
+
+Invariant: nothing is fetched, loaded or started for it: of a model that is not at hand, nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.run.footprint import Footprint, checkpoint_bytes, checkpoints_at_once, footprint
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes."""
+
+    checkpoint: int
+    at_once: int
+    """Checkpoints on the disk at the same time, at most."""
+    local: Footprint | None
+    """On the local backbone; None on another."""
+    memory: int | None
+    """Free on the device that would train; None where nobody knows."""
+    processor: bool
+    """No GPU would compute it."""
+
+    @property
+    def disk(self) -> int:
+        """For all checkpoints."""
+        return self.checkpoint * self.at_once
+
+
+def room_of(experiment: Experiment, *, train: int, validates: bool) -> Room | None:
+    """None for a model that is not on this machine yet, or whose files do not say how large it is. `train`: how many
+    tasks there are; 0: clients bring them."""
+    from ajet.engine.machine import device_kind, float32_is_usual, free_memory
+    from ajet.engine.model_source import at_hand
+    from ajet.engine.weight_shapes import model_size
+
+    settings = experiment.ajet
+    if settings.model.path is None:
+        return None
+    folder = at_hand(settings.model.path, base=experiment.base)
+    size = model_size(folder) if folder is not None else None
+    if folder is None or size is None:
+        return None
+    device = settings.trainer_common.device
+    wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and float32_is_usual(device))
+    steps = settings.total_steps(train) if train else settings.trainer_common.total_training_steps
+    local = settings.backbone != "verl"
+    return Room(
+        checkpoint_bytes(size, settings, wide=wide),
+        checkpoints_at_once(settings, validates=validates, steps=steps),
+        footprint(size, settings, wide=wide, context=_context(folder)) if local else None,
+        free_memory(device) if local else None,
+        device_kind(device) == "cpu",
+    )
+
+
+def _context(folder: Path) -> int | None:
+    told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    longest = (told.get("text_config") or told).get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None

@@ -1,0 +1,84 @@
+"""A run that learns nothing ends after a number of steps, with a checkpoint, its reason and the right exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ajet.cli import launcher
+from tests.ajet_command import metric_rows
+
+AGENT = """
+from collections import Counter
+
+ATTEMPTS = Counter()
+
+
+async def say(tuner):
+    ask = [{"role": "user", "content": "Hi"}]
+    await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=ask, max_tokens=2)
+
+
+async def never(task, tuner):
+    await say(tuner)
+    return 0.5
+
+
+async def first(task, tuner):
+    \"\"\"The two attempts at a task differ in the first step only, which has four episodes.\"\"\"
+    await say(tuner)
+    ATTEMPTS[task.task_id] += 1
+    return float(ATTEMPTS[task.task_id] % 2) if ATTEMPTS.total() <= 4 else 1.0
+"""
+YAML = """ajet:
+  model: {path: embedded:tiny-tools, dtype: float32}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: agent.py->never, num_repeat: 2, max_model_len: 100, max_num_seqs: 4}
+  data: {train_batch_size: 2, max_prompt_length: 60, max_response_length: 30}
+  trainer_common:
+    {use_kl_loss: false, total_training_steps: 6, test_freq: -1, threads: 1, device: cpu, stop_after_idle_steps: 2,
+     max_checkpoints_to_keep: 1, keep_best: false}
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "x.yaml").write_text(YAML)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*more: str, code: int) -> str:
+        with pytest.raises(SystemExit) as ended:
+            launcher.main(["--conf", "x.yaml", "--backbone", "local", "--exp-dir", "record", *more])
+        told = capsys.readouterr()
+        said = told.out + told.err
+        assert ended.value.code == code, said
+        return said
+
+    return run
+
+
+def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], tmp_path: Path) -> None:
+    said = train(code=2)
+    folder = tmp_path / "record" / "x"
+    assert len(metric_rows(folder)) == 2 and (folder / "checkpoints" / "step-2").is_dir()
+    assert "This run learned nothing: the attempts at each task had equal rewards in every step" in said
+    assert "The run was ended: it learned nothing in 2 steps." in said and "stop_after_idle_steps" in said
+    assert "Traceback" not in said
+    status = json.loads((folder / "status.json").read_text())
+    assert "equal rewards" in status["learned_nothing"] and status["outcome"] == "failed"
+    said = train(code=2)
+    assert len(metric_rows(folder)) == 4, "who starts it again gives it as many steps more"
+    train("trainer_common.stop_after_idle_steps=0", code=0)
+    assert len(metric_rows(folder)) == 6
+
+
+def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path: Path) -> None:
+    said = train("rollout.user_workflow=agent.py->first", code=0)
+    assert len(metric_rows(tmp_path / "record" / "x")) == 3
+    assert "It ended early: the last 2 steps had nothing to learn from (the attempts at each task had equal" in said
+    assert "Try the tuned model: ajet chat x" in said

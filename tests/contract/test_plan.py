@@ -1,0 +1,92 @@
+"""`ajet plan`: what a run would do and take, and a rehearsal of its largest update."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from loguru import logger
+
+from ajet.backbone.local import LocalBackbone
+from ajet.cli import launcher
+from ajet.config import Experiment, load_experiment
+from ajet.run import rehearse
+from ajet.run.outlook import Pace
+
+YAML = """ajet:
+  model: {path: embedded:tiny-tools, dtype: float32}
+  task_reader: {type: random_dummy}
+  rollout: {user_workflow: agent.py->agent, num_repeat: 4, max_model_len: 200}
+  data: {train_batch_size: 2, max_prompt_length: 100, max_response_length: 80}
+  trainer_common: {use_kl_loss: false, total_training_steps: 3, threads: 1, device: cpu}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "x.yaml").write_text(YAML)
+    (tmp_path / "agent.py").write_text("async def agent(task, tuner):\n    return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["plan", "--conf", "x.yaml", *more])
+    told = capsys.readouterr()
+    assert ended.value.code == 0, told
+    return " ".join(told.out.split())
+
+
+def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = planned(capsys)
+    assert "backbone local" in said, "not debug, which trains nothing"
+    assert "2 tasks × 4 episodes" in said and "a pass of up to 1,440 tokens" in said and "GiB are free" in said
+    assert "MiB a checkpoint, at most 1 at once" in said
+    assert "not measured yet: ajet --conf x.yaml --backbone debug" in said
+    assert said.endswith("Nothing was started. Start it: ajet --conf x.yaml --backbone local")
+    assert not (project / "launcher_record").exists()
+    assert "memory about" not in planned(capsys, "--backbone", "debug")
+
+
+def test_seconds_come_from_what_was_measured_with_this_model(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"step": 0, "debug/episodes": 8, "model": "another", **Pace(8, 40.0, 800, 4, 9.0).metrics()}
+    for name, model in (("20260102-000000", "another"), ("20260101-000000", "embedded:tiny-tools")):
+        folder = project / "launcher_record" / "x" / "debug" / name
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text(json.dumps({**row, "model": model, "debug/seconds": 40.0}) + "\n")
+    said = planned(capsys)
+    assert "a step: about 20 s to 40 s to play 8 episodes (at 20 tokens a second with 4 at once)" in said
+    rows = "".join(json.dumps({"step": n, "seconds/step": 3.0 + n}) + "\n" for n in (1, 2, 3))
+    (project / "launcher_record" / "x" / "metrics.jsonl").write_text(rows)
+    assert "about 5.0 s a step, as in the last steps of the run" in planned(capsys)
+
+
+def test_what_cannot_work_is_in_the_plan(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "agent.py").write_text("async def agent(task, tuner):\n    return 'an answer'\n")
+    said = planned(capsys, "--exp-dir", "x.yaml", "rollout.num_repeat=1")
+    assert "ajet.experiment_dir" in said and "x.yaml is a file, not a folder" in said
+    assert "ajet.rollout.num_repeat" in said
+
+
+def test_a_rehearsal_is_said_with_its_seconds_and_peak(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment: Experiment = load_experiment("x.yaml", backbone="local")
+    backbone = LocalBackbone(experiment)
+    told: list[str] = []
+    sink = logger.add(told.append, format="{message}", level="INFO")
+    try:
+        parts = SimpleNamespace(experiment=experiment, backbone=backbone)
+        rehearse.rehearse(parts)
+        monkeypatch.setattr(rehearse, "left_out", lambda *_, **__: "")
+        rehearse.rehearse(parts)
+    finally:
+        logger.remove(sink)
+        backbone.close()
+    first, second, third = told
+    assert first.startswith("No rehearsal of an update: training takes about") and "are free" in first
+    assert "a pass over 1,440 tokens (--no-rehearsal" in second
+    assert third.startswith("The rehearsal took ") and "of memory at its peak" in third
+    assert backbone.version == 0

@@ -1,0 +1,120 @@
+"""What a training takes, estimated, against what it takes; and whether that has room."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ajet.algorithm import opened
+from ajet.backbone.local.checkpoint import write
+from ajet.backbone.local.trainer import Trainer
+from ajet.config import Experiment
+from ajet.engine.embedded import kept_folder
+from ajet.engine.model_source import ModelSource
+from ajet.engine.models import load_model
+from ajet.engine.weight_shapes import ModelSize, model_size
+from ajet.run import review
+from ajet.run.footprint import checkpoints_at_once, disk_of, footprint, gib
+from ajet.run.rehearse import left_out, lengths
+from ajet.run.review import review_room, review_run
+from ajet.run.room import room_of
+
+TINY = kept_folder("tiny-tools")
+BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)
+
+
+def experiment(tmp_path: Path, backbone: str = "local", **sections: Any) -> Experiment:
+    tree = {"model": {"path": "embedded:tiny-tools"}, **sections}
+    return Experiment.from_dict({"ajet": {"backbone": backbone, **tree}}, base=tmp_path, exp_dir=tmp_path / "record")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
+    tmp_path: Path, dtype: torch.dtype, rank: int
+) -> None:
+    assert TINY is not None
+    size = model_size(TINY)
+    assert size is not None
+    settings = experiment(tmp_path, trainer_common={"lora": {"rank": rank}}).ajet
+    told = footprint(size, settings, wide=dtype == torch.float32)
+    model = load_model(ModelSource("tiny", folder=TINY), dtype=dtype)
+    base = sum(p.numel() * p.element_size() for p in model.parameters())
+    trainer = Trainer(model, settings, opened(settings))
+    weights, optimizer = trainer.policy.weights, trainer.optimizer
+    held = weights.values.nbytes + (weights.low.nbytes if weights.low is not None else 0) + (base if rank else 0)
+    assert told.weights == pytest.approx(held, rel=0.02)
+    assert told.moments == pytest.approx(optimizer.first.nbytes + optimizer.second.nbytes, rel=0.02)
+    assert told.reference == (0 if rank else pytest.approx(base, rel=0.02)), "with adapters the model is its own"
+    write(tmp_path, trainer.policy, optimizer, None, 0)
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors") if "adapter" not in str(path))
+    assert told.checkpoint == pytest.approx(written, rel=0.05)
+
+
+def test_the_largest_pass_is_the_longest_sample_or_a_full_row(tmp_path: Path) -> None:
+    def of(**sections: Any) -> tuple[int, list[int]]:
+        settings = experiment(tmp_path, **sections).ajet
+        told = footprint(BIG, settings, wide=False, context=2000)
+        return told.longest, lengths(told, settings)
+
+    data = {"max_prompt_length": 100, "max_response_length": 300, "train_batch_size": 8}
+    assert of() == (4096, [2000, 2000]), "the model's context bounds a sample"
+    assert of(data=data) == (4096, [400] * 10)
+    assert of(data=data, trainer_common={"micro_batch_tokens": 300}) == (400, [400]), "a longer sample has its own pass"
+    one = of(data={**data, "train_batch_size": 1}, rollout={"num_repeat": 2})
+    assert one == (800, [400, 400]), "no more than a batch has"
+
+
+def test_a_rehearsal_is_left_out_where_it_cannot_tell_or_takes_too_long(tmp_path: Path) -> None:
+    told = footprint(BIG, experiment(tmp_path).ajet, wide=False)
+    assert left_out(told, 5 * told.peak, processor=False).endswith("are free")
+    assert left_out(told, 2 * told.peak, processor=False) == "" == left_out(told, None, processor=False)
+    assert "would take this processor about" in left_out(told, 2 * told.peak, processor=True)
+
+
+def test_what_has_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = experiment(tmp_path, trainer_common={"save_freq": 1, "total_training_steps": 9})
+    assert review_room(made, train=8, validates=True) == []
+    room = room_of(made, train=8, validates=True)
+    assert room is not None and room.at_once == 4 and room.local is not None
+    monkeypatch.setattr(review, "room_of", lambda *_, **__: _replaced(room, checkpoint=1 << 60, memory=1 << 20))
+    keys = [finding.key for finding in review_room(made, train=8, validates=True)]
+    assert keys == ["trainer_common.max_checkpoints_to_keep", "model.path"]
+    assert review_room(experiment(tmp_path, "debug"), train=8, validates=True) == []
+    said = review_run(made, opened(made.ajet), train=8, validates=True)
+    assert f"checkpoints take about {gib(1 << 60)} each, up to 4 at once" in said and "1 MiB are free" in said
+
+
+def _replaced(room: Any, **changes: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(room, **changes)
+
+
+def test_a_file_where_the_record_should_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "record").write_text("")
+    (finding,) = review_room(experiment(tmp_path), train=8, validates=False)
+    assert "record is a file, not a folder" in finding.what and "--exp-dir" in finding.do
+
+
+def test_how_many_checkpoints_lie_there_at_once(tmp_path: Path) -> None:
+    def of(steps: int | None, validates: bool = True, **trainer: Any) -> int:
+        return checkpoints_at_once(experiment(tmp_path, trainer_common=trainer).ajet, validates=validates, steps=steps)
+
+    assert of(1000) == of(None) == 4 and of(1000, validates=False) == 3
+    assert of(40) == 2 and of(7) == 1 and of(1000, save_freq=-1) == 1 and of(1000, max_checkpoints_to_keep=9) == 11
+    elsewhere = experiment(tmp_path, trainer_common={"checkpoint_base_dir": str(tmp_path / "a")})
+    assert {disk.folder for disk in disk_of(elsewhere)} == {tmp_path}
+
+
+def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
+    assert model_size(tmp_path) is None
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": "wide"}))
+    assert model_size(tmp_path) is None
+    assert TINY is not None and (size := model_size(TINY)) is not None
+    assert math.isclose(size.parameters, 638_000, rel_tol=0.1) and (size.layers, size.hidden) == (3, 128)
