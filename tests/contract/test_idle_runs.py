@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from loguru import logger
 
 from ajet.cli import launcher
+from ajet.config import Experiment
+from ajet.record import RunDirectory
+from ajet.run.serve import _warn_idle
 from tests.ajet_command import metric_rows
 
 AGENT = """
@@ -75,6 +81,22 @@ def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], t
     assert len(metric_rows(folder)) == 4, "who starts it again gives it as many steps more"
     train("trainer_common.stop_after_idle_steps=0", code=0)
     assert len(metric_rows(folder)) == 6
+
+
+def test_a_server_goes_on_and_says_so(tmp_path: Path) -> None:
+    experiment = Experiment.from_dict({"ajet": {"backbone": "local"}}, base=tmp_path)
+    record = RunDirectory.open(experiment, root=tmp_path)
+    equal = {"train/trained_tokens": 0, "train/episodes": 4, "train/failed": 0, "train/scored": 0}
+    for step in (1, 2):
+        record.metrics.log(step, equal, tasks=[step])
+    told: list[str] = []
+    sink = logger.add(told.append, format="{message}", level="WARNING")
+    training: Any = SimpleNamespace(idle=2, run=record)
+    _warn_idle(training)
+    logger.remove(sink)
+    record.close("finished")
+    assert training.idle == 0, "the next warning comes after as many steps again"
+    assert "nothing could be learned in the last 2 steps: no episode had a reward" in told[0]
 
 
 def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.run.review import review_lines, review_settings, review_tasks
 from ajet.workflow import Workflow
-from ajet.workflow.function import workflow_from
+from ajet.workflow.function import as_workflow
 
 
 def experiment(backbone: str = "local", **sections: Any) -> Experiment:
@@ -72,13 +72,14 @@ def test_tasks_that_do_not_fit_the_plan() -> None:
 def test_a_workflow_that_nobody_rewards(tmp_path: Path) -> None:
     (tmp_path / "flow.py").write_text(
         "from ajet import Workflow, WorkflowOutput\n\nclass Flow(Workflow):\n"
-        "    async def execute(self, task, tuner):\n        return WorkflowOutput()\n"
+        "    async def execute(self, task, tuner):\n        return WorkflowOutput()\n\n"
+        "def number(task, tuner):\n    return 1.0\n"
     )
     from ajet.config import resolve_reference
 
     flow = resolve_reference("flow.py->Flow", base=tmp_path)
     assert of_tasks(workflow=flow, judged=False) == ["task_judge.judge_protocol"]
-    number = workflow_from(lambda task, tuner: 1.0, "flow.py->number")
+    number = as_workflow(resolve_reference("flow.py->number", base=tmp_path), "flow.py->number")
     assert of_tasks(workflow=number, judged=False) == [], "a function may return its reward"
     assert of_tasks(workflow=flow, judged=True) == of_tasks(workflow=Rewards, judged=False) == []
 
