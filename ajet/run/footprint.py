@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.config.backbones import described
 from ajet.record.checkpoints import checkpoints_folder
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
 
 def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
     """Of one checkpoint, on any backbone. verl's holds float32 weights and moments."""
-    if settings.backbone == "verl":
+    if described(settings.backbone).opens is None:
         return (4 + MOMENTS) * size.parameters
     return footprint(size, settings, wide=wide).checkpoint
 

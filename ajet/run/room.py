@@ -53,7 +53,7 @@ def room_of(experiment: Experiment, *, train: int, validates: bool) -> Room | No
     device = settings.trainer_common.device
     wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and float32_is_usual(device))
     steps = settings.total_steps(train) if train else settings.trainer_common.total_training_steps
-    local = settings.backbone != "verl"
+    local = experiment.backbone.opens is not None
     return Room(
         checkpoint_bytes(size, settings, wide=wide),
         checkpoints_at_once(settings, validates=validates, steps=steps),

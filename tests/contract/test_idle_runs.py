@@ -103,4 +103,4 @@ def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path
     said = train("rollout.user_workflow=agent.py->first", code=0)
     assert len(metric_rows(tmp_path / "record" / "x")) == 3
     assert "It ended early: the last 2 steps had nothing to learn from (the attempts at each task had equal" in said
-    assert "Try the tuned model: ajet chat x" in said
+    assert "Try the tuned model: ajet chat record/x" in said
