@@ -89,9 +89,9 @@ def a_project(folder: Path, episodes: int) -> Path:
 
 def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
-    from ajet.run.assembly import assemble
     from ajet.run.evaluation.play import Asked, prepared
     from ajet.run.evaluation.target import opened_target
+    from ajet.run.parts import assemble
 
     experiment, (model,) = opened_target(str(yaml), None, [f"bench@{url}"])
     with assemble(model.of(prepared(experiment, Asked())), run_id="bench", split="validation") as parts:

@@ -30,7 +30,7 @@ from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, TurnRequest
 from ajet.rollout import Rollout
-from ajet.rollout.collector import rare_collections
+from ajet.rollout.garbage_collection import rare_collections
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests.rollout_fixtures import AnswerJudge, renderer

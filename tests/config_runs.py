@@ -144,11 +144,11 @@ def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> E
 
 
 def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
-    from ajet.backbone.verl.carried import KEY as CARRIED
-    from ajet.backbone.verl.carried import restored
     from ajet.backbone.verl.dataset import TaskRows
     from ajet.backbone.verl.engine import ServerEngine
     from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
+    from ajet.backbone.verl.shipped_experiment import KEY as CARRIED
+    from ajet.backbone.verl.shipped_experiment import restored
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.run.verl.host import Host

@@ -8,7 +8,7 @@ Credit is numpy; `kl`, `policy_loss` and `importance` work on tensors and are im
 """
 
 from ajet.algorithm.contract import Algorithm
-from ajet.algorithm.credit import credit
+from ajet.algorithm.credit_assignment import credit
 from ajet.algorithm.registry import opened
 
 __all__ = ["Algorithm", "credit", "opened"]

@@ -11,7 +11,7 @@ from ajet.cli.options import RECORD, RunName, RunRoot
 
 def runs(exp_dir: RunRoot = RECORD) -> int:
     """List the runs: state, step, reward, age."""
-    from ajet.run.look import show_runs
+    from ajet.run.tables import show_runs
 
     return show_runs(exp_dir.absolute())
 
@@ -34,7 +34,7 @@ def episodes(
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Print the conversations of a run's worst episodes."""
-    from ajet.run.look import show_episodes
+    from ajet.run.tables import show_episodes
 
     return show_episodes(
         run,

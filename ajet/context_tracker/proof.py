@@ -32,7 +32,7 @@ from ajet.context_tracker.proof_lines import (
     prove_versions,
 )
 from ajet.context_tracker.proof_prompts import prove_prompts
-from ajet.context_tracker.timelines import timelines
+from ajet.context_tracker.timeline_making import timelines
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 from ajet.schema.timeline import Timeline

@@ -17,13 +17,13 @@ from loguru import logger
 from ajet.gateway.callers import caller_of, grant_of
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Load
 from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.gateway.reply import Reader
 from ajet.gateway.retries import Asking, Signal, digest_of
+from ajet.gateway.running_calls import Load
 from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
-from ajet.tokens.calls import finite, no_constant
+from ajet.tokens.tool_calls import finite, no_constant
 
 Scope = Any
 Receive = Callable[[], Awaitable[Any]]

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from ajet.context_tracker.matching import Match
 from ajet.engine.contract import Sampling
-from ajet.gateway.aside import Aside, size_of
 from ajet.gateway.capture import Entry, Recorder
 from ajet.gateway.raw_prompt import place
 from ajet.gateway.turn import Refused, TurnRequest
+from ajet.gateway.worker_threads import Aside, size_of
 from ajet.schema.call import ForkReason, RawPrompt, Terms
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 

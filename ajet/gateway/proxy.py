@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling
 from ajet.gateway.capture import Sampled
-from ajet.gateway.ledger import Ledger
 from ajet.gateway.reply import Reply
+from ajet.gateway.running_calls import RunningCalls
 from ajet.gateway.turn import OnPiece, Piece, Refused, Turn, TurnRequest
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
@@ -24,7 +24,7 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_ca
 
 
 async def chat_turn(
-    reply: Reply, request: TurnRequest, target: str, engine: ChatEngine, ledger: Ledger, run: Sampling
+    reply: Reply, request: TurnRequest, target: str, engine: ChatEngine, ledger: RunningCalls, run: Sampling
 ) -> Turn:
     """Have a chat engine answer. Raises Refused."""
     recorder = ledger.recorder

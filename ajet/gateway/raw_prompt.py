@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ajet.gateway.aside import Aside
 from ajet.gateway.capture import Recorder
+from ajet.gateway.worker_threads import Aside
 from ajet.schema.call import ForkReason, Ids, RawPrompt
 from ajet.tokens import Rendered, Renderer
 

@@ -19,15 +19,15 @@ from starlette.routing import BaseRoute
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
-from ajet.gateway.aside import Aside
 from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Inspect, Load
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Server, listen
+from ajet.gateway.running_calls import Inspect, Load
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
+from ajet.gateway.worker_threads import Aside
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from ajet.engine.contract import ChatEngine, TokenEngine
-from ajet.gateway.aside import Aside
 from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
-from ajet.gateway.ledger import Load
+from ajet.gateway.running_calls import Load
+from ajet.gateway.worker_threads import Aside
 from ajet.tokens import Renderer
 
 

@@ -18,10 +18,10 @@ from typing import Any, cast
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
 from ajet.gateway.keys import Grant
-from ajet.gateway.ledger import Inspect, Ledger
 from ajet.gateway.proxy import chat_turn
 from ajet.gateway.reply import Reader, Reply
 from ajet.gateway.retries import Askings
+from ajet.gateway.running_calls import Inspect, RunningCalls
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.token_turn import TokenTurns
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
@@ -56,7 +56,7 @@ class Session:
         self._sampling = replace(sampling, max_tokens=min(sampling.max_tokens, serving.max_response_tokens))
         self._trainable = None if trainable is None else frozenset(trainable)
         self.load = serving.load
-        self._ledger = Ledger(serving.load, inspect, terminate_on_inspect)
+        self._ledger = RunningCalls(serving.load, inspect, terminate_on_inspect)
         self._tokens: TokenTurns | None = None
         if serving.samples_tokens:
             assert serving.renderer is not None, "a token engine needs a renderer"

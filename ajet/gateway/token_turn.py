@@ -15,14 +15,14 @@ from typing import Any, cast
 import numpy as np
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
-from ajet.gateway.aside import Aside
-from ajet.gateway.demands import Broken, broken_by, demands
 from ajet.gateway.hints import Heard, hints_of, refuse_unhonoured
-from ajet.gateway.ledger import Ledger
 from ajet.gateway.prompting import Prompt, prompt_of, sampling_of, terms_of
 from ajet.gateway.reply import Draft, Reply
+from ajet.gateway.reply_format import Broken, broken_by, demands
+from ajet.gateway.running_calls import RunningCalls
 from ajet.gateway.tool_call_ids import with_ids
 from ajet.gateway.turn import Refused, Turn, TurnRequest, refuse_images
+from ajet.gateway.worker_threads import Aside
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 from ajet.tokens import Renderer
@@ -40,7 +40,7 @@ class TokenTurns:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: RunningCalls,
         engine: TokenEngine,
         renderer: Renderer,
         aside: Aside,

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ajet.record import writing
+from ajet.record import write_errors
 from ajet.record.checkpoint import (
     NAME,
     OWN,
@@ -149,7 +149,7 @@ class Checkpoints:
         latest = self.latest()
         kept = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
         try:
-            with writing.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
+            with write_errors.explained(f"the checkpoint of step {step}", self.folder, kept=kept):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 aside.mkdir()
                 write(aside)

@@ -9,7 +9,7 @@ import json
 import zlib
 
 from ajet.record.episode_codec import decode, encode
-from ajet.record.plain import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.episode import Episode
 
 _HEAD = 8

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet.record import writing
+from ajet.record import write_errors
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.secrets import Redactor
@@ -51,7 +51,7 @@ class EpisodeFiles:
     ) -> None:
         """Append episodes to a step, with their `outcomes` by uuid, and `notes`, by uuid, as further keys of their
         lines. On return they are on the disk. Raises UserError when it is full."""
-        with writing.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
+        with write_errors.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
             heal(path)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.record import writing
+from ajet.record import write_errors
 from ajet.record.files import append_lines, keep_rows, read_rows
-from ajet.record.plain import plain
+from ajet.record.plain_json import plain
 from ajet.record.secrets import Redactor
 from ajet.record.trackers import Tracker, Trackers
 
@@ -41,7 +41,7 @@ class Metrics:
         numbers = {name: _finite(value) for name, value in values.items()}
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
-            with writing.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
+            with write_errors.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
                 append_lines(self.path, [self._redact.row(row)])
             self._track(step, {name: value for name, value in numbers.items() if value is not None})
 

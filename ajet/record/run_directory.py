@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from loguru import logger
 
 from ajet.config.why import origins
-from ajet.record import writing
+from ajet.record import write_errors
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.environment import environment
@@ -34,7 +34,7 @@ from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import RunLock
 from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
-from ajet.record.plain import dumps
+from ajet.record.plain_json import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import SHAPES_ONLY, Redactor, literal_secrets
 from ajet.record.status import Status, read_status
@@ -114,7 +114,7 @@ class RunDirectory:
         """
         root = Path(root).absolute()
         redact = _redactor(experiment)
-        with writing.explained("the record of the run", root, kept="nothing was begun"):
+        with write_errors.explained("the record of the run", root, kept="nothing was begun"):
             if kind != "train":
                 place = _Place.again(again, root) if again else _Place.new(root, experiment.name, kind)
                 try:
@@ -139,7 +139,7 @@ class RunDirectory:
             return
         self._taken_up = True
         step = self.resumed.step if self.resumed else None
-        with writing.explained("the record of the run", self.path, kept="its checkpoints are as they were"):
+        with write_errors.explained("the record of the run", self.path, kept="its checkpoints are as they were"):
             self._forget_later(step)
 
     def _forget_later(self, step: int | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from ajet.record.plain import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.secrets import has_secret_shape, is_secret_name, parts_of_secret, without_secret_shapes
 
 SHORTEST = 8

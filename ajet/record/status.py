@@ -19,7 +19,7 @@ from loguru import logger
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
-from ajet.record.plain import plain
+from ajet.record.plain_json import plain
 from ajet.record.process_identity import ProcessIdentity
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError

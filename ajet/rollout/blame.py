@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ajet.rollout.played import Played
+from ajet.rollout.attempt_result import AttemptResult
 from ajet.schema.call import Call
 from ajet.schema.episode import Failure, Verdict
 
@@ -38,7 +38,7 @@ def from_outside(problem: BaseException) -> bool:
     return False
 
 
-def by_the_policy(played: Played) -> bool:
+def by_the_policy(played: AttemptResult) -> bool:
     """Whether it failed because of what the policy said: context full, an answer that the agent's code raised at, time
     lost over it."""
     failure, capture = played.failure, played.capture
@@ -50,7 +50,7 @@ def by_the_policy(played: Played) -> bool:
     return refused or failure.policy
 
 
-def verdict_on_failure(played: Played, reward: float | None) -> Verdict | None:
+def verdict_on_failure(played: AttemptResult, reward: float | None) -> Verdict | None:
     """What a failed episode is worth: `rollout.policy_failure_reward` where the policy is to blame, else nothing."""
     if reward is None or played.aborted or not by_the_policy(played):
         return None
@@ -80,7 +80,7 @@ def time_by_place(
     return spent, "engine" if unfinished else place
 
 
-def timed_out(seconds: float | None, played: Played, *, shared_loop: bool, stood: str = "") -> Failure:
+def timed_out(seconds: float | None, played: AttemptResult, *, shared_loop: bool, stood: str = "") -> Failure:
     """The failure of an attempt that took too long, blamed on where it was at the end, and else on where most of the
     time went. `shared_loop`: episodes hold each other up, so that none's time is its own. `stood`: the line that it
     had come to."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ajet.record.plain import dumps
+from ajet.record.plain_json import dumps
 from ajet.schema.episode import Failure
 
 MESSAGE = 16_000

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
-from ajet.rollout.assembly import build_episode
 from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import timed_out
 from ajet.rollout.checks import open_checks
-from ajet.rollout.collector import rare_collections
+from ajet.rollout.episode import build_episode
 from ajet.rollout.failure import classify
+from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
-from ajet.rollout.played import Played
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
@@ -248,7 +248,7 @@ class Rollout:
         try:
             await first(seat, group.stopped)
             if group.stopped.done():
-                played = Played(aborted=group.stopped.result(), attempts=0)
+                played = AttemptResult(aborted=group.stopped.result(), attempts=0)
             else:
                 group.began()
                 played = await self._attempts(play, group, identity, sampling)
@@ -262,7 +262,7 @@ class Rollout:
         play.events.put(episode)
         group.ended(episode)
 
-    async def _attempts(self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling) -> Played:
+    async def _attempts(self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling) -> AttemptResult:
         """Attempts until one ends well or in a way that another would not mend. All draw with the same key."""
         number = 1
         while True:
@@ -279,14 +279,14 @@ class Rollout:
                 play.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)
             number += 1
 
-    async def _attempt(self, group: GroupPlay, identity: Identity, sampling: Sampling) -> Played:
+    async def _attempt(self, group: GroupPlay, identity: Identity, sampling: Sampling) -> AttemptResult:
         attempt = Attempt(
             self._workflow_class,
             workflow_task(identity),
             self._config,
             lambda trainable: self._open_session(identity, sampling, trainable),
         )
-        played = Played(started=time.time())
+        played = AttemptResult(started=time.time())
         future = asyncio.wrap_future(self._isolation.start(attempt))
         timeout = self._settings.rollout.episode_timeout
         try:

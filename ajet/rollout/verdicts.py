@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.failure import classify, failed
 from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation.user_loop import UserLoop
-from ajet.rollout.played import Played
 from ajet.schema.episode import Failure, Verdict
 from ajet.schema.errors import RewardFailure
 
@@ -31,7 +31,7 @@ class Verdicts:
         self._judge, self._rollout = judge, settings.rollout
         self._loop = UserLoop("ajet-judges", "a judge")
 
-    async def of(self, identity: Identity, played: Played, stopped: asyncio.Future[str]) -> Verdict | None:
+    async def of(self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]) -> Verdict | None:
         """The verdict, or None with `played.failure` or `played.aborted` set. `stopped` ends the asking."""
         if played.aborted or played.failure:
             return None
@@ -71,7 +71,7 @@ class Verdicts:
         self._loop.close()
 
 
-def by_the_calls(played: Played) -> Failure | None:
+def by_the_calls(played: AttemptResult) -> Failure | None:
     """What the captured calls say about how the attempt ended, against what it raised or returned."""
     capture, failure = played.capture, played.failure
     if capture is not None and capture.terminated is not None:

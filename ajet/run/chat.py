@@ -20,7 +20,7 @@ from rich.text import Text
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
 from ajet.run.export import checkpoints_of, model_folder
-from ajet.run.named import known_run
+from ajet.run.find_run import known_run
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -82,7 +82,7 @@ def chat(
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:
     from ajet.engine.sampler import open_sampler
-    from ajet.run.assembly import renderer_of
+    from ajet.run.parts import renderer_of
 
     settings = experiment.ajet
     engine, tokenizer = open_sampler(settings)
@@ -99,8 +99,8 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     """Each line is an episode of its own: the first held-out task (else training task) with the line for its query, so
     that a workflow finds the other fields that it reads."""
     from ajet.rollout.sampling import split_sampling
-    from ajet.run.assembly import assemble
     from ajet.run.episode_panel import show_episode
+    from ajet.run.parts import assemble
 
     experiment.ajet.task_judge.judge_type = "customized_protocol"
     experiment.ajet.task_judge.judge_protocol = f"{__name__}->{Unjudged.__name__}"

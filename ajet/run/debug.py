@@ -17,7 +17,6 @@ from rich.text import Text
 from ajet.record.console import console, counted, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
-from ajet.run.assembly import algorithm_of, assemble
 from ajet.run.episode_panel import hint_of, show_episode
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
@@ -25,6 +24,7 @@ from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
+from ajet.run.parts import algorithm_of, assemble
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 

@@ -76,7 +76,7 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
 def refuse_untrainable(experiment: Experiment) -> None:
     """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
     nothing is trained."""
-    from ajet.run.assembly import algorithm_of
+    from ajet.run.parts import algorithm_of
 
     if "trains" not in experiment.backbone.can:
         return

@@ -28,7 +28,7 @@ def show_plan(experiment: Experiment) -> None:
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.assembly import algorithm_of, renderer_of, workflow_of
+    from ajet.run.parts import algorithm_of, renderer_of, workflow_of
     from ajet.run.review import review_run
     from ajet.run.staleness import importance_weights
     from ajet.task_judge import open_judge

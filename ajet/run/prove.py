@@ -198,7 +198,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
 def _prove_ids(report: Report, experiment: Experiment) -> None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.run.assembly import renderer_of
+    from ajet.run.parts import renderer_of
 
     settings = experiment.ajet
     assert settings.model.path is not None

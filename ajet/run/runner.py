@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ajet.config.references import load_code
-from ajet.run.evaluate import conclude_validation
 from ajet.run.step import OnStep, Trained, conclude
+from ajet.run.validation import conclude_validation
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -62,7 +62,7 @@ class Sink:
     def conclude_validation(
         self, groups: Sequence[Group], *, step: int, seconds: float, total: int
     ) -> tuple[dict[str, float], Measurement]:
-        """See `ajet.run.evaluate.conclude_validation`."""
+        """See `ajet.run.validation.conclude_validation`."""
         return conclude_validation(groups, self.run, step=step, seconds=seconds, on_step=self.on_step, total=total)
 
 
@@ -87,7 +87,7 @@ class Runner:
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: Sink
     ) -> None:
         """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
-        from ajet.run.assembly import assemble
+        from ajet.run.parts import assemble
         from ajet.run.rehearse import rehearse
         from ajet.run.train import train
 

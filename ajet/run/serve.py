@@ -24,9 +24,9 @@ from loguru import logger
 from ajet.record.console import console, counted, printable
 from ajet.record.learned import why_nothing
 from ajet.run.accounting import discarded
-from ajet.run.assembly import open_gateway
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import recorded, refuse_untrainable
+from ajet.run.parts import open_gateway
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse

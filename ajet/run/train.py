@@ -21,13 +21,13 @@ from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout import GivenBack
 from ajet.run.accounting import discarded
-from ajet.run.assembly import Parts, renderer_of
-from ajet.run.evaluate import evaluate
 from ajet.run.gaming import GamingWatch
 from ajet.run.interrupt import Interrupts
+from ajet.run.parts import Parts, renderer_of
 from ajet.run.review import review_run
 from ajet.run.step import OnStep, Trained, conclude
 from ajet.run.step_proof import StepProof
+from ajet.run.validation import evaluate
 from ajet.schema.episode import episodes_of
 from ajet.schema.errors import UserError
 from ajet.store import store_class, todays_state

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.tokens.calls import Function, Tools, harmony_call
 from ajet.tokens.tags import overlap
+from ajet.tokens.tool_calls import Function, Tools, harmony_call
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _AGAIN = f"{START}assistant"

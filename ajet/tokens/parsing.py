@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
-from ajet.tokens.calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
 from ajet.tokens.tags import overlap
+from ajet.tokens.tool_calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
 
 Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]
 Delta = dict[str, Any]

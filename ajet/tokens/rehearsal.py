@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ajet.schema.call import Ids
-from ajet.tokens.endings import MARK
+from ajet.tokens.end_tokens import MARK
 from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import Message, TemplateRefused
 

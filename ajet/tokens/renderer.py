@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from ajet.schema.call import Ids
-from ajet.tokens.calls import Tools
 from ajet.tokens.control_tokens import CUT, Escaped, uncut
 from ajet.tokens.decoding import IncrementalDecoder
-from ajet.tokens.endings import MARK, end_ids_of
+from ajet.tokens.end_tokens import MARK, end_ids_of
 from ajet.tokens.extension import (
     Extension,
     Respelled,
@@ -33,9 +32,10 @@ from ajet.tokens.extension import (
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.image_tokens import ImageTokens, image_urls
 from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
-from ajet.tokens.spelling import FORCED
 from ajet.tokens.stream import ReplyStream
 from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
+from ajet.tokens.tool_call_format import FORCED
+from ajet.tokens.tool_calls import Tools
 
 _CACHED_TEXTS = 512
 _CACHED_LENGTH = 20_000

@@ -19,7 +19,7 @@ from typing import Any
 from ajet.schema.errors import AjetError, UserError
 from ajet.tokens.control_tokens import ControlTokens, Escaped
 from ajet.tokens.parsing import Style
-from ajet.tokens.spelling import style_of
+from ajet.tokens.tool_call_format import style_of
 
 Message = dict[str, Any]
 

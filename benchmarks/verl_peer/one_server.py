@@ -92,7 +92,7 @@ class Ask:
         from one_turn import question
 
         from ajet.backbone.verl.engine import ServerEngine
-        from ajet.run.assembly import open_gateway
+        from ajet.run.parts import open_gateway
 
         self._setting, self._client, self._width = setting, client, concurrency
         rollout = experiment.ajet.rollout

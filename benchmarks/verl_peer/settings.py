@@ -108,7 +108,7 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     from copy import deepcopy
 
     from ajet.backbone.verl import verl_settings
-    from ajet.backbone.verl.carried import KEY, carried
+    from ajet.backbone.verl.shipped_experiment import KEY, carried
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of
 

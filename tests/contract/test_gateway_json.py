@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.context_tracker.timelines import timelines
+from ajet.context_tracker.timeline_making import timelines
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
-from ajet.gateway import ledger
+from ajet.gateway import running_calls
 from ajet.schema.call import full_ids, prompt_ids
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
@@ -500,7 +500,7 @@ def test_more_calls_than_the_gateway_takes_are_told_to_come_later(way, stream):
 @pytest.mark.parametrize("way", WAYS)
 def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
     """40 clients, and room for one event a second: each gathers until its reply ends."""
-    monkeypatch.setattr(ledger, "_EVENTS", 1)
+    monkeypatch.setattr(running_calls, "_EVENTS", 1)
     engine = Halting(after=1, halts=40)
     with bench(engine=engine) as on:
         session = on.open()

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from ajet.context_tracker.timelines import timelines
+from ajet.context_tracker.timeline_making import timelines
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedReply
 from ajet.gateway.token_turn import TRIES

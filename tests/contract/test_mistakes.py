@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.config import load_experiment
-from ajet.run.assembly import workflow_of
+from ajet.run.parts import workflow_of
 from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.task_judge import Judge

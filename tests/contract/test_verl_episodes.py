@@ -16,7 +16,7 @@ import pytest
 
 from ajet.config import Experiment, load_experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.run.assembly import Parts, assemble
+from ajet.run.parts import Parts, assemble
 from ajet.schema.episode import Episode, Group
 from tests.ajet_command import ajet
 from tests.verl_fixtures import without_verl

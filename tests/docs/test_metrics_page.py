@@ -16,11 +16,11 @@ from tests.docs.snippets import ROOT
 PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = [
     "run/accounting.py",
-    "run/evaluate.py",
+    "run/validation.py",
     "run/train.py",
     "run/step.py",
     "run/step_proof.py",
-    "algorithm/credit.py",
+    "algorithm/credit_assignment.py",
 ]
 WRITERS += ["algorithm/importance.py", "run/staleness.py", "run/outlook.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
@@ -90,7 +90,7 @@ def test_nothing_is_documented_that_no_code_writes():
 
 
 def test_the_credit_is_documented():
-    text = (ROOT / "ajet/algorithm/credit.py").read_text()
+    text = (ROOT / "ajet/algorithm/credit_assignment.py").read_text()
     written = set(re.findall(r'"(credit/\w+)"', text))
     assert len(written) > 3
     assert written == {name for name in documented() if name.startswith("credit/")}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ajet.engine.scripted import ScriptedEngine
-from ajet.gateway import Gateway, aside
+from ajet.gateway import Gateway, worker_threads
 from ajet.schema.call import prompt_ids
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
@@ -23,7 +23,7 @@ MANY = [
     {"role": ("user", "assistant")[at % 2], "content": f"Message {at}: please add {at} and {at + 1}, and say how."}
     for at in range(9_999)
 ]
-LONG = [{"role": "user", "content": "word " * aside.LONG}]
+LONG = [{"role": "user", "content": "word " * worker_threads.LONG}]
 
 
 class Gate(Renderer):
@@ -34,7 +34,7 @@ class Gate(Renderer):
         self.begun, self.go = threading.Semaphore(0), threading.Event()
 
     def render(self, messages, tools=None):
-        if len(messages[0]["content"]) > aside.LONG:
+        if len(messages[0]["content"]) > worker_threads.LONG:
             self.begun.release()
             assert self.go.wait(60)
         return super().render(messages, tools)
@@ -204,7 +204,7 @@ def play(on):
 def test_what_is_rendered_aside_is_what_would_be_rendered_on_the_loop(monkeypatch):
     played = []
     for longest in (1 << 30, -1):
-        monkeypatch.setattr(aside, "LONG", longest)
+        monkeypatch.setattr(worker_threads, "LONG", longest)
         with bench(lambda request: "Fine." + " Yes." * (len(request.prompt_ids) % 3)) as on:
             played.append(play(on))
     assert played[0] == played[1]

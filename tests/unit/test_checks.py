@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.rollout.checks import nonsense, open_checks, wrong_toolcall
-from ajet.rollout.checks.nonsense import loop_in
+from ajet.rollout.checks.nonsense_check import loop_in
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
 from tests.unit.cost_of_text import cost

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.run import named, view
+from ajet.run import find_run, view
 from ajet.schema import commands
 
 ROOT = Path(__file__).parents[2]
@@ -82,12 +82,12 @@ def test_a_name_is_a_run_before_it_is_a_folder_and_the_newest_debug_one_too(envi
     """A project and its run are often called the same."""
     (environment / "tool").mkdir()
     root = environment / "launcher_record"
-    assert named.newest_run("tool", root, holding="status.json") is None
+    assert find_run.newest_run("tool", root, holding="status.json") is None
     for at, place in enumerate(("tool/eval/3", "tool", "tool/debug/1", "tool/debug/2")):
         (root / place).mkdir(parents=True, exist_ok=True)
         (root / place / "status.json").touch()
         os.utime(root / place / "status.json", (1000 + at, 1000 + at))
-        assert named.newest_run("tool", root, holding="status.json") == root / place
+        assert find_run.newest_run("tool", root, holding="status.json") == root / place
     os.utime(root / "tool" / "eval" / "3" / "status.json", (5000, 5000))
     assert view.viewed("tool", root) == root / "tool/debug/2", (
         "an evaluation is not what is looked at by the run's name"
@@ -95,8 +95,8 @@ def test_a_name_is_a_run_before_it_is_a_folder_and_the_newest_debug_one_too(envi
     assert view.viewed("./tool", root) == Path("./tool") and view.viewed("tool/debug/1", root) == root / "tool/debug/1"
     (environment / "tool" / "run.json").touch()
     (root / "tool" / "run.json").touch()
-    assert named.run_folder("tool", root, holding="run.json") == root / "tool"
-    assert named.run_folder("./tool", root, holding="run.json") == Path("./tool")
+    assert find_run.run_folder("tool", root, holding="run.json") == root / "tool"
+    assert find_run.run_folder("./tool", root, holding="run.json") == Path("./tool")
 
 
 def test_what_init_prints_runs_as_pasted(tmp_path):

@@ -16,7 +16,7 @@ from ajet.record import RunDirectory
 from ajet.record.gamed import GAMED, Glimpse, alarm
 from ajet.record.viewer.library import summary
 from ajet.run.gaming import GamingWatch
-from ajet.run.look import show_episodes
+from ajet.run.tables import show_episodes
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
 from tests.record_fixtures import episode

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ajet.record import EpisodeFiles
 from ajet.record.episode_codec import decode, decode_outcome, encode
-from ajet.record.plain import dumps
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.call import Terms
 from ajet.schema.episode import NO_OUTCOME, SCHEMA, Episode, Outcome

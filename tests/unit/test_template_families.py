@@ -167,7 +167,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("schema", "spelled", "value"), KINDS)
 def test_a_bare_argument_is_typed(schema, spelled, value):
-    from ajet.tokens.calls import glm_call
+    from ajet.tokens.tool_calls import glm_call
 
     parameters = {"type": "object", "properties": {} if schema is None else {"x": schema}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
@@ -176,7 +176,7 @@ def test_a_bare_argument_is_typed(schema, spelled, value):
 
 
 def test_nothing_but_a_call_is_a_call():
-    from ajet.tokens.calls import glm_call, xml_call
+    from ajet.tokens.tool_calls import glm_call, xml_call
 
     pair = "<arg_key>x</arg_key><arg_value>1</arg_value>"
     for text in ("", " ", "two words", "f<arg_key>x</arg_key>", f"f{pair}more", f"f{pair}{pair}", f"<f>{pair}"):

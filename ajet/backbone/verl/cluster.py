@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet.backbone.verl.cluster_resources import Demand
 from ajet.backbone.verl.config import extra_for
-from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.own_package import hook
 from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import Dataset
 
-from ajet.backbone.verl.carried import KEY, restored
+from ajet.backbone.verl.shipped_experiment import KEY, restored
 from ajet.task_reader import open_reader
 from ajet.task_reader.overlong import within_prompt_length
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ajet.record.plain import strict_json
+from ajet.record.plain_json import strict_json
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import Spell

@@ -15,7 +15,7 @@ from ajet.config import recorded_tree
 from ajet.config.plain_file import read_plain_file
 from ajet.config.recorded import MOST_BYTES
 from ajet.record.bounded_json import read_json
-from ajet.record.plain import plain
+from ajet.record.plain_json import plain
 from ajet.record.run_directory import ORIGINS
 from ajet.schema.errors import ConfigError
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.episodes import recorded_of
-from ajet.record.plain import plain
+from ajet.record.plain_json import plain
 from ajet.record.viewer.episode_table import Place, read_line
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ajet.record.plain import strict_json
+from ajet.record.plain_json import strict_json
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.app import PAGE, Views
 from ajet.record.viewer.episode_page import Spell

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ajet.rollout.checks.nonsense import nonsense
-from ajet.rollout.checks.wrong_toolcall import wrong_toolcall
+from ajet.rollout.checks.nonsense_check import nonsense
+from ajet.rollout.checks.wrong_toolcall_check import wrong_toolcall
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
 

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.gateway import Refused
+from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.checks import open_checks
 from ajet.rollout.group import closes_late
-from ajet.rollout.played import Played
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
@@ -233,8 +233,7 @@ class Desk:
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
         if name not in self._ended:
-            played = Played(output=outcome) if isinstance(outcome, WorkflowOutput) else Played(failure=outcome)
-            await self._end(self._known(name), played, "client")
+            await self._end(self._known(name), AttemptResult.of(outcome), "client")
         known = self._ended[name]
         if known["ended_by"] != "client":
             raise Refused(
@@ -274,13 +273,13 @@ class Desk:
             raise Refused(f"There is no episode {name[:64]}.", status=404, code="episode_not_found")
         return served
 
-    async def _end(self, served: Served, played: Played, by: str) -> Episode:
+    async def _end(self, served: Served, played: AttemptResult, by: str) -> Episode:
         """End it, once; whoever comes later waits for the same end."""
         if served.ending is None or (served.unrecorded is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._ended_as(served, played, by))
         return await asyncio.shield(served.ending)
 
-    async def _ended_as(self, served: Served, played: Played, by: str) -> Episode:
+    async def _ended_as(self, served: Served, played: AttemptResult, by: str) -> Episode:
         if served.made is None:
             try:
                 served.made, served.ended_by = await self._endings.judge(served, played), by
@@ -350,7 +349,7 @@ class Desk:
                     await self._record_again(served, idle or PATIENCE)
                 elif failure and served.ending is None:
                     with contextlib.suppress(Refused):  # not recorded: the next look tries again
-                        await self._end(served, Played(failure=Failure("agent", "timeout", failure)), "timeout")
+                        await self._end(served, AttemptResult(failure=Failure("agent", "timeout", failure)), "timeout")
             for group in list(self._groups):
                 if rollout.group_deadline and time.monotonic() - group.began > rollout.group_deadline:
                     await self._overdue(group)
@@ -358,7 +357,7 @@ class Desk:
     async def _record_again(self, served: Served, patience: float) -> None:
         assert served.unrecorded is not None
         try:
-            await self._end(served, Played(), served.ended_by)
+            await self._end(served, AttemptResult(), served.ended_by)
         except Refused:
             if time.monotonic() - served.unrecorded > patience:
                 self._give_up(served, "given up", "server")
@@ -367,7 +366,7 @@ class Desk:
         """For an end that nobody asks for again."""
         while served.identity.uuid in self._open:
             try:
-                await self._end(served, Played(aborted=reason), by)
+                await self._end(served, AttemptResult(aborted=reason), by)
             except Refused:
                 if by != CLOSING:
                     self._give_up(served, reason, by)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.gateway import Refused
-from ajet.rollout.assembly import build_episode
-from ajet.rollout.played import Played
+from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.episode import build_episode
 from ajet.rollout.served.episode import Served
 from ajet.rollout.verdicts import Verdicts, by_the_calls
 from ajet.schema.episode import Episode
@@ -41,7 +41,7 @@ class Endings:
         """`settings` is the experiment's `ajet` section."""
         self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
 
-    async def judge(self, served: Served, played: Played) -> Episode:
+    async def judge(self, served: Served, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
 
         async def close() -> Capture:

@@ -155,7 +155,7 @@ def _evaluations(experiment: Experiment, models: Sequence[Model], asked: Asked) 
 def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     """The record that has all that was asked for, after playing what was missing."""
     from ajet.run.launch import closed_by_outcome
-    from ajet.run.look import age
+    from ajet.run.tables import age
 
     again = None if fresh else record.earlier(evaluation)
     if again is not None and record.missing(evaluation, again) == 0:
@@ -169,8 +169,8 @@ def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
 
 
 def _play(evaluation: Evaluation, run: RunDirectory) -> None:
-    from ajet.run.assembly import assemble
-    from ajet.run.evaluate import validation_metrics
+    from ajet.run.parts import assemble
+    from ajet.run.validation import validation_metrics
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.carried import KEY, restored
 from ajet.backbone.verl.engine import ServerEngine
 from ajet.backbone.verl.mailbox import Closed, Grant, Sender
+from ajet.backbone.verl.shipped_experiment import KEY, restored
 from ajet.rollout import Rollout
-from ajet.run.assembly import open_gateway, workflow_of
+from ajet.run.parts import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
 from ajet.schema.task import Task
 from ajet.task_judge import open_judge

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm import opened
-from ajet.backbone.verl.carried import KEY, carried
 from ajet.backbone.verl.cluster import ADDRESS, joined
+from ajet.backbone.verl.cluster_resources import Demand
 from ajet.backbone.verl.config import SYNC
 from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.demand import Demand
 from ajet.backbone.verl.gpus import refuse_busy
 from ajet.backbone.verl.mailbox import Phase, open_mailbox
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.ray_errors import last_line
 from ajet.backbone.verl.settings import environment_of, verl_settings
+from ajet.backbone.verl.shipped_experiment import KEY, carried
 from ajet.run.review import review_run
 from ajet.run.staleness import announce
 from ajet.run.verl.leftovers import Leftovers
@@ -184,7 +184,7 @@ def _config(experiment: Experiment, run: RunDirectory, *, own: bool) -> tuple[di
     is resumed had others."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.run.assembly import renderer_of
+    from ajet.run.parts import renderer_of
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet

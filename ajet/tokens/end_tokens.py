@@ -1,4 +1,4 @@
-"""Endings: the tokens that end a reply.
+"""End tokens: the tokens that end a reply.
 
 Invariant: found in what the chat template puts after a reply, so that the end that is sampled is the one that later
 turns show; a tag that only closes a tool call is none.

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from ajet.backbone.verl import carried as module
-from ajet.backbone.verl.carried import carried, restored
+from ajet.backbone.verl import shipped_experiment as module
+from ajet.backbone.verl.shipped_experiment import carried, restored
 from ajet.config import load_experiment, resolve_reference
 from ajet.workflow import Workflow
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from ajet import context_tracker
 from ajet.rollout import bounds
+from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.blame import verdict_on_failure
 from ajet.rollout.identity import Identity
 from ajet.rollout.own_metrics import metadata_of, numbers_of
-from ajet.rollout.played import Played
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.timeline import Timeline
 
 
-def build_episode(identity: Identity, played: Played, verdict: Verdict | None, settings: Any) -> Episode:
+def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: Any) -> Episode:
     """The episode, its tokens accounted for. `settings` is the experiment's `ajet` section."""
     capture, output = played.capture, played.output
     if played.aborted or played.failure:

@@ -20,7 +20,7 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.episode_panel import show_episode
-from ajet.run.named import newest_run, run_folder
+from ajet.run.find_run import newest_run, run_folder
 from ajet.schema.commands import command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError

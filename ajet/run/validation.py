@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
-from ajet.run.assembly import Parts
+from ajet.run.parts import Parts
 from ajet.run.step import OnStep
 from ajet.schema.episode import episodes_of
 

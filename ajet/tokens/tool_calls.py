@@ -1,4 +1,4 @@
-"""Calls: the text that stands for one tool call -> its name and arguments, for each way in which models write them.
+"""Tool calls: the text that stands for one -> its name and arguments, for each way in which models write them.
 
 Invariant: None for whatever is no call; what is one has a name and arguments that are a JSON object, spelled as JSON
 text. Ways that write arguments bare (GLM, Qwen's XML) are typed by the tool's schema, so that "5" stays a string where

@@ -1,4 +1,4 @@
-"""Spelling: how a model writes tool calls.
+"""Tool call format: how a model writes tool calls.
 
 Invariant: told from the template and the vocabulary alone, never from a model's name, so that a fine-tuned copy is
 treated as its original. What cannot be told is `none`, and the renderer refuses tools.

@@ -1,4 +1,4 @@
-"""Aside: what is too long for the gateway's loop, on threads beside it.
+"""Worker threads: what is too long for the gateway's loop, on threads beside it.
 
 Invariant: a long prompt holds up its own session alone. What is short stays on the loop, where it costs less than the
 way to a thread and back. The work touches nothing that the loop changes: it gets what it needs, and answers.

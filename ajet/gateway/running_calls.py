@@ -1,4 +1,4 @@
-"""Ledger: the calls of one session that are under way, and how each of them ends in its capture.
+"""Running calls: the calls of one session that are under way, and how each of them ends in its capture.
 
 Invariant: a call is settled exactly once, with the ids that were sampled by then, whatever ended it: its end, its
 client's leaving, its engine's failure, its episode's end. On the gateway's loop.
@@ -54,7 +54,7 @@ class Load:
             )
 
 
-class Ledger:
+class RunningCalls:
     """See the module. `inspect` names the checks that a reply fires; with `terminate` the first ends the episode."""
 
     def __init__(self, load: Load, inspect: Inspect | None, terminate: bool) -> None:

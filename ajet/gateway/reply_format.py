@@ -1,4 +1,4 @@
-"""Demands: what a request asks of the form of its reply, and whether a reply keeps to it.
+"""Reply format: what a request asks of the form of its reply, and whether a reply keeps to it.
 
 Invariant: a reply that breaks a demand is shown to no client. There are two demands, the same in every dialect: JSON of
 a schema (`response_format`), and arguments that a strict tool's schema admits.

@@ -1,4 +1,4 @@
-"""Played: what an attempt leaves behind, until it is an episode."""
+"""Attempt result: what an attempt leaves behind, until it is an episode."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Played:
+class AttemptResult:
     """What the last attempt at an episode left behind; exactly one of output, failure and aborted says how it ended,
     but for a check that ended it (then `capture.terminated` does)."""
 
@@ -27,3 +27,8 @@ class Played:
     attempts: int = 1
     printed: str = ""
     """What the workflow wrote to its standard output, where the isolation keeps it."""
+
+    @classmethod
+    def of(cls, outcome: WorkflowOutput | Failure) -> AttemptResult:
+        """Of an attempt that somebody else made."""
+        return cls(output=outcome) if isinstance(outcome, WorkflowOutput) else cls(failure=outcome)
