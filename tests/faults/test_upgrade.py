@@ -291,6 +291,7 @@ def asked(episodes: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
 @without_verl
 def test_the_groups_that_wait_in_a_checkpoint_of_verl_are_read(version: str, tmp_path: Path):
     """With what a launch restores them with; `test_a_killed_run_of_verl_goes_on` launches."""
+    from ajet.config import Experiment
     from ajet.record.checkpoints import Checkpoints
     from ajet.run.verl.tickets import Tickets, open_verl_store, without_rows
 
@@ -304,7 +305,8 @@ def test_the_groups_that_wait_in_a_checkpoint_of_verl_are_read(version: str, tmp
     linked = without_rows(checkpoint.path / state["verl"], tmp_path / "resumed")
     assert linked.name == state["verl"] and [path.name for path in linked.iterdir()] == ["actor"]
     run_id = json.loads((old.run / "run.json").read_text())["run_id"]
-    run: Any = SimpleNamespace(path=old.run, run_id=run_id, resumed=checkpoint, redact=None)
+    experiment = Experiment.from_dict({"ajet": {}}, base=tmp_path)
+    run: Any = SimpleNamespace(path=old.run, run_id=run_id, resumed=checkpoint, redact=None, experiment=experiment)
     order: Any = SimpleNamespace(require_same=lambda saved: None, task=lambda position: position)
     (_, sessions), *_ = state["waiting"]
     grants = Tickets(open_verl_store(run, order, sessions=sessions), order, batch=8).due()

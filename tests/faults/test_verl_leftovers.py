@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
 
@@ -116,7 +117,8 @@ def test_what_ray_leaves_on_a_node_of_a_batch_job_goes_with_it():
         assert not any(path.exists() for path in left)
     finally:
         node.kill()
-        server.kill()
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
         node.stdout.close()
         for path in left[1:]:
             path.unlink(missing_ok=True)

@@ -154,6 +154,8 @@ def _task(given: str | dict[str, Any] | None) -> Task | None:
         (task,), _ = with_ids([task_of({"main_query": given} if isinstance(given, str) else given, Columns())])
     except BadRow as error:
         raise Refused(f"task: {error}", param="task", code="invalid_value") from None
+    if not task.main_query.strip() and not task.init_messages:  # a client's own; a data set's may have none
+        raise Refused("task: no question, and no messages", param="task", code="invalid_value")
     return task
 
 
