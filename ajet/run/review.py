@@ -113,7 +113,6 @@ def review_room(experiment: Experiment, *, train: int, validates: bool) -> list[
 
 
 def _of_room(experiment: Experiment, train: int, validates: bool) -> Iterator[Finding]:
-    settings = experiment.ajet
     places = disk_of(experiment)
     for place in places:
         if place.refused:
