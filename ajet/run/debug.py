@@ -18,6 +18,7 @@ from ajet.record.console import console, counted, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
 from ajet.run.episode_panel import hint_of, show_episode
+from ajet.run.footprint import gib, memory_words
 from ajet.run.format_log import log_formats
 from ajet.run.interrupt import Interrupts
 from ajet.run.measured import MODEL
@@ -25,6 +26,7 @@ from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
 from ajet.run.parts import algorithm_of, assemble
+from ajet.run.room import room_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 
@@ -168,6 +170,10 @@ class DebugSession:
             return
         if pace.tokens:
             console.print(f"A step of training here: {step_line(pace, settings)}.", markup=False, soft_wrap=True)
+        room = room_of(self._experiment, train=0, validates=False)
+        if room is not None and room.local is not None:
+            free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
+            console.print(f"Its memory: {memory_words(room.local)}{free}.", markup=False, soft_wrap=True)
         if not teaching:
             console.print(f"Before training: {advice(groups, settings)}.", markup=False, soft_wrap=True)
         command = command_for(self._experiment, "local" if teaching else "debug")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.record.gamed import GAMED, WINDOW, Alarm, Glimpse, alarm
+from ajet.schema.commands import command, run_named
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class GamingWatch:
             self._run.status.set(**{GAMED: None if found is None else as_status(found)})
         if found is not None and not self._fired:
             self._fired = True
-            logger.warning("Are the rewards of this run gamed? {}", "\n".join(told(as_status(found), self._run.name)))
+            named = run_named(self._run.path, self._run.name)
+            logger.warning("Are the rewards of this run gamed? {}", "\n".join(told(as_status(found), named)))
 
 
 def as_status(found: Alarm) -> dict[str, Any]:
@@ -57,10 +59,8 @@ def told(status: dict[str, Any], run: str) -> list[str]:
     """For a person: what was seen, and how to look at the episodes that show it most."""
     lines = [f"After step {status['step']} {status['text']}. Look at these:"]
     for each in status["episodes"]:
-        lines.append(
-            f"  ajet episodes {run} --episode {each['uuid']}  (step {each['step']}, task {each['task']}, attempt "
-            f"{each['repeat']})"
-        )
+        shown = command("episodes", run, "--episode", each["uuid"])
+        lines.append(f"  {shown}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")
     return lines
 
 

@@ -109,7 +109,7 @@ def estimates(experiment: Experiment, *, train: int, validates: bool) -> Iterato
             free = f"; {gib(room.memory)} are free" if room.memory is not None else ""
             yield "memory", memory_words(room.local) + free
         else:
-            yield "memory", "not estimated: verl spreads the model over its GPUs"
+            yield "memory", f"not estimated: {settings.backbone} lays out processes of its own"
         free = gib(disk_of(experiment)[-1].free)
         yield "disk", f"about {gib(room.checkpoint)} a checkpoint, at most {room.at_once} at once; {free} are free"
     if (seconds := last_step(experiment)) is not None:

@@ -12,6 +12,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record import EpisodeFiles
+from ajet.schema.commands import command
 
 AGENT = '''
 import glob, os, signal, time
@@ -114,8 +115,9 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert first.endswith("2 of 4 above 0 (rewards 0 to 1): training can learn from it"), said
     assert second.endswith("0 of 4 above 0 (all 0): nothing to prefer"), said
     assert re.search(r"A step of training here: about .* to play 8 episodes \(at \d+ tokens a second", said), said
-    command = "ajet --conf x.yaml --backbone local --exp-dir record 'rollout.user_workflow=agent.py->asks'"
-    assert f"Train it: {command}" in said
+    assert re.search(r"Its memory: about .* GiB at its peak: weights .* GiB are free\.", said), said
+    given = ("--exp-dir", "record", "rollout.user_workflow=agent.py->asks")
+    assert f"Train it: {command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
     row = json.loads((folder / "metrics.jsonl").read_text())
     assert row["debug/all_tokens"] == row["debug/sampled_tokens"] > 0 and row["debug/seconds"] > 0
 

@@ -15,6 +15,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.record import RunDirectory
 from ajet.run.serve import _warn_idle
+from ajet.schema.commands import command
 from tests.ajet_command import metric_rows
 
 AGENT = """
@@ -103,4 +104,4 @@ def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path
     said = train("rollout.user_workflow=agent.py->first", code=0)
     assert len(metric_rows(tmp_path / "record" / "x")) == 3
     assert "It ended early: the last 2 steps had nothing to learn from (the attempts at each task had equal" in said
-    assert "Try the tuned model: ajet chat record/x" in said
+    assert f"Try the tuned model: {command('chat', 'record/x')}" in said

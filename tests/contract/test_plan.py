@@ -14,6 +14,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment, load_experiment
 from ajet.run import rehearse
 from ajet.run.outlook import Pace
+from ajet.schema.commands import command
 
 YAML = """ajet:
   model: {path: embedded:tiny-tools, dtype: float32}
@@ -46,8 +47,8 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert "backbone local" in said, "not debug, which trains nothing"
     assert "2 tasks × 4 episodes" in said and "a pass of up to 1,440 tokens" in said and "GiB are free" in said
     assert "MiB a checkpoint, at most 1 at once" in said
-    assert "not measured yet: ajet --conf x.yaml --backbone debug" in said
-    assert said.endswith("Nothing was started. Start it: ajet --conf x.yaml --backbone local")
+    assert f"not measured yet: {command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
+    assert said.endswith(f"Nothing was started. Start it: {command('--conf', 'x.yaml', '--backbone', 'local')}")
     assert not (project / "launcher_record").exists()
     assert "memory about" not in planned(capsys, "--backbone", "debug")
 

@@ -151,11 +151,11 @@ def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(
     assert len(once) == 2 and "are '\\\\boxed{}'" in once[0], "once in each process"
     row = summary(tmp_path, record.path)
     assert "boxed" in row[GAMED]
-    commands = [line.split() for line in once[-1].splitlines() if "ajet episodes" in line]
+    commands = [line.split() for line in once[-1].splitlines() if " episodes " in line]
     assert len(commands) == 3
     capsys.readouterr()
-    _, _, name, flag, uuid, *_ = commands[0]
-    assert (name, flag) == (record.name, "--episode")
+    name, flag, uuid = commands[0][(at := commands[0].index("episodes") + 1) : at + 3]
+    assert (name, flag) == (str(record.path), "--episode")
     show_episodes(name, tmp_path, count=5, best=False, step=None, split="", uuid=uuid)
     said = capsys.readouterr().out
     assert "boxed{}" in said and "1 of 1 episode" in said
