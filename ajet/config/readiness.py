@@ -10,10 +10,10 @@ from typing import Any
 
 from ajet.config.backbones import IN_WORDS, Capability, described, shipped
 from ajet.config.compose import Layers
-from ajet.config.parts import ISOLATIONS, Part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
+from ajet.config.schema.choices import ISOLATIONS, Part
 from ajet.schema.errors import ConfigError
 
 

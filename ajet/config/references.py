@@ -22,8 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ajet.config.locations import shipped_tutorials
-from ajet.config.parts import Part
-from ajet.config.schema.choices import is_reference
+from ajet.config.schema.choices import Part, is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import UnresolvedReference

@@ -34,8 +34,8 @@ __all__ = [
 
 def store_class(experiment: Experiment) -> type[Any]:
     """What `store.type` names; made as `RunStore` is. Raises UnresolvedReference."""
-    from ajet.config.parts import STORES
     from ajet.config.references import class_of
+    from ajet.config.schema.choices import STORES
 
     does = ("lease", "put", "close", "use", "commit", "forget")
     chosen, like = experiment.ajet.store.type, "ajet.store.Store"

@@ -15,8 +15,8 @@ import pytest
 from ajet.backbone.descriptors import SHIPPED
 from ajet.cli import launcher
 from ajet.config import load_experiment
-from ajet.config.parts import ISOLATIONS, STORES, TRACKERS
 from ajet.config.references import load_code, resolve_reference
+from ajet.config.schema.choices import ISOLATIONS, STORES, TRACKERS
 from ajet.record import RunDirectory
 from ajet.run.runner import Runner
 from ajet.run.verl.tickets import open_verl_store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.parts import TRACKERS
+from ajet.config.schema.choices import TRACKERS
 from ajet.record.metrics import Metrics
 from ajet.record.trackers import TrackedRun, Tracker, open_trackers
 

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from ajet.config.parts import ISOLATIONS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.choices import ISOLATIONS, name_or_reference
 from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_TRINITY, NO_VALIDATION, OWN_AGENTS
 
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from ajet.config.parts import STORES
 from ajet.config.schema.base import Section, key
-from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.choices import STORES, name_or_reference
 
 
 class Store(Section):

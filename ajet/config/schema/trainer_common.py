@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.config.algorithms import ALGORITHMS, OWN
-from ajet.config.parts import TRACKERS
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.choices import name_or_reference
+from ajet.config.schema.choices import TRACKERS, name_or_reference
 from ajet.config.schema.reasons import NO_TRINITY, NO_VALIDATION
 
 STALE_CAP = 2.0

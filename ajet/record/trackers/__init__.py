@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.config.parts import TRACKERS
 from ajet.config.references import class_of, load_code
-from ajet.config.schema.choices import is_reference
+from ajet.config.schema.choices import TRACKERS, is_reference
 from ajet.record.trackers.contract import TrackedRun, Tracker
 from ajet.schema.errors import MissingExtra, UserError
 

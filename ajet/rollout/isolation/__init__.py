@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ajet.config.parts import ISOLATIONS
 from ajet.config.references import class_of
+from ajet.config.schema.choices import ISOLATIONS
 from ajet.rollout.attempt import Attempt
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ajet.config.parts import TRACKERS
 from ajet.config.resolution import is_literal, is_secret
+from ajet.config.schema.choices import TRACKERS
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
 
