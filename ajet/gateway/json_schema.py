@@ -80,7 +80,7 @@ def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
     elif isinstance(schema, dict):
         yield schema
         for name, value in schema.items():
-            if name in _NAMED:
+            if name in _NAMED and isinstance(value, dict):  # anything else is no schema, which is told elsewhere
                 yield from _parts(list(value.values()))
             elif name not in _DATA:
                 yield from _parts(value)

@@ -143,7 +143,8 @@ class DebugSession:
         reward = f", mean reward {metrics['debug/reward']:.2f}" if scored else ""
         console.print(
             f"{counted(len(self.episodes), 'episode')}: {scored} scored{reward}, {int(metrics['debug/failed'])} failed,"
-            f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else "")
+            f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else ""),
+            soft_wrap=True,
         )
         console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
         for boundary, hint in sorted({(e.failure.boundary, hint_of(e.failure)) for e in self.episodes if e.failure}):

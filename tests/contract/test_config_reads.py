@@ -21,11 +21,20 @@ pytestmark = pytest.mark.slow
 
 HELD_OUT = {"task_reader.jsonl_dataset_file.validation.file_path": "the reader takes both files' names"}
 SIZES = [key for key in KEYS if key.startswith("trainer_common.megatron.")]
+OUTLOOK = (
+    "data.train_batch_size", "rollout.max_env_worker", "trainer_common.algorithm.adv_estimator",
+    "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards", "trainer_common.lora.rank",
+    "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
+    "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
+    "trainer_common.keep_best",
+)  # fmt: skip
+"""What debug's last lines estimate a training by."""
 IN_VAIN: dict[str, dict[str, str]] = {
     "debug": {
         **HELD_OUT,
         "trainer_common.resume": "a debug run has a folder of its own",
         "trainer_common.log_freq": "no tracker is told of a debug run",
+        **dict.fromkeys(OUTLOOK, "read for what debug says of a training"),
     },
     "local": {},
     "serve": HELD_OUT,

@@ -150,9 +150,8 @@ class TrainerCommon(Section):
     stop_after_idle_steps: int = key(
         50,
         "End the run after so many steps in a row in which nothing could be learned (equal rewards, no reward, a "
-        "learning rate of 0), with a checkpoint and the reason; 0: never.",
+        "learning rate of 0), with a checkpoint and the reason; `ajet serve` goes on and warns; 0: never.",
         training=False,
-        idle={SERVE: "it waits for its clients, and warns"},
         ge=0,
     )
     val_before_train: bool = key(False, "Validate before the first step.", training=False, idle={SERVE: NO_VALIDATION})
