@@ -105,7 +105,7 @@ def evaluate(
     """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing."""
     from ajet.cli.screen import beside_json, show_logs
     from ajet.record.attempts import TAG_KEYS
-    from ajet.run.evaluation.play import Asked, evaluate_models
+    from ajet.run.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.run.evaluation.report import draw, show, spelled, write_csv, write_parquet
     from ajet.run.evaluation.target import opened_target
 
@@ -115,7 +115,7 @@ def evaluate(
         settings.insert(0, target)
         target = None
     keys = tuple(by) if by else TAG_KEYS
-    asked = Asked(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh)
+    asked = EvaluationOptions(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh)
     with beside_json(as_json):
         experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
         result = evaluate_models(experiment, models, asked)

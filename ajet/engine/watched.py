@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from ajet.engine.around import Around
 from ajet.engine.contract import ChatEngine, TokenChunk, TokenEngine, TokenRequest
 
 TAIL = 48
@@ -65,26 +66,12 @@ class Watch:
         return None
 
 
-class WatchedEngine:
+class WatchedEngine(Around):
     """A TokenEngine around another one."""
 
     def __init__(self, engine: TokenEngine, tokenizer: Any) -> None:
-        self._engine, self.watch = engine, Watch(tokenizer)
-
-    @property
-    def constrains(self) -> bool:
-        """The inner engine's."""
-        return self._engine.constrains
-
-    @property
-    def version(self) -> int:
-        """The inner engine's."""
-        return self._engine.version
-
-    @property
-    def max_model_len(self) -> int:
-        """The inner engine's."""
-        return self._engine.max_model_len
+        super().__init__(engine)
+        self.watch = Watch(tokenizer)
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Pass on, and count."""

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
+from ajet.engine.around import Around
 from ajet.engine.contract import TokenChunk, TokenEngine, TokenRequest
 from ajet.schema.errors import EngineFailure
 
@@ -38,31 +39,16 @@ class _Waiting:
             self.admitted.set_exception(EngineFailure("the engine was closed", retryable=False))
 
 
-class RoundEngine:
+class RoundEngine(Around):
     """A TokenEngine around another one. The rollout says how many episodes are live."""
 
     def __init__(self, engine: TokenEngine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._lock = threading.Lock()
         self._live = 0
         self._waiting: list[_Waiting] = []
         self.rounds: list[list[tuple[int, int, int]]] = []
         """(task, repeat, call) of the requests of each round of the present or last play."""
-
-    @property
-    def constrains(self) -> bool:
-        """The inner engine's."""
-        return self._engine.constrains
-
-    @property
-    def version(self) -> int:
-        """The inner engine's."""
-        return self._engine.version
-
-    @property
-    def max_model_len(self) -> int:
-        """The inner engine's."""
-        return self._engine.max_model_len
 
     def begin(self) -> None:
         """A play begins: what earlier ones left in the inner engine's cache goes. A resumed run has nothing there, and

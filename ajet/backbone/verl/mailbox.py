@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a ticket is for. The answer to `Asked`."""
+    """What a ticket is for. The answer to `TicketAsked`."""
 
     order: int
     """The position in the training order."""
@@ -51,7 +51,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TicketAsked:
     """Somebody is about to play what this ticket is for."""
 
     ticket: int
@@ -118,7 +118,7 @@ class Saved:
     folder: str
 
 
-Letter = Process | Phase | Asked | Closed | GaveUp | Stepped | Validated | Saved | Died
+Letter = Process | Phase | TicketAsked | Closed | GaveUp | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:
@@ -139,7 +139,7 @@ class _Mailbox:
 
     async def grant(self, ticket: int) -> Grant:
         """What it is for, once that is known."""
-        self._letters.put_nowait(Asked(ticket))
+        self._letters.put_nowait(TicketAsked(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]

@@ -44,6 +44,8 @@ HEADERS = {
     "cache-control": "no-cache",
 }
 
+ENDED_EARLY = ("failed", "stopped", "interrupted")
+"""States of a run."""
 SpellFor = Callable[[Path], Spell | None]
 """A run's folder to what spells its tokens; None when its tokenizer cannot be had."""
 
@@ -63,12 +65,15 @@ class Views:
         return {"runs": self.library.runs(), "only": self.library.only}
 
     def run(self, name: str) -> dict[str, Any]:
-        """A run's row, and what `ajet prove` said of it."""
+        """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
         folder = self.library.path(name)
-        row, table = summary(self.library.root, folder), self.table(name)
+        row = summary(self.library.root, folder) | {"proof": episode_page.proof(folder)}
+        if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
+            return row
+        table = self.table(name)  # of any other run only who asks for its episodes has them all read
         table.look(0.0)
         failed = sum(1 for found, _ in table.rows() if found["failure"])
-        return {**row, "proof": episode_page.proof(folder), "failed": failed, "log": log_end(folder)}
+        return {**row, "failed": failed, "log": log_end(folder)}
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
         """See metrics_after."""

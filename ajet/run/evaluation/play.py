@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvaluationOptions:
     """What the command line says about an evaluation beyond experiment and models."""
 
     tasks: Path | None = None
@@ -77,7 +77,7 @@ class Result:
         return [(each, compared) for each, compared in pairs if compared is not None]
 
 
-def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Asked) -> Result:
+def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
     judges = open_judges(experiment, asked.judges)
@@ -101,7 +101,7 @@ def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Aske
     )
 
 
-def prepared(experiment: Experiment, asked: Asked) -> Experiment:
+def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
     """The experiment as it is evaluated: on an engine that trains nothing, over these tasks, drawn so. Raises
     UserError."""
     settings = experiment.ajet.model_copy(deep=True)
@@ -135,7 +135,7 @@ def sampling_words(experiment: Experiment) -> str:
     return ", ".join([f"temperature {val.temperature:g}", *more, *([f"top_k {val.top_k}"] if val.top_k > 0 else [])])
 
 
-def _evaluations(experiment: Experiment, models: Sequence[Model], asked: Asked) -> list[Evaluation]:
+def _evaluations(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> list[Evaluation]:
     from ajet.task_reader import open_reader
 
     reader = open_reader(experiment)

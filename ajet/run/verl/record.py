@@ -17,7 +17,18 @@ import psutil
 from loguru import logger
 
 from ajet.backbone.canary import Canary
-from ajet.backbone.verl.mailbox import Asked, Closed, Died, GaveUp, Letter, Phase, Process, Saved, Stepped, Validated
+from ajet.backbone.verl.mailbox import (
+    Closed,
+    Died,
+    GaveUp,
+    Letter,
+    Phase,
+    Process,
+    Saved,
+    Stepped,
+    TicketAsked,
+    Validated,
+)
 from ajet.record.learned import is_idle
 from ajet.run.accounting import discarded
 from ajet.run.gaming import GamingWatch
@@ -86,7 +97,7 @@ class Record:
         """Do what it asks for."""
         if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
             self._run.take_up()
-        if isinstance(letter, Asked):
+        if isinstance(letter, TicketAsked):
             self._tickets.asked(letter.ticket)
         elif isinstance(letter, Closed):
             self._closed(letter.group, letter.step)
