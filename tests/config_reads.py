@@ -24,10 +24,12 @@ KEYS = {".".join(path): notes for path, _, notes in walk(AjetConfig)}
 """Every plain key below `ajet`, with its notes."""
 ALL_ALIKE = {
     "ajet.config.readiness.value_at",
+    "ajet.config.readiness._refuse_out_of_reach",
     "ajet.config.experiment.settled",
     "ajet.config.experiment.training_relevant",
     "ajet.config.experiment.with_defaults",
     "ajet.config.idle.idle_reason",
+    "ajet.config.idle._value",
     "ajet.record.run_directory._redactor",
 }
 LAYER = "default_config/verl"
@@ -68,6 +70,8 @@ def recorded_reads() -> Iterator[Reads]:
             if isinstance(value, Section):
                 places[id(value)] = (value, path)
             else:
+                if isinstance(value, list):
+                    places.update((id(each), (each, path)) for each in value if isinstance(each, Section))
                 reads.note(path, sys._getframe(1))
         return value
 

@@ -26,7 +26,7 @@ from ajet.run.options import LaunchOptions
 KEY = "0123456789abcdef0123456789abcdef"
 AGENT = '''
 from ajet import Workflow, WorkflowOutput
-from ajet.task_judge import BaseJudge
+from ajet.task_judge import scorer
 
 
 class Asks(Workflow):
@@ -37,18 +37,19 @@ class Asks(Workflow):
             await client.chat.completions.create(model="ajet", messages=[question])
         if workflow_task.task_thread_index == 2:
             raise ValueError("one attempt fails")
-        return WorkflowOutput()
+        return WorkflowOutput(metadata={"final_answer": "4"})
 
 
-class ByRepeat(BaseJudge):
+@scorer("by_repeat")
+class ByRepeat:
     """A model that it could ask is named; it asks none."""
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, plus=0.0):
         self.asked = config.ajet.task_judge.alien_llm_model, config.ajet.task_judge.alien_llm_response_length
+        self.plus = plus
 
-    def compute_reward(self, workflow_task, workflow_output):
-        return float(workflow_task.task_thread_index), None
+    def __call__(self, workflow_task):
+        return workflow_task.task_thread_index + self.plus
 '''
 TREE: dict[str, Any] = {
     "model": {"path": "embedded:tiny-tools", "dtype": "float32"},
@@ -61,7 +62,10 @@ TREE: dict[str, Any] = {
         "random_dummy": {"size": 1, "validation_size": 1},
         "reasoning_gym": {"dataset": "basic_arithmetic", "size": 1, "validation_size": 1},
     },
-    "task_judge": {"judge_protocol": "agent.py->ByRepeat"},
+    "task_judge": {
+        "scorers": [{"name": "by_repeat", "arguments": {"plus": 0.5}}, {"name": "exact", "weight": 0}],
+        "stages": [{"from_step": 99, "scorer": "exact"}],
+    },
     "rollout": {
         "user_workflow": "agent.py->Asks",
         "num_repeat": 3,
@@ -109,6 +113,23 @@ def launched(folder: Path, backbone: str, *overrides: str) -> Experiment:
     return experiment
 
 
+def scorers_recorded(folder: Path) -> bool:
+    """Whether each scored episode of the runs says which scorers were chosen and what each gave, and so do the
+    metrics."""
+    lines = [json.loads(line) for path in folder.glob("runs/**/episodes/*.jsonl") for line in path.open()]
+    verdicts = [(line["repeat"], line["verdict"]) for line in lines if line["verdict"]]
+    said = [json.loads(line) for path in folder.glob("runs/**/metrics.jsonl") for line in path.open()]
+    return (
+        bool(verdicts)
+        and all(
+            (verdict["scorer"], verdict["parts"], verdict["reward"])
+            == ("by_repeat+exact", {"by_repeat": repeat + 0.5, "exact": 0.0}, repeat + 0.5)
+            for repeat, verdict in verdicts
+        )
+        and any(row.get(f"{split}/scored_by/by_repeat+exact") for split in ("train", "debug") for row in said)
+    )
+
+
 def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """`ajet serve` with a trainer, until its first step is done; a client plays what it needs."""
     from ajet.run.serve import serve
@@ -138,29 +159,30 @@ def _client(status: Path) -> None:
 
 def on_verl(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Experiment:
     """A launch on verl that trains one step; see the module."""
-    monkeypatch.setattr("ajet.run.verl.train_on_verl", _without_ray)
+    monkeypatch.setattr("ajet.backbone.verl.train.train_on_verl", _without_ray)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return launched(folder, "verl", "trainer_common.device=cuda", *overrides)
 
 
 def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, interrupts: Any, sink: Any) -> None:
+    from ajet.backbone.verl.agent.engine import ServerEngine
+    from ajet.backbone.verl.agent.host import Host
     from ajet.backbone.verl.dataset import TaskRows
-    from ajet.backbone.verl.engine import ServerEngine
     from ajet.backbone.verl.mailbox import Closed, Credited, Grant, Stepped, Validated
+    from ajet.backbone.verl.record import Record
     from ajet.backbone.verl.shipped_experiment import KEY as CARRIED
     from ajet.backbone.verl.shipped_experiment import restored
+    from ajet.backbone.verl.train import _config, tickets_of
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.verl.host import Host
-    from ajet.run.verl.record import Record
-    from ajet.run.verl.train import _config, tickets_of
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
 
-    config, order, words = _config(experiment, run, own=True)
+    config, order, words = _config(experiment, run, sink, own=True)
     tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
     tickets = tickets_of(experiment, run, config, order)
-    record = Record(experiment, run, sink, 1, tickets, words=words)
+    sink.begin(words, total=1)
+    record = Record(experiment, run, sink, tickets)
     grants = tickets.due()
     rollout = config["actor_rollout_ref"]["rollout"]
     engine = ServerEngine(

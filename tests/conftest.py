@@ -7,10 +7,12 @@ other worker does the rest meanwhile; a file's tests stay together, for they sha
 
 import gc
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile every file of ours again
 
 import functools
 import io
@@ -28,6 +30,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import costs, left_behind
+from tests.mongod import mongod  # noqa: F401
 
 pytest.register_assert_rewrite("tests.client_fixtures")
 
@@ -41,6 +44,7 @@ BOOTS = "boots"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    sys.dont_write_bytecode = False  # the variable was there when this process began
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's, for what it starts in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)  # commands under test hear their Ctrl-C
     costs.register(config)

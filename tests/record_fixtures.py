@@ -12,8 +12,15 @@ from pydantic import BaseModel
 from ajet.record.episode_codec import rebuild
 from ajet.schema.call import Call, RawPrompt, Terms, VersionRun
 from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
+from ajet.schema.tool_use import ToolUse, digest_of
+
+PARTS = (
+    ProcessReward(reward=0.5, step=0, tokens=(ReplySpan(0, 0, 5),)),
+    ProcessReward(reward=-1.0, text="no", name="a guess", tokens=(ReplySpan(1, 2, 4), ReplySpan(2, 0, 1))),
+)
 
 
 def call(index: int, parent: int | None, prefix: int, suffix: int, replied: int, seed: int = 0, **more: Any) -> Call:
@@ -70,10 +77,14 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "group": "g0",
         "order": 3,
         "run": "abc",
-        "verdict": Verdict(1.0, True, "equal"),
+        "verdict": Verdict(1.0, True, "equal", process=PARTS),
         "calls": calls,
         "messages": [{"role": "user", "content": "α"}, {"role": "system", "content": "s"}, {"role": "assistant"}, {}],
         "tools": [[{"type": "function", "function": {"name": "f"}}]],
+        "tool_uses": [
+            ToolUse("f", {"x": [1, None]}, "αβ", digest_of("αβγ"), 1.5, 1.75, "", "s", "call-0", whole=3),
+            ToolUse("f", {}, "", digest_of("gone"), 1.75, 2.0, "transport"),
+        ],
         "timelines": timelines,
         "untrained": Counter({"aborted_call": 0, "over_length": 3}),
         "metadata": {"final_answer": "2", "nested": {"list": [1, None, True]}},

@@ -16,8 +16,9 @@ import pytest
 from ajet.config import Experiment
 from ajet.engine.contract import TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
+from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
-from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, rollout
+from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
@@ -44,7 +45,14 @@ def renderer() -> Renderer:
     return Renderer(tokenizer)
 
 
-class AnswerJudge:
+class HoldsNothing:
+    """What a judge of these tests is beside its verdicts."""
+
+    def let_go(self) -> None:
+        """There is nothing."""
+
+
+class AnswerJudge(HoldsNothing):
     """Rewards the answer "yes"; no score for "perhaps"."""
 
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
@@ -92,20 +100,24 @@ def stage(
     latency: float = 0.0,
     tree: dict[str, Any] | None = None,
     sections: dict[str, Any] | None = None,
+    pins: Pins | None = None,
+    words: Renderer | None = None,
     **rollout: Any,
 ) -> Iterator[Stage]:
-    """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it."""
+    """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it. `words`: a
+    renderer, if not `renderer()`."""
     settings = {"num_repeat": 2, "episode_timeout": 60, **rollout}
     whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": settings}}
     experiment = Experiment.from_dict(whole, base=folder or Path.cwd())
-    words = renderer()
+    words = words or renderer()
     engine = ScriptedEngine(
         script if script is not None else lambda _: "yes", encode=words.encode, end_id=words.end_ids[0], latency=latency
     )
     inner: Any = RoundEngine(engine) if experiment.ajet.rollout.deterministic else engine
     gateway = Gateway(inner, words, max_model_len=18000, max_response_tokens=4096).start()
     seen: list[Episode] = []
-    made = Rollout(experiment, gateway, workflow, judge or AnswerJudge(), run_id="test", on_episode=seen.append)
+    judge = judge or AnswerJudge()
+    made = Rollout(experiment, gateway, workflow, judge, run_id="test", on_episode=seen.append, pins=pins)
     try:
         yield Stage(made, gateway, engine, seen)
     finally:
@@ -117,7 +129,7 @@ def stage(
 def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
     """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then (there must
     be one): a limit that is long enough for a busy machine would be waited for to its end."""
-    kept = rollout.first
+    kept = attempts.first
 
     async def come() -> None:
         while not when():
@@ -132,7 +144,7 @@ def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
         late.cancel()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout, "first", first)
+        patch.setattr(attempts, "first", first)
         yield
 
 

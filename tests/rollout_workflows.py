@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,22 @@ class AsksPlain(Workflow):
         return asyncio.run(Asks().execute(task, tuner))
 
 
+def doubled(number: int) -> int:
+    """A tool."""
+    return 2 * number
+
+
 class AsksInHelper(Workflow):
-    """Uses asyncio.to_thread."""
+    """Uses asyncio.to_thread, and tools: from a thread beside, in a block, and one that fails."""
 
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-        await asyncio.to_thread(time.sleep, 0)
+        assert await asyncio.to_thread(tuner.tool(doubled), 4) == 8
+        with tuner.tool("look", {"at": [1]}, call_id="c1", server="eyes") as running:
+            running.result, running.whole = "much", "much more"
+        with suppress(ConnectionError), tuner.tool("call", {}):
+            raise ConnectionResetError("gone")
+        with tuner.tool("call", {}) as running:
+            running.result = "back"
         return WorkflowOutput(metadata={"answer": await ask(tuner, "x")})
 
 
@@ -133,6 +144,22 @@ class Exits(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         await ask(tuner, "x")
         sys.exit(3)
+
+
+class Garbles(Workflow):
+    """Speaks in its worker's place: a pickle, which would make a file where it is believed."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await ask(tuner, "x")
+        bomb = pickle.dumps((1, "ended", ("output", _Bomb(), [])))
+        os.write(int(sys.argv[1]), len(bomb).to_bytes(4, "big") + bomb)
+        await asyncio.sleep(600)
+        raise AssertionError
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(os.environ[HANGS]),)
 
 
 class Dies(Workflow):

@@ -76,8 +76,9 @@ def counter(
     gateway: dict[str, Any] | None = None,
     **rollout: Any,
 ) -> Iterator[Counter]:
-    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`; `pending`: where ended episodes are
-    kept, and what is there is taken up; `at`: what a checkpoint holds of them; `rollout`: keys of that section."""
+    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`, or an opened one; `pending`: where
+    ended episodes are kept, and what is there is taken up; `at`: what a checkpoint holds of them; `rollout`: keys of
+    that section."""
     tree = {"ajet": {"gateway": gateway or {}, "rollout": {"num_repeat": 2, **rollout}}}
     experiment = Experiment.from_dict(tree, base=Path.cwd())
     words = renderer()
@@ -92,7 +93,7 @@ def counter(
     desk = Desk(
         experiment,
         served,
-        Judge(judge),
+        judge if isinstance(judge, Judge) else Judge(judge),
         store,
         order,
         run_id="test",

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.run.verl.leftovers import RANDOM
+from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.schema.episode import Episode, Outcome
 from tests.ajet_command import ajet, environment, metric_rows, start
 from tests.left_behind import mapped

@@ -16,6 +16,7 @@ from ajet.schema.call import Call, VersionRun
 from ajet.schema.episode import Episode, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.schema.tool_use import ToolUse, digest_of
 from tests.record_fixtures import episode, failed
 
 HOSTILE = (
@@ -41,10 +42,16 @@ def write_run(folder: Path, *, steps: int = 3, outcome: str | None = "finished",
 def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
     """One more step: metrics and episodes."""
     row = {"step": step, "time": time.time(), "train/reward": step / 10, "kl": 0.01 * step, "seconds/rollout": 1.5}
+    row |= {f"train/scored_by/{scorers_of(step)}": 4, f"train/scorer/{scorers_of(step)}": 0.5}
     append_lines(folder / "metrics.jsonl", [json.dumps(row)])
     episodes = [played(step, task, repeat, said) for task in range(2) for repeat in range(2)]
     outcomes = {each.uuid: Outcome(step, (each.reward or 0.0) - 0.5) for each in episodes}
     EpisodeFiles(folder / "episodes").write(step, "train", [*episodes, lost(step)], outcomes)
+
+
+def scorers_of(step: int) -> str:
+    """Another one from the third step on."""
+    return "exact" if step < 3 else "f1"
 
 
 def add_validation(folder: Path, step: int, *successes: bool) -> None:
@@ -71,14 +78,20 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
         },
         {"role": "tool", "content": "3", "tool_call_id": "c"},
     ]
+    began = 1000.42 + step
+    use = ToolUse("add", {"a": 1}, "3", digest_of("3"), began, began + 0.02, "transport", call_id="c")
+    uses = [use] if repeat else []  # those of earlier versions have none
     made = episode(
         f"e{step:03}{task}{repeat}",
         seed=100 * step + 10 * task + repeat,
         step=step,
         repeat=repeat,
         task=Task(main_query=f"What is {task} + 2?", task_id=f"t{task}"),
-        verdict=Verdict(reward, reward >= 0.5, "counted"),
+        verdict=Verdict(
+            reward, reward >= 0.5, "counted", scorer=scorers_of(step), parts={scorers_of(step): reward, "style": None}
+        ),
         messages=messages,
+        tool_uses=uses,
         started=1000.0 + step,
         ended=1002.0 + step,
     )

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ajet.config.algorithms import Need
-from ajet.schema.episode import Group
+from ajet.config.catalogue import Need
+from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
+from ajet.schema.process_reward import ProcessReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class Algorithm:
     """Subclass it, write `of_group` or `advantages`, and name the class in `trainer_common.algorithm.adv_estimator`."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
-    """See `ajet.config.algorithms.Need`. Without "group" one scored attempt is enough to learn from a task."""
+    """See `ajet.config.catalogue.Need`. Without "group" one scored attempt is enough to learn from a task."""
     name: str = ""
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
@@ -69,6 +70,19 @@ class Algorithm:
                 rows[index] = np.full(penalties_E_T[index].size, value)
         return rows
 
+    def parts(self, episode: Episode) -> Sequence[ProcessReward]:
+        """The parts of a scored episode that have a reward of their own: those of its verdict."""
+        return episode.verdict.process if episode.verdict is not None else ()
+
+    def of_parts(self, rewards_P: Row, classes_P: Sequence[int]) -> Row:
+        """[P] one advantage per part: parts of one class are compared with each other as attempts of one group are.
+        Those of a class that are no further apart than `equal_rewards` are the same."""
+        rewards = rewards_P.copy()
+        for members in members_of(classes_P):
+            rewards[members] = without_rounding(rewards[members], self.settings.equal_rewards)
+        rows = self.advantages(rewards, [np.zeros(1)] * rewards.size, classes_P)
+        return np.concatenate([np.asarray(row, np.float64) for row in rows])
+
     def policy_loss(self, logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> tuple[Tensor, Tensor]:
         """[T] losses, differentiable in `logprobs_T`, and [T] booleans: where a bound cut the gradient off. `old_T`:
         the policy's logprobs before the update. Here: the clipped ratio. Tensors are on the trainer's device."""
@@ -81,10 +95,12 @@ class Algorithm:
         """Whether there is something to learn from a group: the one definition, for oversampling (which groups are
         kept), dynamic sampling (which belong to the batch) and the count of those with nothing.
 
-        There is where its rewards, credited by themselves and without KL penalties, give any attempt an advantage. An
-        attempt that is the only one with a score is compared with nobody then; it is something to learn from for
-        algorithms that do not need a group.
+        There is where its rewards, credited by themselves and without KL penalties, give any attempt an advantage, or
+        those of parts give any part one. An attempt that is the only one with a score is compared with nobody then; it
+        is something to learn from for algorithms that do not need a group.
         """
+        if self._speaks_of_parts(group):
+            return True
         rewards = np.array([episode.reward for episode in group.scored], np.float64)
         if rewards.size < 2:
             return rewards.size == 1 and "group" not in self.needs
@@ -92,6 +108,16 @@ class Algorithm:
             without_rounding(rewards, self.settings.equal_rewards), [np.zeros(1)] * rewards.size, [0] * rewards.size
         )
         return any(np.any(row) for row in rows)
+
+    def _speaks_of_parts(self, group: Group) -> bool:
+        parts = (
+            [part for episode in group.scored for part in self.parts(episode)] if self.settings.process_weight else []
+        )
+        if not parts:
+            return False
+        classes = {part.compared: number for number, part in enumerate(parts)}
+        rewards = np.array([part.reward for part in parts], np.float64)
+        return bool(np.any(self.of_parts(rewards, [classes[part.compared] for part in parts])))
 
 
 def without_rounding(rewards_G: Row, equal: float) -> Row:

@@ -10,18 +10,20 @@ KL or not, and do not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ajet.algorithm.balance import left_out
 from ajet.algorithm.contract import Algorithm, Row, members_of, without_rounding
+from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Episode, Group, Outcome, episodes_of
+from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason, episodes_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,6 +65,15 @@ def credit(
             raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
         _penalise(scored, reference, settings.kl_in_reward_coef)
     advantages = _advantages(scored, algorithm, settings.equal_rewards)
+    parts = add_process_credit(
+        advantages,
+        [item.episode for item in scored],
+        [item.group for item in scored],
+        [_places(item) for item in scored],
+        algorithm,
+    )
+    if settings.adv_scaling != 1:
+        advantages = [row * settings.adv_scaling for row in advantages]
 
     nothing = {index for index, group in enumerate(groups) if not algorithm.learns_from(group)}
     if settings.dynamic_sampling:
@@ -71,14 +82,23 @@ def credit(
     else:
         silent = set() if config.trainer_common.use_kl_loss else _without_advantage(scored, advantages)
         counting = [item.length for item in scored]
+    balanced = {uuid for group in groups for uuid in left_out(group)} if settings.balance_sample else set()
+    if balanced:
+        counting = [
+            item.length
+            for item in scored
+            if item.episode.uuid not in balanced and not (settings.dynamic_sampling and item.group in silent)
+        ]
     weights = iter(token_weights(settings.loss_aggregation, counting, config.data.max_response_length))
 
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
     batch.outcomes = {e.uuid: _of_unscored(e) for e in episodes_of(groups) if not e.scored}
     for item, row in zip(scored, advantages, strict=True):
-        weight = next(weights) if item.group not in silent or not settings.dynamic_sampling else 0.0
-        if item.group in silent:
-            left = {"zero_variance": item.length} if item.length else {}
+        out = item.episode.uuid in balanced
+        weight = next(weights) if not out and (item.group not in silent or not settings.dynamic_sampling) else 0.0
+        if out or item.group in silent:
+            reason = "zero_variance" if item.group in silent else "balanced"
+            left = {reason: item.length} if item.length else {}
             batch.outcomes[item.episode.uuid] = Outcome(untrained=left)
             continue
         batch.outcomes[item.episode.uuid] = Outcome(step, float(row.mean()) if row.size else 0.0)
@@ -88,6 +108,8 @@ def credit(
         "credit/groups": len(groups),
         "credit/zero_variance_groups": len(nothing),
         "credit/left_out_groups": len(silent),
+        **({"credit/parts": parts} if parts else {}),
+        **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
         **_metrics(scored, batch),
     }
     return batch
@@ -108,12 +130,21 @@ def _of_unscored(episode: Episode) -> Outcome:
     return Outcome(untrained={reason: left} if left > 0 else {})
 
 
-def _sampled_order(item: _Scored) -> list[tuple[Sample, slice]]:
-    """The runs of trained tokens of an episode, call by call."""
+def _sampled_order(item: _Scored) -> list[tuple[int, Sample, slice]]:
+    """The runs of trained tokens of an episode, call by call, each with its call."""
     runs = [
         (span.call, sample, slice(span.start, span.stop)) for sample in item.samples for span in sample.timeline.spans
     ]
-    return [(sample, where) for _, sample, where in sorted(runs, key=lambda run: run[0])]
+    return sorted(runs, key=lambda run: run[0])
+
+
+def _places(item: _Scored) -> Places:
+    places, start = {}, 0
+    for call, _, where in _sampled_order(item):
+        stop = start + where.stop - where.start
+        places[call] = start, stop
+        start = stop
+    return places
 
 
 def _penalise(scored: Sequence[_Scored], logprobs: Logprobs, coefficient: float) -> None:
@@ -125,7 +156,7 @@ def _penalise(scored: Sequence[_Scored], logprobs: Logprobs, coefficient: float)
         sample.reference = other
         gaps[id(sample)] = own - other
     for item in scored:
-        runs = [gaps[id(sample)][where] for sample, where in _sampled_order(item)]
+        runs = [gaps[id(sample)][where] for _, sample, where in _sampled_order(item)]
         if runs:
             item.penalties = coefficient * np.concatenate(runs).astype(np.float64)
 
@@ -137,7 +168,7 @@ def _advantages(scored: Sequence[_Scored], algorithm: Algorithm, equal: float) -
     for members in members_of(groups):
         rewards[members] = without_rounding(rewards[members], equal)
     rows = algorithm.advantages(rewards, [item.penalties for item in scored], groups)
-    found = [np.asarray(row, np.float64) for row in rows]
+    found = [np.array(row, np.float64) for row in rows]
     wanted = [(item.length,) for item in scored]
     if [row.shape for row in found] != wanted or not all(np.isfinite(row).all() for row in found):
         raise UserError(
@@ -156,7 +187,7 @@ def _without_advantage(scored: Sequence[_Scored], advantages: Sequence[Row]) -> 
 
 def _write(item: _Scored, row: Row, weight: float) -> None:
     start = 0
-    for sample, where in _sampled_order(item):
+    for _, sample, where in _sampled_order(item):
         stop = start + where.stop - where.start
         sample.advantages[where] = row[start:stop]
         start = stop
@@ -174,3 +205,13 @@ def _metrics(scored: Sequence[_Scored], batch: TrainingBatch) -> dict[str, float
     if penalties.any():
         metrics["credit/kl_penalty_mean"] = float(penalties.mean())
     return metrics
+
+
+def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> dict[str, Outcome]:
+    """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
+    `stale`: the tokens of their timelines are counted as such."""
+    found = {}
+    for episode in episodes_of(groups):
+        left = episode.uncounted
+        found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
+    return found

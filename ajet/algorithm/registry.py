@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm
-from ajet.config.algorithms import ALGORITHMS, OWN, Need
+from ajet.config.catalogue import Need, own
+from ajet.config.handed import known
 from ajet.config.references import load_code, resolve_reference
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
+    from ajet.algorithm.losses.contract import PolicyLoss
     from ajet.config import AjetConfig
     from ajet.config.schema.trainer_common import Algorithm as Settings
 
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"
+LOSS_KEY = f"{SECTION}.policy_loss"
 
 
 def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
@@ -31,7 +34,8 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
 
 def made(name: str, base: str, settings: Settings) -> Algorithm:
     """The same from its parts."""
-    kind: type[Algorithm] = load_code(ALGORITHMS[name].code) if name in ALGORITHMS else _own(name, Path(base))
+    shipped = known().algorithms
+    kind: type[Algorithm] = load_code(shipped[name].code) if name in shipped else _own(name, Path(base))
     try:
         algorithm = kind(settings)
     except UserError:
@@ -43,6 +47,21 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             expected="a class that can be called with the settings of `trainer_common.algorithm` alone",
         ) from problem
     algorithm.name, algorithm.base = name, base
+    if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
+        raise ConfigError(
+            f"{name} has a policy_loss of its own, and {settings.policy_loss} is chosen, too.",
+            where=LOSS_KEY,
+            expected="one of the two: null is the algorithm's own",
+        )
+    if settings.old_policy == "behaviour" and not isinstance(settings.is_cap, str | None):
+        raise ConfigError(
+            "The ratio refers to the policy that sampled, and importance weights against it are asked for, too: what "
+            "lies between the two would count twice.",
+            where=f"{SECTION}.is_cap",
+            expected="old_policy: proximal with is_cap (decoupled), or old_policy: behaviour with is_cap: null",
+        )
+    if settings.policy_loss is not None and settings.policy_loss not in known().losses:
+        loss_of(algorithm)  # a reference that leads nowhere is told before a step
     if "reference" in kind.needs and not settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} needs the reference model's logprobs, and nothing asks for them.",
@@ -53,14 +72,39 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
     return algorithm
 
 
+def loss_of(algorithm: Algorithm) -> PolicyLoss:
+    """The loss that its settings name, else its own. Raises UnresolvedReference or ConfigError."""
+    name = algorithm.settings.policy_loss
+    if name is None:
+        from ajet.algorithm.losses.own import OwnLoss
+
+        return OwnLoss(algorithm)
+    return made_loss(name, algorithm.base, algorithm.settings)
+
+
+def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
+    """The loss of that name, or at that reference."""
+    from ajet.algorithm.losses.contract import PolicyLoss
+
+    shipped = known().losses
+    kind: type[PolicyLoss] = (
+        load_code(shipped[name].code)
+        if name in shipped
+        else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
+    )
+    loss = kind(settings)
+    loss.name, loss.base = name, base
+    return loss
+
+
 def _own(reference: str, base: Path) -> type[Algorithm]:
     kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, what=KEY)
     if kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
         raise ConfigError(
             f"{reference} does not say what an attempt's advantage is.",
             where=KEY,
-            expected=f"a class such as {OWN} with of_group(self, returns_G), or advantages(self, rewards_E, "
-            "penalties_E_T, groups_E)",
+            expected=f"a class such as {own('algorithm')} with of_group(self, returns_G), or advantages(self, "
+            "rewards_E, penalties_E_T, groups_E)",
         )
     unknown = sorted(set(kind.needs) - set(get_args(Need)))
     if unknown:

@@ -2,8 +2,8 @@
 
 In: training batches. Out: a policy version and an engine that samples with it. `open_backbone` opens what a descriptor
 names in this process (`contract.Backbone`), `open_scorer` what computes its log-probabilities again
-(`contract.Scorer`); one with processes of its own has a runner (`ajet.run.runner`) instead. Everything above is the
-same on all of them.
+(`contract.RecordedScorer`); one with processes of its own has a runner (`runner.Runner`) instead. Everything above is
+the same on all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ajet.schema.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ajet.backbone.contract import Backbone, Scorer
+    from ajet.backbone.contract import Backbone, RecordedScorer
     from ajet.config import Experiment
 
 __all__ = ["open_backbone", "open_scorer", "saved_dtype", "saved_version"]
@@ -39,10 +39,10 @@ def open_backbone(experiment: Experiment) -> Backbone:
     return opened
 
 
-def open_scorer(experiment: Experiment, checkpoint: Path | None) -> Scorer:
+def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScorer:
     """What computes log-probabilities as the trainer does, at the weights in `checkpoint`, or, with None, at those the
     run began with. Raises UserError."""
-    opened: Scorer = _scorer(experiment)(experiment, checkpoint)
+    opened: RecordedScorer = _scorer(experiment)(experiment, checkpoint)
     return opened
 
 
@@ -60,11 +60,11 @@ def saved_version(experiment: Experiment, checkpoint: Path) -> int:
     return version
 
 
-def _scorer(experiment: Experiment) -> type[Scorer]:
+def _scorer(experiment: Experiment) -> type[RecordedScorer]:
     from ajet.config.references import load_code
 
     backbone = experiment.backbone
     if backbone.scorer is None:
         raise ConfigError(f"The weights of a {backbone.name} run cannot be loaded here.", where="ajet.backbone")
-    kind: type[Scorer] = load_code(backbone.scorer)
+    kind: type[RecordedScorer] = load_code(backbone.scorer)
     return kind

@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from loguru import logger
 
+from ajet.config.schema.trainer_common import CANARY_FLOAT32, CANARY_ROUNDED
 from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
 
-FLOAT32, ROUNDED = 0.01, 0.2
-"""Nats that `auto` allows between the two logprobs of a token, on average: in float32, and in types of fewer bits."""
 PROMPT = "The canary is asked after every update of the weights: one, two, three, four,"
 REPLY = 12
 """Tokens."""
@@ -25,7 +24,7 @@ class Canary:
 
     def __init__(self, tolerance: float | str | None, *, rounded: bool) -> None:
         if isinstance(tolerance, str):
-            tolerance = ROUNDED if rounded else FLOAT32
+            tolerance = CANARY_ROUNDED if rounded else CANARY_FLOAT32
         self.tolerance: float | None = tolerance
         self._mismatches = 0
 

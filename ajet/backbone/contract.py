@@ -1,5 +1,5 @@
-"""What a backbone is in a process: who owns the engine and the optimizer (DESIGN decision 4), and who computes its
-log-probabilities a second time.
+"""What a backbone is in a process: who owns the engine and the optimizer (DESIGN decision 4), and who computes
+log-probabilities as its trainer does: of the present weights, of the reference, or of a checkpoint.
 
 Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only
 these contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count.
@@ -8,12 +8,13 @@ these contracts differ. `version` counts optimizer steps of this run, resumed ru
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.contract import ChatEngine, TokenEngine
-from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
@@ -53,11 +54,9 @@ class Backbone(Protocol):
         """Optimizer steps of this run so far."""
         ...
 
-    def logprobs(
-        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
-    ) -> list[Floats]:
-        """[T] per sample at mask-1 positions (0 elsewhere), of the policy or of the reference model; `temperature` None
-        is the rollout's."""
+    def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
+        """Within the block: of the present weights, or of the reference model, where an algorithm or a loss asks for
+        one."""
         ...
 
     def update(self, batch: TrainingBatch) -> Update:
@@ -84,20 +83,11 @@ class Backbone(Protocol):
 
 
 class Scorer(Protocol):
-    """Log-probabilities as the trainer computes them, at the weights of one policy version, without a trainer."""
+    """Log-probabilities as the trainer computes them, of one model."""
 
     dtype: str
     """Of the weights: float32, bfloat16…"""
     device: str
-
-    def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
-        """With the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
-        ...
-
-    @staticmethod
-    def version_of(checkpoint: Path) -> int:
-        """The policy version in a checkpoint. Raises UserError where that is not known."""
-        ...
 
     @property
     def shares_prefixes(self) -> bool:
@@ -113,6 +103,19 @@ class Scorer(Protocol):
     ) -> tuple[Floats, Floats]:
         """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
         rounding may move `slack` of the mass over top_p's border."""
+        ...
+
+
+class RecordedScorer(Scorer, Protocol):
+    """The same at the weights of one policy version, without a trainer."""
+
+    def __init__(self, experiment: Experiment, checkpoint: Path | None) -> None:
+        """With the weights in `checkpoint`, or, with None, with those that the run began with. Raises UserError."""
+        ...
+
+    @staticmethod
+    def version_of(checkpoint: Path) -> int:
+        """The policy version in a checkpoint. Raises UserError where that is not known."""
         ...
 
     def widen(self) -> bool:

@@ -7,12 +7,12 @@ samples is trained on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.contract import Rehearsal, Update
-from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.call import Floats
+from ajet.backbone.contract import Rehearsal, Scorer, Update
+from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ class DebugBackbone:
     """Owns an engine, trains nothing."""
 
     trains = False
-    version = 0
 
     def __init__(self, experiment: Experiment) -> None:
         from ajet.engine.watched import WatchedChat, WatchedEngine
@@ -47,9 +46,12 @@ class DebugBackbone:
         watched = WatchedEngine(engine, self.tokenizer)
         self.engine, self.watch = watched, watched.watch
 
-    def logprobs(
-        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
-    ) -> list[Floats]:
+    @property
+    def version(self) -> int:
+        """Of the weights that it samples with."""
+        return 0
+
+    def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""
         raise self._refusal()
 

@@ -40,6 +40,11 @@ DEBUG = Descriptor(
         "rollout.submit_oversample_multiplier": TRAINS_NOTHING,
         "task_reader.huggingface_dat_repo.validation_split": NO_VALIDATION,
         "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
+        "task_reader.agentrl.validation.file_path": NO_VALIDATION,
+        "task_reader.gsm8k.validation.file_path": NO_VALIDATION,
+        "task_reader.math.validation.file_path": NO_VALIDATION,
+        "task_reader.gaia.validation.file_path": NO_VALIDATION,
+        "task_reader.hotpotqa.validation.file_path": NO_VALIDATION,
         "task_reader.random_dummy.validation_size": NO_VALIDATION,
         "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
         "store": TRAINS_NOTHING,
@@ -52,7 +57,7 @@ DEBUG = Descriptor(
 LOCAL = Descriptor(
     "local",
     "trains in this process",
-    can=frozenset({"trains", "serves", "recomputes", "oversamples", "deterministic", "interactive"}),
+    can=frozenset({"trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"}),
     opens="ajet.backbone.local->LocalBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",
     layer=default_config() / "local" / "local_default.yaml",
@@ -60,7 +65,7 @@ LOCAL = Descriptor(
         **_IN_THIS_PROCESS,
         "rollout.vllm.api_key_env": "a vLLM that the local backbone starts asks for no key",
         "rollout.endpoint": TEXT_ONLY,
-        "trainer_common.max_staleness": "only `ajet serve` reads it",
+        "trainer_common.max_staleness": "only `mode: async` and `ajet serve` read it",
         "trainer_common.max_staleness_strategy": "older groups are dropped here",
         "trainer_common.nnodes": NO_CLUSTER,
         "trainer_common.n_gpus_per_node": NO_CLUSTER,
@@ -76,7 +81,7 @@ VERL = Descriptor(
     "verl",
     "trains on Ray, on one machine or many",
     can=frozenset({"trains", "streams", "replaces", "spreads"}),
-    runner="ajet.run.verl.launch->VerlRunner",
+    runner="ajet.backbone.verl.launch->VerlRunner",
     roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
@@ -85,6 +90,7 @@ VERL = Descriptor(
         "rollout.endpoint": TEXT_ONLY,
         "rollout.submit_oversample_multiplier": "verl plays the groups that a batch needs, not more",
         "trainer_common.threads": "Ray says how many verl's processes have",
+        "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
         "debug": DEBUGS_OWN,
     },
     extra="verl",
@@ -97,5 +103,5 @@ TRINITY = Descriptor(
     extra="trinity",
     later="The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
 )
-SHIPPED = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
+BACKBONES = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
 """By name."""

@@ -1,13 +1,15 @@
 """`python -m ajet.cli.docs [--check]`: what is generated from the code.
 
-Invariant: docs/configuration.md, docs/cli.md and default_config/ajet_default.yaml say what the schema and the command
-line say, the table of rooms in docs/architecture.md what their docstrings say, and that of algorithms in
-docs/algorithms.md what their descriptors say; `--check` (part of `make check`) exits 1 and names what is stale.
+Invariant: docs/configuration.md, docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema,
+command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, and that of
+algorithms in docs/algorithms.md what their descriptors say; `--check` (part of `make check`) exits 1 and names what is
+stale.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -17,17 +19,20 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
-ALGORITHMS = "<!-- Generated from ajet/config/algorithms.py by `make docs`. -->"
+ALGORITHMS = "<!-- Generated from ajet/descriptors.py by `make docs`. -->"
+LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. -->"
 
 
 def generated() -> dict[Path, str]:
     """Every generated file of the repository with the text it should have."""
     from ajet.config.generate import configuration_md, defaults_yaml
+    from ajet.rollout.served.protocol import openapi
 
     return {
         ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
         ROOT / "docs" / "configuration.md": configuration_md(),
         ROOT / "docs" / "cli.md": cli_md(),
+        ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
     }
@@ -37,26 +42,30 @@ def architecture_md() -> str:
     """The page with its table of rooms: the first line of each one's docstring, in the order in which they import."""
     layers = re.search(r"^layers = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S)
     assert layers is not None
-    rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in re.findall(r'"ajet\.(\w+)"', layers[1])]
-    return _with_table("architecture.md", TABLE, ["| Folder | What it is for |", "|---|---|", *rows])
+    listed = re.findall(r'"ajet\.(\w+)"', layers[1])
+    rows = [f"| `ajet/{room}` | {_purpose(room)} |" for room in listed if (ROOT / "ajet" / room).is_dir()]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return _with_table(page, TABLE, ["| Folder | What it is for |", "|---|---|", *rows])
 
 
 def algorithms_md() -> str:
-    """The page with its table of advantages: the descriptors of the algorithms that come with ajet."""
-    from ajet.config.algorithms import ALGORITHMS as KNOWN
+    """The page with its tables of advantages and losses: the descriptors of those that come with ajet."""
+    from ajet.config.handed import known
 
     rows = [
-        f"| `{each.name}` | {_cell(each.advantage)} | "
+        f"| `{name}` | {_cell(each.advantage)} | "
         f"{'the other attempts at its task' if 'group' in each.needs else 'all episodes of the batch'} | {each.paper} |"
-        for each in KNOWN.values()
+        for name, each in known().algorithms.items()
     ]
     head = ["| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
-    return _with_table("algorithms.md", ALGORITHMS, [*head, *rows])
+    page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
+    losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in known().losses.items()]
+    return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
 
 
-def _with_table(name: str, mark: str, table: list[str]) -> str:
-    """The page docs/`name` with `table` in place of the one that follows `mark`."""
-    before, rest = (ROOT / "docs" / name).read_text(encoding="utf-8").split(mark, 1)
+def _with_table(page: str, mark: str, table: list[str]) -> str:
+    """The page with `table` in place of the one that follows `mark`."""
+    before, rest = page.split(mark, 1)
     return "\n".join([before + mark, "", *table, "", rest.split("\n\n", 2)[2]])
 
 

@@ -19,20 +19,26 @@ def doctor(
     conf: Conf = None,
     backbone: BackboneChoice = None,
     exp_dir: RunRoot = RECORD,
+    store: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="URI", help="Look at this store, and nothing else: sqlite:PATH or mongodb://HOST/DATABASE."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """Check machine, packages, network and a model's chat template. Exits 1 only for a problem."""
+    """Check machine, packages, network and a model's chat template, or a store. Exits 1 only for a problem."""
     import json
 
     from ajet.record.console import console
-    from ajet.run.doctor import examine, table
+    from ajet.run.doctor import examine, examine_store, table
 
     experiment = None
     if conf is not None:
         from ajet.cli.opened import opened
 
         experiment = opened(conf, backbone, ())
-    checkup = examine(model, experiment, exp_dir=exp_dir.absolute())
+    checkup = examine_store(store) if store is not None else examine(model, experiment, exp_dir=exp_dir.absolute())
     if as_json:
         typer.echo(json.dumps(checkup.plain(), indent=2, ensure_ascii=False))
     else:

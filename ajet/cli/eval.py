@@ -61,7 +61,8 @@ def evaluate(
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--judge", metavar="FILE.py->NAME", show_default=False, rich_help_panel=_OUT,
-            help="Scores by this judge, too; may be given several times.",
+            help="Scores by this judge, the scorer of this name, or the judge of a YAML, too, and how far they agree; "
+            "may be given several times.",
         ),
     ] = None,
     fresh: Annotated[

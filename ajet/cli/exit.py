@@ -1,8 +1,9 @@
 """Exit codes: the one place where an exception becomes a number and a screen.
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
-its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown; 130 Ctrl-C. Usage
-errors are typer's own, also 2.
+its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown; 130 Ctrl-C; 75
+SIGTERM during a run, which the same command continues (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are
+typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 
 from ajet.schema.errors import RunFailed, UserError
 
-OK, UNEXPECTED, USER, INTERRUPTED = 0, 1, 2, 130
+OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
@@ -41,9 +42,12 @@ class Boundary(TyperGroup):
         except UserError as error:
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(USER) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            from ajet.run.interrupt import Preempted
+
+            preempted = isinstance(interrupt, Preempted)
+            typer.echo("Ended as asked; the same command goes on." if preempted else "Interrupted.", err=True)
+            raise typer.Exit(PREEMPTED if preempted else INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001 — the border of the process
             show_unexpected(error, show_traceback=show_traceback, record=record)
             raise typer.Exit(UNEXPECTED) from None

@@ -32,7 +32,7 @@ def launch(
     backbone: BackboneChoice = None,
     exp_dir: ExpDir = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the plan, start nothing.", rich_help_panel=_START)
+        bool, typer.Option("--dry-run", help="Check everything, print the plan, start no run.", rich_help_panel=_START)
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.", rich_help_panel=_START)
@@ -51,6 +51,16 @@ def launch(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show the traceback of every error.", rich_help_panel=_START)
     ] = False,
+    from_store: Annotated[
+        str,
+        typer.Option(
+            "--from-store",
+            metavar="ADDRESS",
+            help="Train on what samplers (ajet sample) put there: sqlite:PATH.",
+            show_default=False,
+            rich_help_panel=_START,
+        ),
+    ] = "",
     with_ray: Annotated[
         bool,
         typer.Option("--with-ray", help="Start a Ray head when none runs (verl, trinity).", rich_help_panel=_CLUSTER),
@@ -72,11 +82,21 @@ def launch(
         typer.Option(
             "--prefix",
             metavar="TEXT",
-            help="Prefix for the names of services (none in this version).",
+            help="Before the names of the logs of services.",
             hidden=True,
             rich_help_panel=_CLUSTER,
         ),
     ] = "",
+    with_service: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--with",
+            metavar="NAME",
+            help="Start this service of `ajet.services`, too; --with-NAME for short.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
     kill: Annotated[
         str, typer.Option("--kill", metavar="NAMES", help='End these runs, "a|b".', rich_help_panel=_OTHERS)
     ] = "",
@@ -100,15 +120,15 @@ def launch(
         )
 
     typer.echo(f"Reading {conf} …")  # what follows takes seconds
+    from ajet.cli.options import address
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment
     from ajet.run.options import LaunchOptions
 
     show_logs()
-    experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
+    settings = [*(overrides or ()), *(["ajet.trainer_common.mode=async"] if from_store else [])]
+    experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
     experiment.require_ready()
-    if prefix:
-        warn("--prefix has no effect: this version starts no services")
     if (with_ray or with_ray_cluster) and "spreads" not in experiment.backbone.can:
         warn(f"--with-ray has no effect: the backbone {experiment.backbone.name} runs in this process")
     options = LaunchOptions(
@@ -118,10 +138,13 @@ def launch(
         with_ray_cluster=with_ray_cluster,
         with_logview=with_logview,
         debug_tags=debug,
+        services=tuple(with_service or ()),
+        prefix=prefix,
         dry_run=dry_run,
         skip_check_avail_gpu=skip_check_avail_gpu,
         traceback=traceback,
         rehearsal=not no_rehearsal,
+        from_store=address(from_store, experiment) if from_store else None,
     )
 
     from ajet.run.launch import launch as run

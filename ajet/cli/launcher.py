@@ -16,7 +16,28 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import chat, cluster, config, doctor, export, init, plan, prove, report, runs, serve, stop, view
+from ajet.cli import (
+    audit,
+    chat,
+    cluster,
+    config,
+    doctor,
+    env,
+    export,
+    gc,
+    init,
+    judge,
+    plan,
+    prove,
+    rejudge,
+    report,
+    runs,
+    sample,
+    serve,
+    status,
+    stop,
+    view,
+)
 from ajet.cli import eval as evaluation
 from ajet.cli.exit import USER, Boundary, show_user_error
 from ajet.cli.launch import Launch, launch
@@ -62,6 +83,8 @@ app.command("init")(init.init)
 app.add_typer(config.app, name="config")
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
+app.command("sample")(sample.sample)
+app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)
 app.command("eval")(evaluation.evaluate)
@@ -69,9 +92,14 @@ app.command("view")(view.view)
 app.command("runs")(runs.runs)
 app.command("episodes")(runs.episodes)
 app.command("prove")(prove.prove)
+app.command("audit")(audit.audit)
+app.command("rejudge")(rejudge.rejudge)
 app.command("export")(export.export)
+app.command("gc")(gc.gc)
 app.command("report")(report.report)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(env.app, name="env")
+app.add_typer(judge.app, name="judge")
 app.command("doctor")(doctor.doctor)
 
 

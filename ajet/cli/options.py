@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from ajet.backbone.descriptors import SHIPPED
+from ajet.backbone.descriptors import BACKBONES
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.store import Address
 
 RECORD = Path("launcher_record")
 
@@ -25,8 +29,8 @@ BackboneChoice = Annotated[
         help="Overrides ajet.backbone; also a name that an installed package brings.",
         show_default=False,
         rich_help_panel="Experiment",
-        metavar="|".join(SHIPPED),
-        autocompletion=lambda: [*SHIPPED],
+        metavar="|".join(BACKBONES),
+        autocompletion=lambda: [*BACKBONES],
     ),
 ]
 ExpDir = Annotated[
@@ -42,3 +46,10 @@ Overrides = Annotated[
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]
+
+
+def address(text: str, experiment: Experiment) -> Address:
+    """The store that was named on the command line: a path is one from here. Raises ConfigError."""
+    from ajet.store import Address
+
+    return Address.of(text, run=experiment.name)

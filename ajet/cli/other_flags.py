@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from ajet.schema.errors import UserError
 
 SAME = {"--db": "--debug", "--bp": "--debug", "--breakpoint": "--debug"}
-_SERVICE = "starts nothing here: start that service yourself, and give your workflow its address"
 NEEDLESS = {
-    **{f"--with-{name}": _SERVICE for name in ("appworld", "deepfinance", "webshop", "bfcl", "crafters")},
     "--reboot": "is not needed: the same command goes on with a run that ended",
 }
+OWN_WITH = frozenset({"--with-ray", "--with-ray-cluster", "--with-logview"})
 INSTEAD = {
     "--swarm-server": "`ajet serve --conf FILE.yaml` serves agents elsewhere while it trains",
     "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
@@ -31,6 +30,8 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
         if name in NEEDLESS:
             said.append(f"{name} {NEEDLESS[name]}")
+        elif name.startswith("--with-") and name not in OWN_WITH:
+            kept.append(f"--with={name.removeprefix('--with-')}")
         else:
             kept.append(f"{SAME[name]}{equals}{value}" if name in SAME else argument)
     return kept, said

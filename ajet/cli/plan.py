@@ -29,7 +29,7 @@ def plan(
     from ajet.run.next_command import command_for
     from ajet.run.plan import show_plan
 
-    show_plan(experiment)
+    started = show_plan(experiment)
     start = command_for(experiment, experiment.ajet.backbone)
-    console.print(f"Nothing was started. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{started}. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
     return 0

@@ -1,8 +1,8 @@
 """What the configuration knows of backbones: a descriptor of each, by its name.
 
 Invariant: no backbone is known by name here, and none is compared by name elsewhere: what matters is asked of the
-descriptor (`can`, `roots`, `idle`). Those that come with ajet are described in the room that owns them; any other by
-an installed package, with an entry point of the group `ajet.backbones`: a name reaches the command line, other
+descriptor (`can`, `roots`, `idle`). Those that come with ajet are handed in (`catalogue`); any other is described by an
+installed package, with an entry point of the group `ajet.backbones`: a name reaches the command line, other
 processes and the reader of a record, where a file of the user's would be out of place. A descriptor names its code as
 text, since settings are checked without torch, ray or a backbone's package.
 """
@@ -13,29 +13,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from ajet.config.handed import known
 from ajet.schema.errors import ConfigError
 
 GROUP = "ajet.backbones"
 """Entry points of packages that bring a backbone: its name, and where its `Descriptor` is."""
-SHIPPED = "ajet.backbone.descriptors"
-"""The module that describes those that come with ajet, as `SHIPPED`."""
 
 Capability = Literal[
-    "trains", "serves", "recomputes", "streams", "replaces", "oversamples", "deterministic", "interactive", "spreads"
+    "trains",
+    "serves",
+    "recomputes",
+    "streams",
+    "decouples",
+    "replaces",
+    "oversamples",
+    "deterministic",
+    "interactive",
+    "spreads",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
 recomputes: log-probabilities can be computed a second time (`ajet prove`). streams: episodes are played while others
-are trained on. replaces: another task is played in place of one that nobody could score. oversamples: more groups are
-begun than a batch needs. deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may
-be defined in the running program or notebook. spreads: over several machines."""
+are trained on. decouples: they are played by samplers, processes that come and go (`ajet sample`). replaces: another
+task is played in place of one that nobody could score. oversamples: more groups are begun than a batch needs.
+deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may be defined in the running
+program or notebook. spreads: over several machines."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
+    "decouples": "trains on what samplers play elsewhere",
     "oversamples": "begins more groups than a batch needs",
     "deterministic": "repeats a killed run bit for bit",
 }
@@ -53,11 +63,11 @@ class Descriptor:
     opens: str | None = None
     """Reference to a class `ajet.backbone.contract.Backbone`, made with the experiment in the run's own process. None:
     it has processes of its own, which its runner lays out."""
-    runner: str = "ajet.run.runner->Runner"
-    """Reference to the class that lays out the processes of a training: `ajet.run.runner.Runner`, or one derived from
-    it."""
+    runner: str | None = None
+    """Reference to the class that lays out the processes of a training, derived from `ajet.backbone.runner.Runner`.
+    None: `ajet.run.runner.InProcessRunner`."""
     scorer: str | None = None
-    """Reference to a class `ajet.backbone.contract.Scorer`; None: its weights cannot be loaded again."""
+    """Reference to a class `ajet.backbone.contract.RecordedScorer`; None: its weights cannot be loaded again."""
     layer: Path | None = None
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
@@ -80,8 +90,7 @@ class Descriptor:
 
 def shipped() -> Mapping[str, Descriptor]:
     """Those that come with ajet, by name."""
-    found: Mapping[str, Descriptor] = import_module(SHIPPED).SHIPPED
-    return found
+    return known().backbones
 
 
 def described(name: str) -> Descriptor:

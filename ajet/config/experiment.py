@@ -18,6 +18,7 @@ from ajet.config.compose import ABSENT, Layers, collect_layers, compose, leaves
 from ajet.config.document import Document, dump_yaml, parse_document, read_document
 from ajet.config.dotenv import load_dotenv_files
 from ajet.config.idle import RESOLVED, Idle, idle_keys, idle_reason, users_layers
+from ajet.config.locations import preset_file
 from ajet.config.overrides import key_of, parse_overrides
 from ajet.config.readiness import names_tasks, require_ready, value_at
 from ajet.config.references import located_file, parse_reference, within
@@ -32,6 +33,7 @@ from ajet.config.view import View
 from ajet.schema.errors import ConfigError
 
 DEFAULT_ROOT = "launcher_record"
+PRESET = ("ajet", "trainer_common", "algorithm", "preset")
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,11 @@ class Experiment:
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
-    def require_ready(self, *, serving: bool = False) -> None:
+    def require_ready(self, *, serving: bool = False, evaluating: bool = False) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
-        `serving`: agents and tasks may come from outside."""
+        `serving`: agents and tasks may come from outside. `evaluating`: no training task is read."""
         told_in = str(self.yaml_path) if self.yaml_path.exists() else "command line"
-        require_ready(self.ajet, self.layers, told_in, serving=serving)
+        require_ready(self.ajet, self.layers, told_in, serving=serving, evaluating=evaluating)
 
     @property
     def names_tasks(self) -> bool:
@@ -150,7 +152,8 @@ class Experiment:
 
     def served(self) -> Experiment:
         """The same behind `ajet serve`, whose clients go on during updates: `is_cap: auto` is a cap there."""
-        if self.ajet.trainer_common.algorithm.is_cap != "auto":
+        settings = self.ajet.trainer_common.algorithm
+        if settings.is_cap != "auto" or settings.old_policy == "behaviour":
             return self
         return self.with_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
@@ -213,12 +216,21 @@ def _build(
     roots = roots_of(chosen)
     parts = take_apart(document, roots)
     parsed = parse_overrides(overrides, roots={*parts.sections, *parts.backbone}, backbones=roots)
-    layers = collect_layers(document, parts, parsed, backbone=chosen.layer, flag=backbone)
-    composed = compose(layers, parsed, backbone=chosen.layer, flag=backbone)
-    tree = resolve(composed, layers, roots)
+    preset = _preset(document, overrides)
+    below = [*([chosen.layer] if chosen.layer else []), *([preset_file(preset)] if preset else [])]
+    layers = collect_layers(document, parts, parsed, chosen=below, flag=backbone)
+    composed = compose(layers, parsed, chosen=below, flag=backbone)
+    raw = unresolved(composed)
+    tree = resolve(composed, raw, layers, roots)
     if not isinstance(tree["ajet"], dict):
         raise ConfigError(f"`ajet` is {tree['ajet']!r}, not a mapping.", where=layers.where(("ajet",), value=True))
     config = validated(tree, layers)
+    if config.trainer_common.algorithm.preset != preset:
+        raise ConfigError(
+            f"The preset is {config.trainer_common.algorithm.preset!r} only once everything is put together.",
+            where=layers.where(PRESET, value=True),
+            expected=f"its name where it is set: {'.'.join(PRESET)}: minirl",
+        )
     del tree["ajet"]
     folder = document.path.absolute().parent
     base = (folder / config.base_dir).resolve() if config.base_dir else folder
@@ -234,7 +246,7 @@ def _build(
         base=base,
         root=(Path(exp_dir) if exp_dir is not None else Path(given)).expanduser().absolute(),
         layers=layers,
-        raw=unresolved(composed),
+        raw=raw,
     )
 
 
@@ -255,6 +267,16 @@ def _chosen(document: Document, overrides: Sequence[str], flag: str | None) -> D
         raise ConfigError(
             error.what, where=where or document.where(path, value=True), expected=error.expected, do=error.do
         ) from None
+
+
+def _preset(document: Document, overrides: Sequence[str]) -> str | None:
+    """The one that the last override or else the YAML names, if there is one of that name."""
+    named = parse_overrides([each for each in overrides if key_of(each) == PRESET], roots=(), backbones=())
+    found: Any = document.tree
+    for name in PRESET:
+        found = found.get(name) if isinstance(found, dict) else None
+    found = named[-1].value if named else found
+    return found if isinstance(found, str) and preset_file(found).is_file() else None
 
 
 def _run_name(config: AjetConfig, document: Document, layers: Layers) -> str:

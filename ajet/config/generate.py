@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from ajet.config.backbones import shipped
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Section, meta, subsection
+from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, meta, refused, subsection
 from ajet.config.validate import expectation
 
 _HEAD = """\
@@ -82,10 +82,10 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
     if plain:
         lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for name, field in plain:
-        meaning = f"{field.description or ''}{_without_effect((*path, name), field)}"
+        meaning = f"{described(field)}{_without_effect((*path, name), field)}"
         if (*path, name) == ("backbone",):
             meaning += "".join(f" {each.name} {each.about}." for each in shipped().values())
-        for _, sentence in meta(field).get("later", ()):
+        for _, sentence in refused(field):
             meaning += f" {sentence}"
         default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
         cells = [f"`{name}`", f"`{default}`", expectation(field), meaning]
@@ -111,8 +111,8 @@ def _without_effect(path: tuple[str, ...], field: FieldInfo) -> str:
     said = [f"*No effect {' and '.join(where)}*: {why}." for why, where in reasons.items()]
     said += [f"*Also {place}.*" for place, why in idle.items() if why is None]
     if "when" in notes:
-        chooser, value = notes["when"]
-        said.append(f"*Read with* `{chooser}: {value}`.")
+        chooser, *values = notes["when"]
+        said.append(f"*Read with* `{chooser}: {values[0]}`{''.join(f' or `{value}`' for value in values[1:])}.")
     return "".join(f" {sentence}" for sentence in said)
 
 

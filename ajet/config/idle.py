@@ -21,6 +21,7 @@ from ajet.config.nearest_key import nearest_of_ours
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
+from ajet.config.schema.choices import is_reference
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -49,15 +50,23 @@ def idle_reason(
 ) -> Reason | None:
     """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
-    said = _declared(notes, backbone, serving)
+    said = None if _chosen(notes.get("unless"), config) else _declared(notes, backbone, serving)
     reasons: list[Reason] = [said] if said is not None else []
     for choice in notes["when"]:
-        chosen: Any = config
-        for name in choice.key.split("."):
-            chosen = getattr(chosen, name)
-        if chosen != choice.value:
+        chosen = _value(config, choice.key)
+        if chosen not in choice.values and not (choice.or_own and is_reference(str(chosen))):
             reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
     return min(reasons, key=lambda reason: len(reason.said_by), default=None)
+
+
+def _chosen(choice: Sequence[str] | None, config: AjetConfig) -> bool:
+    return choice is not None and _value(config, choice[0]) == choice[1]
+
+
+def _value(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
 
 
 def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool) -> Reason | None:

@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
-from ajet.config.schema.base import Section, subsection, walk
+from ajet.config.schema.base import Section, sections_of, subsection, walk
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
@@ -35,13 +35,20 @@ def may_be_set(path: Sequence[Any]) -> bool:
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     """The field (or section) at `path` below `ajet`; the field itself for a path into a free mapping or a list."""
     model: type[Section] = AjetConfig
+    named = False  # of a mapping of sections: any name leads to one
     for index, name in enumerate(path):
+        if named:
+            named = False
+            continue
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
             return None
         nested = subsection(field)
+        rest = path[index + 1 :]
+        if (each := sections_of(field)) is not None and len(rest) > 1:
+            model, named = each, True
+            continue
         if nested is None:
-            rest = path[index + 1 :]
             return field if not rest or "dict" in str(field.annotation) or isinstance(rest[0], int) else None
         model = nested
     return model

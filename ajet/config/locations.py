@@ -14,6 +14,11 @@ def default_config() -> Path:
     return _shipped("default_config")
 
 
+def preset_file(name: str) -> Path:
+    """Settings that `ajet.trainer_common.algorithm.preset` names."""
+    return default_config() / "presets" / f"{name}.yaml"
+
+
 def shipped_tutorials() -> Path:
     """The folder of the tutorials."""
     return _shipped("tutorial")

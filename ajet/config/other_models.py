@@ -1,7 +1,7 @@
 """Where models of other servers are asked: by judges, and by agents that play opponents.
 
 Invariant: the address and the keys are those of the environment that the run was started in, also where an attempt's
-own environment names the gateway instead (rollout.isolation: process).
+own environment names the gateway instead (rollout.isolation: process, sandbox).
 """
 
 from __future__ import annotations

@@ -9,17 +9,21 @@ from __future__ import annotations
 from typing import Any
 
 from ajet.config.backbones import IN_WORDS, Capability, described, shipped
+from ajet.config.catalogue import Part
 from ajet.config.compose import Layers
+from ajet.config.handed import known
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.base import walk
-from ajet.config.schema.choices import ISOLATIONS, Part
+from ajet.config.schema.base import refused, walk
 from ajet.schema.errors import ConfigError
 
+TRAINING_FILE = ".training.file_path"
+"""How the key of a reader ends that has its training tasks in a file of their own."""
 
-def missing(config: AjetConfig, *, serving: bool = False) -> list[tuple[str, str]]:
+
+def missing(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
     """The keys without which no run starts, each with what belongs there. `serving`: agents and tasks may come from
-    outside."""
+    outside. `evaluating`: no training task is read."""
     rollout = config.rollout
     needs: list[tuple[str, Any, str]] = []
     if rollout.engine == "endpoint":
@@ -31,7 +35,7 @@ def missing(config: AjetConfig, *, serving: bool = False) -> list[tuple[str, str
         needs.append(("model.path", config.model.path, "the model to tune"))
     if not serving:
         needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
-        needs += _of_reader(config)
+        needs += [need for need in _of_reader(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
     return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
 
 
@@ -40,28 +44,22 @@ def names_tasks(config: AjetConfig) -> bool:
     return all(value is not None for _, value, _ in _of_reader(config))
 
 
-_FIRST_KEYS = {
-    "huggingface_dat_repo": ("dataset_path", "the data set"),
-    "jsonl_dataset_file": ("training.file_path", "the task file"),
-    "reasoning_gym": ("dataset", "the task family"),
-}
-"""Of each reader that cannot do without one."""
-
-
 def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
     kind = config.task_reader.type
-    if kind not in _FIRST_KEYS:
+    first = known().readers.get(kind, Part()).first_key
+    if first is None:
         return []
-    name, meaning = _FIRST_KEYS[kind]
-    key = f"task_reader.{kind}.{name}"
+    key, meaning = f"task_reader.{kind}.{first[0]}", first[1]
     return [(key, value_at(config, tuple(key.split("."))), meaning)]
 
 
-def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bool = False) -> None:
+def require_ready(
+    config: AjetConfig, layers: Layers, where: str, *, serving: bool = False, evaluating: bool = False
+) -> None:
     """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
     missing."""
     backbone = described(config.backbone)
-    for path, _, notes in walk(AjetConfig):
+    for path, field, notes in walk(AjetConfig):
         chosen = value_at(config, path)
         later = [(backbone.name, backbone.later)] if path == ("backbone",) and backbone.later else []
         for value, able in notes.get("needs", ()):
@@ -72,14 +70,14 @@ def require_ready(config: AjetConfig, layers: Layers, where: str, *, serving: bo
                     where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
                     expected=f"another value, or --backbone {' or '.join(_able(able))}",
                 )
-        for value, sentence in (*notes.get("later", ()), *later):
+        for value, sentence in (*refused(field), *later):
             if chosen == value:
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
     if not serving:
         _refuse_out_of_reach(config, layers)
-    lacking = missing(config, serving=serving)
+    lacking = missing(config, serving=serving, evaluating=evaluating)
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
@@ -93,18 +91,24 @@ def _able(wanted: Capability) -> list[str]:
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
     """Raises ConfigError for what only the running program has where other processes have to come by it: a backbone's
     own by all of it, an isolation's by the agent."""
-    isolation = ISOLATIONS.get(config.rollout.isolation, Part(""))
-    for key in ("rollout.user_workflow", "task_judge.judge_protocol", "task_reader.type"):
-        reference = value_at(config, tuple(key.split(".")))
+    isolation = known().isolations.get(config.rollout.isolation, Part())
+    named: list[tuple[tuple[str | int, ...], Any]] = [
+        (("rollout", "user_workflow"), config.rollout.user_workflow),
+        (("rollout", "train_turn"), config.rollout.train_turn),
+        *config.task_judge.named(),
+        (("task_reader", "type"), config.task_reader.type),
+    ]
+    for path, reference in named:
         if not is_of_running_program(reference):
             continue
+        key = ".".join(map(str, path))
         backbone = described(config.backbone)
         name, apart = parse_reference(reference).name, "interactive" not in backbone.can
         if apart or (key == "rollout.user_workflow" and not isolation.interactive):
             whose = backbone.name if apart else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
-                where=f"{layers.where(('ajet', *key.split('.')), value=True)} (ajet.{key}: {reference})",
+                where=f"{layers.where(('ajet', *path), value=True)} (ajet.{key}: {reference})",
                 expected="something in a file of its own",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
                 + ("" if apart else ", or use rollout.isolation: thread"),

@@ -21,8 +21,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ajet.config.catalogue import Part
 from ajet.config.locations import shipped_tutorials
-from ajet.config.schema.choices import Part, is_reference
+from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, scope_of, spelled
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import UnresolvedReference
@@ -112,10 +113,8 @@ def class_of(
 ) -> type[Any]:
     """The class that the key `what` names: a line of `shipped`, or the user's own by reference. `does`: methods that it
     must have, as `like` documents them. Raises UnresolvedReference."""
-    if not is_reference(chosen):
-        known: type[Any] = load_code(shipped[chosen].code)
-        return known
-    found: Any = resolve_reference(chosen, base=base, what=what)
+    own = is_reference(chosen)
+    found: Any = resolve_reference(chosen, base=base, what=what) if own else load_code(shipped[chosen].code)
     lacking = [name for name in does if not callable(getattr(found, name, None))]
     if not isinstance(found, type) or lacking:
         said = f"has no {', '.join(lacking)}" if isinstance(found, type) else f"is a {type(found).__name__}"

@@ -8,6 +8,7 @@ into a user's section, or are secret (`ajet.schema.secrets`), are written as the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import Layers, leaves
@@ -28,17 +29,16 @@ _CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "requir
 _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 
 
-def resolve(composed: DictConfig, layers: Layers, roots: Collection[str]) -> dict[str, Any]:
-    """All root names as plain values, but the backbones' (`roots`) as written. Raises ConfigError."""
+def resolve(composed: DictConfig, written: dict[str, Any], layers: Layers, roots: Collection[str]) -> dict[str, Any]:
+    """All root names as plain values, but the backbones' (`roots`) as `written`. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     tree: dict[str, Any] = {}
-    written = unresolved(composed)
     for name in composed:
         try:
             if name in roots:
-                tree[str(name)] = written[str(name)]
+                tree[str(name)] = deepcopy(written[str(name)])
             else:
                 value = composed[name]
                 tree[str(name)] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
@@ -48,7 +48,7 @@ def resolve(composed: DictConfig, layers: Layers, roots: Collection[str]) -> dic
 
 
 def unresolved(composed: DictConfig) -> dict[str, Any]:
-    """The same tree with every interpolation as written."""
+    """The tree with every interpolation as written."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
@@ -57,8 +57,6 @@ def unresolved(composed: DictConfig) -> dict[str, Any]:
 def from_environment(raw: dict[str, Any], backbones: Collection[str]) -> set[KeyPath]:
     """The paths whose value depends on an environment variable, directly or through other keys; none below the root
     names `backbones`."""
-    from copy import deepcopy
-
     from omegaconf import OmegaConf
 
     marked = deepcopy({name: value for name, value in raw.items() if name not in backbones})
@@ -82,8 +80,6 @@ def writable(
     """A copy of `tree` (resolved) that may be written to a file: see the module's invariant. `backbones`: the root
     names of backbones' own sections; `own`: what a text of the user's own sections is written as, besides; `hide`: what
     a literal secret is."""
-    from copy import deepcopy
-
     shown = deepcopy(tree)
     tainted = from_environment(raw, backbones)
     for path, value in leaves(shown):

@@ -76,8 +76,10 @@ def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
         home = _holder(result, sections, make=True)
         if home is not None and last not in home:
             home[last] = value
-            if (place := document.places.get(("ajet", *parents, name))) is not None:
-                document.places[("ajet", *sections, last)] = place
+            theirs = ("ajet", *parents, name)
+            for path, place in [*document.places.items()]:
+                if path[: len(theirs)] == theirs:
+                    document.places[("ajet", *sections, last, *path[len(theirs) :])] = place
     return result
 
 

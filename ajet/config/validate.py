@@ -19,7 +19,7 @@ from ajet.config.document import KeyPath
 from ajet.config.keys import find_key, unknown_key
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
-from ajet.config.schema.base import Section, meta, subsection, type_name, walk
+from ajet.config.schema.base import Section, described, meta, refused, subsection, type_name, walk
 from ajet.schema.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")
@@ -50,7 +50,7 @@ def _placeholder(path: KeyPath, value: str, layers: Layers) -> ConfigError:
     return ConfigError(
         f"{_shown(path)} still reads {value}.",
         where=layers.where(path, value=True),
-        expected=str(field.description) if isinstance(field, FieldInfo) else "a value of your own",
+        expected=described(field) if isinstance(field, FieldInfo) else "a value of your own",
         do="put your own value there",
     )
 
@@ -63,14 +63,14 @@ def _refused_sections(tree: Any, layers: Layers) -> dict[KeyPath, ConfigError]:
         chosen: Any = tree
         for part in path:
             chosen = chosen.get(part) if isinstance(chosen, dict) else None
-        for value, sentence in meta(field).get("later", ()):
+        for value, sentence in refused(field):
             if chosen == value:
                 choices[".".join(path), value] = _not_here(("ajet", *path), value, sentence, layers)
     return {
         (outer, name): choices[key, value]
         for outer, model in _sections(AjetConfig)
         for name, field in model.model_fields.items()
-        for key, value in [meta(field).get("when", ("", ""))]
+        for key, value, *_ in [meta(field).get("when", ("", ""))]
         if (key, value) in choices
     }
 

@@ -16,7 +16,7 @@ from ajet.config.keys import find_key, unknown_key
 from ajet.config.resolution import is_literal, is_secret
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import accepted, moved
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import described, walk
 from ajet.schema.secrets import without_secret_shapes
 
 
@@ -70,7 +70,7 @@ def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
     if path[0] == "ajet":
         field = find_key(path[1:])
         if field is not None and not isinstance(field, type):
-            yield f"  {field.description}"
+            yield f"  {described(field)}"
             yield from _without_effect(experiment, path[1:])
     winner = experiment.layers.winner(path)
     titles = [layer.title for layer in experiment.layers.stack]

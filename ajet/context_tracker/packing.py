@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.schema.batch import Sample
-from ajet.schema.call import Ids
+from ajet.schema.call import Floats, Ids
 
 Indices = npt.NDArray[np.int64]
 
@@ -86,6 +86,16 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
         rows[row].append(tree)
         room[row] -= size
     return [_join(samples, row) for row in rows]
+
+
+def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequence[Floats]) -> list[Floats]:
+    """[T] per sample: what `values` [K] say of each row's targets, 0 elsewhere."""
+    found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
+    for row, numbers in zip(rows, values, strict=True):
+        for index in np.unique(row.targets.sample).tolist():
+            mine = row.targets.sample == index
+            found[index][row.targets.offset[mine]] = numbers[mine]
+    return found
 
 
 def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:

@@ -32,10 +32,12 @@ from ajet.context_tracker.proof_lines import (
     prove_versions,
 )
 from ajet.context_tracker.proof_prompts import prove_prompts
+from ajet.context_tracker.proof_uses import prove_uses
 from ajet.context_tracker.timeline_making import timelines
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 from ajet.schema.timeline import Timeline
+from ajet.schema.tool_use import ToolUse
 
 __all__ = ["CLASSES", "Proof", "WrongToken", "compare", "everything", "prove", "samples_of"]
 
@@ -57,6 +59,7 @@ def prove(
     truncated: bool | None = None,
     newest: int | None = None,
     temperature: float | None = None,
+    uses: Sequence[ToolUse] = (),
 ) -> Proof:
     """Everything that an episode's record alone can prove.
 
@@ -65,8 +68,7 @@ def prove(
     them the timelines are made here, of all calls. `ignore_tools` as in `timelines`; `budget`: tokens of a packed
     row. `truncated`: whether trained calls that note nothing else were drawn with top_p or top_k; None: not known.
     `newest`: the latest policy version that can have sampled them, `temperature`: that of trained calls; None: not
-    known. A structure in which nothing can
-    be looked up (a call is missing) ends the proof there.
+    known. `uses`: of tools. A structure in which nothing can be looked up (a call is missing) ends the proof there.
     """
     proof = Proof(episodes=1, calls=len(calls))
     proof.wrong += prove_structure(calls, messages, tools, lines or (), episode)
@@ -76,6 +78,9 @@ def prove(
     proof.wrong += prove_endings(calls, messages, temperature, episode)
     if truncated is False:
         proof.wrong += prove_untruncated(calls, episode)
+    for _, wrong in (held := list(prove_uses(uses, calls, messages, episode))):
+        proof.wrong += [wrong] if wrong is not None else []
+    proof.tool_uses = len({id(use) for use, _ in held})
     prove_prompts(proof, calls, messages, tools, words, episode)
     again, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:

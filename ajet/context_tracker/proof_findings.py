@@ -78,6 +78,8 @@ class Proof:
     calls: int = 0
     timelines: int = 0
     rows: int = 0
+    tool_uses: int = 0
+    """Uses of tools that something could contradict."""
 
     @property
     def ok(self) -> bool:
@@ -101,6 +103,7 @@ class Proof:
         self.calls += other.calls
         self.timelines += other.timelines
         self.rows += other.rows
+        self.tool_uses += other.tool_uses
 
     def __str__(self) -> str:
         if self.wrong:

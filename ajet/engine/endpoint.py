@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,9 +19,11 @@ import httpx
 from loguru import logger
 
 from ajet.config.other_models import outside
+from ajet.config.services import Service, why_no_model
 from ajet.schema.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
     from ajet.config.schema import AjetConfig
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -46,16 +48,8 @@ class EndpointEngine:
     @classmethod
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
         """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
-        chosen = settings.rollout.endpoint
-        base_url = chosen.base_url or outside(URL_VARIABLE)
-        if not base_url or not chosen.model:
-            missing = "base_url" if not base_url else "model"
-            raise ConfigError(
-                f"rollout.engine is endpoint, but rollout.endpoint.{missing} is not set.",
-                where=f"rollout.endpoint.{missing}",
-                expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
-            )
-        return cls(base_url, chosen.model, api_key=outside(chosen.api_key_env) or None)
+        base_url, model, key = _named(settings)
+        return cls(base_url, model, api_key=key)
 
     @classmethod
     def for_model(cls, name: str) -> EndpointEngine:
@@ -159,6 +153,34 @@ def _shared(base_url: str, model: str, key: str | None) -> EndpointEngine:
 
 def _close_soon(client: httpx.AsyncClient) -> None:
     asyncio.get_running_loop().create_task(client.aclose())
+
+
+def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
+    """Address, model and key of `rollout.endpoint`. Raises ConfigError."""
+    chosen = settings.rollout.endpoint
+    base_url = chosen.base_url or outside(URL_VARIABLE)
+    if not base_url or not chosen.model:
+        missing = "base_url" if not base_url else "model"
+        raise ConfigError(
+            f"rollout.engine is endpoint, but rollout.endpoint.{missing} is not set.",
+            where=f"rollout.endpoint.{missing}",
+            expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
+        )
+    return base_url.rstrip("/"), chosen.model, outside(chosen.api_key_env) or None
+
+
+def services_of(experiment: Experiment) -> Iterator[Service]:
+    """For the list of what a run stands on: the server that answers, where none of ours does."""
+    if experiment.ajet.rollout.engine == "endpoint":
+        base_url, model, key = _named(experiment.ajet)
+        yield Service(
+            "model server",
+            base_url,
+            "ajet.rollout.endpoint",
+            lambda seconds: why_no_model(base_url, model, key, seconds, named=base_url),
+            f"an OpenAI-compatible server that has {model}",
+            "start it, or mend ajet.rollout.endpoint.base_url and model",
+        )
 
 
 @cache

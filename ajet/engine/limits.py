@@ -17,8 +17,11 @@ def reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -
     ids = request.prompt_ids
     room = max_model_len - len(ids)
     problem = ""
-    if not len(ids) or int(np.min(ids)) < 0 or int(np.max(ids)) >= vocabulary:
-        problem = "the prompt is empty" if not len(ids) else "the prompt has ids outside of the vocabulary"
+    if not len(ids):
+        problem = "the prompt is empty"
+    elif int(np.min(ids)) < 0 or int(np.max(ids)) >= vocabulary:
+        wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+        problem = f"the prompt has the token id {wrong}, beyond the model's vocabulary of {vocabulary}"
     elif room <= 0:
         problem = f"the prompt has {len(ids)} tokens, the context {max_model_len}"
     elif request.sampling.max_tokens <= 0:

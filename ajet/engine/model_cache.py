@@ -7,7 +7,6 @@ find it done), works in a folder beside it and renames that into place.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import sys
 import tempfile
@@ -19,20 +18,13 @@ from typing import IO
 
 from rich.console import Console
 
+from ajet.config.cache import cache_root
 from ajet.record.console import console
 from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
-
-
-def cache_root() -> Path:
-    """Where made models are kept: AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
-    own = os.environ.get("AJET_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ajet"
 
 
 def kept_entry(name: str) -> Path | None:

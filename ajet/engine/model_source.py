@@ -13,7 +13,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.engine.model_cache import Progress, ProgressLines, cache_root, kept_entry
+from ajet.config.cache import cache_root
+from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

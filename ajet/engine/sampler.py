@@ -5,6 +5,7 @@ Invariant: the weights are loaded once, in the engine's own dtype; no copy is ke
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.contract import TokenEngine
     from ajet.engine.model_source import ModelSource
+    from ajet.engine.transformers import TransformersEngine
 
 
-def open_sampler(config: AjetConfig, *, base: Path | None = None) -> tuple[TokenEngine, Any]:
+Weights = Callable[[], Iterable[tuple[str, Any]]]
+
+
+def open_sampler(
+    config: AjetConfig, *, base: Path | None = None, weights: Weights | None = None
+) -> tuple[TokenEngine, Any]:
     """Engine and tokenizer for `model.path`, the engine that `rollout.engine` names. Relative paths are looked up in
-    `base` first. Raises UserError."""
+    `base` first. `weights`: what a vLLM that is started here gets at `weights_changed`. Raises UserError."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
 
@@ -28,18 +35,25 @@ def open_sampler(config: AjetConfig, *, base: Path | None = None) -> tuple[Token
     if config.rollout.engine != "vllm":
         return _transformers(config, source), tokenizer
     if config.rollout.vllm.base_url is None:
-        return _vllm(config, source), tokenizer
+        return _vllm(config, source, weights), tokenizer
     from ajet.engine.vllm import RemoteVllm
 
     return RemoteVllm.from_config(config, vocabulary=len(tokenizer)), tokenizer
 
 
 def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
-    from ajet.engine.models import context_length, load_model
+    from ajet.engine.models import load_model
+
+    device, dtype = machine_of(config)
+    model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
+    return transformers_engine(config, model)
+
+
+def transformers_engine(config: AjetConfig, model: Any) -> TransformersEngine:
+    """An engine over `model`, with the limits of the configuration."""
+    from ajet.engine.models import context_length
     from ajet.engine.transformers import TransformersEngine
 
-    device, dtype = _machine(config)
-    model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
     return TransformersEngine(
         model,
         max_num_seqs=config.rollout.max_num_seqs,
@@ -47,13 +61,13 @@ def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
     )
 
 
-def _vllm(config: AjetConfig, source: ModelSource) -> TokenEngine:
+def _vllm(config: AjetConfig, source: ModelSource, weights: Weights | None) -> TokenEngine:
     import torch
 
     from ajet.engine.models import folder_of
     from ajet.engine.vllm import VllmEngine
 
-    device, dtype = _machine(config)
+    device, dtype = machine_of(config)
     settings = config.rollout.vllm
     return VllmEngine(
         folder_of(source),
@@ -61,6 +75,7 @@ def _vllm(config: AjetConfig, source: ModelSource) -> TokenEngine:
         device=device,
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=config.rollout.max_model_len,
+        weights=weights,
         seed=config.seed,
         threads=torch.get_num_threads(),
         cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
@@ -69,7 +84,7 @@ def _vllm(config: AjetConfig, source: ModelSource) -> TokenEngine:
     )
 
 
-def _machine(config: AjetConfig) -> tuple[str, torch.dtype]:
+def machine_of(config: AjetConfig) -> tuple[str, torch.dtype]:
     """Device and number format; sets torch's threads where the configuration says how many."""
     import torch
 

@@ -18,6 +18,7 @@ import numpy as np
 from ajet.context_tracker.matching import Conversations, Match, as_given
 from ajet.context_tracker.texts import Texts
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, VersionRun, full_ids
+from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
 _NO_IDS: Ids = np.empty(0, dtype=np.int32)
@@ -39,6 +40,8 @@ class Capture:
     """The code with which the last request was refused; None where it was answered."""
     refusals: list[tuple[str | None, str]] = field(default_factory=list)
     """(code, message) of the first different refusals."""
+    tool_uses: list[ToolUse] = field(default_factory=list)
+    """As they are kept."""
 
 
 @dataclass(slots=True)

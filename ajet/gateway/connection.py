@@ -14,6 +14,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
 from ajet.gateway.exchange import LOST
+from ajet.gateway.held_head import HeldHead
 from ajet.gateway.limits import PEER
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._dry = 0
         """Bytes since something came of them."""
         self._too_much = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """See asyncio."""
+        super().connection_made(HeldHead(transport, self.loop))
 
     def welcome(self) -> None:
         """Its client has shown a valid key."""

@@ -1,4 +1,4 @@
-"""What clients ask for beside the reply itself: hints, and other ways of drawing it.
+"""What clients ask for beside the reply itself: hints, what asks nothing of it, and other ways of drawing it.
 
 Invariant: a hint, which no engine here can follow and on which no token depends, is recorded with its call, and said
 once; never is it a refusal. What would change the distribution that is drawn from is refused with the reason: the
@@ -8,7 +8,7 @@ policy that is trained and proven is the run's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from loguru import logger
@@ -43,9 +43,9 @@ class Heard:
             logger.info("clients ask for {}, which changes nothing here and is kept with their calls", ", ".join(new))
 
 
-def hints_of(request: TurnRequest) -> Mapping[str, Any]:
-    """Those of a request, with their values."""
-    return {name: value for name, value in request.passed.items() if name in HINTS}
+def hints_of(request: TurnRequest) -> dict[str, Any]:
+    """Those of a request, with their values; what asks nothing of the reply is among them."""
+    return {**{name: value for name, value in request.passed.items() if name in HINTS}, **request.asides}
 
 
 def refuse_unhonoured(request: TurnRequest) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from ajet.gateway.turn import Refused
 
 PEER = "ajet.peer"
@@ -134,3 +136,21 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
 def _peer(scope: Mapping[str, Any]) -> Peer | None:
     peer: Peer | None = scope.get("state", {}).get(PEER)
     return peer
+
+
+def admitting(app: ASGIApp) -> ASGIApp:
+    """The same, and whoever is answered is known from then on; a wrong key (401) is answered the later, the more there
+    were."""
+
+    async def admits(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if message["status"] == 401:
+                    await after_wrong_key(scope)
+                elif message["status"] < 400:
+                    welcome(scope)
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return admits

@@ -42,10 +42,11 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
+        why = error.strerror if isinstance(error, OSError) else "a port is 0 to 65535"
         raise UserError(
-            f"The {name} cannot listen on {host}:{port}: {error.strerror}.",
+            f"The {name} cannot listen on {host}:{port}: {why}.",
             where=where,
             do="leave port 0 (the system chooses a free one)",
         ) from error
@@ -54,7 +55,7 @@ def listen(host: str, port: int, *, name: str, where: str) -> socket.socket:
     return listening
 
 
-class Server(uvicorn.Server):
+class Listener(uvicorn.Server):
     """Serves an app on one socket. `run` blocks; `should_exit` ends it once what runs is answered, `stop` at once."""
 
     def __init__(self, app: ASGIApp, limits: Limits | None = None, **settings: Any) -> None:
@@ -120,7 +121,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
 class Doors:
     """Lets clients in by one socket. On the server's loop."""
 
-    def __init__(self, server: Server, listening: socket.socket, shared: Shared) -> None:
+    def __init__(self, server: Listener, listening: socket.socket, shared: Shared) -> None:
         self.shared, self._limits = shared, shared.limits
         self._server, self._listening = server, listening
         self._loop = asyncio.get_running_loop()

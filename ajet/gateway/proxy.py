@@ -44,6 +44,8 @@ async def chat_turn(
             temperature=run.temperature if request.temperature is None else request.temperature,
         )
     entry.call.extra.update(request.notes)
+    if request.asides:
+        entry.call.extra["ignored"] = dict(request.asides)
     with ledger.under_way(entry, Sampled()):
         if reply.streamed:
             message, finish, usage = await relay(engine.stream(body), reply.tell)

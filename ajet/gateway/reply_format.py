@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ajet.gateway.json_schema import problem_of_reply
 from ajet.gateway.turn import TurnRequest
 from ajet.schema.call import FinishReason
+from ajet.schema.json_schema import problem_of_reply
 
 
 class Broken(NamedTuple):

@@ -22,12 +22,13 @@ from ajet.gateway.app import build_app
 from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
 from ajet.gateway.limits import Limits
-from ajet.gateway.listener import Server, listen
+from ajet.gateway.listener import Listener, listen
 from ajet.gateway.running_calls import Inspect, Load
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.session import Session
 from ajet.gateway.transport import GatewayTransport
 from ajet.gateway.worker_threads import Aside
+from ajet.schema.call import Ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 
@@ -76,13 +77,18 @@ class Gateway:
         self._base_url = ""
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: Server | None = None
+        self._server: Listener | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
         """Who answers."""
         return self._serving.engine
+
+    @property
+    def decode(self) -> Callable[[Ids], str] | None:
+        """The text of sampled ids, special tokens included; None where the engine gives none."""
+        return self._serving.renderer.decode if self._serving.renderer is not None else None
 
     @property
     def base_url(self) -> str:
@@ -178,7 +184,7 @@ class Gateway:
         return GatewayTransport(self.app, lambda: self.loop)
 
     def _serve(self, listening: socket.socket, started: threading.Event) -> None:
-        self._server = Server(self.app, self._limits, timeout_graceful_shutdown=1)
+        self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1)
         loop = self._loop = asyncio.new_event_loop()
         try:
             loop.call_soon(started.set)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any, cast
+
+from loguru import logger
 
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.capture import Capture
@@ -25,7 +27,9 @@ from ajet.gateway.running_calls import Inspect, RunningCalls
 from ajet.gateway.serving import Reach, Serving
 from ajet.gateway.token_turn import TokenTurns
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest
+from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
 from ajet.schema.endpoint import Endpoint
+from ajet.schema.tool_use import ToolUse
 
 MOST_REFUSALS = 8
 """Different ones that are kept of an episode."""
@@ -72,6 +76,9 @@ class Session:
             )
         self._endpoints: dict[tuple[str, str, str | None], Endpoint] = {}
         self._lock = threading.Lock()
+        self._room_for_uses = IN_ALL
+        self._left_out = False
+        self._on_use: Callable[[ToolUse], None] | None = None
 
     @property
     def closed(self) -> bool:
@@ -93,6 +100,29 @@ class Session:
         room = self._serving.max_model_len
         ends = ((call, call.prefix + len(call.suffix_ids) + len(call.response_ids)) for call in list(capture.calls))
         return any(call.finish == "length" and length >= room for call, length in ends)
+
+    def watch_uses(self, on_use: Callable[[ToolUse], None]) -> None:
+        """Have each use of a tool told, once it is kept."""
+        self._on_use = on_use
+
+    def tool_used(self, use: ToolUse) -> None:
+        """See schema.Endpoints. From any thread."""
+        capture = self._ledger.recorder.capture
+        with self._lock:
+            if self.closed:
+                return
+            if len(capture.tool_uses) < MOST_USES:
+                before = capture.tool_uses[-1].chain if capture.tool_uses else ""
+                use = kept(use, self._room_for_uses)
+                use = replace(use, chain=chained(before, use))
+                self._room_for_uses -= size_of(use)
+                capture.tool_uses.append(use)
+                if self._on_use is not None:
+                    self._on_use(use)
+                return
+        if not self._left_out:
+            self._left_out = True
+            logger.warning("episode {} used tools more than {} times: the rest is not kept", self.episode, MOST_USES)
 
     def note(self, refused: Refused) -> None:
         """A request of this episode was refused; so many are kept as say what goes wrong."""

@@ -76,6 +76,8 @@ class TurnRequest:
     """The reply must be JSON that this schema admits; {} admits any JSON object."""
     passed: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only a chat engine can honour, by their name on the wire."""
+    asides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that ask nothing of the reply, by their name on the wire; they reach no engine."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """For people: goes into the call's `extra`."""
 

@@ -7,15 +7,17 @@ twice the later line counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet.record.earlier_schemas import todays
+from ajet.record.earlier_schemas import readable
 from ajet.record.files import read_rows
-from ajet.schema.episode import Episode, Failure, Verdict
+from ajet.record.verdicts import decode_verdict
+from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError
+from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 
 TAG_KEYS = ("tag", "tags")
@@ -51,26 +53,44 @@ class Attempt:
     output: dict[str, Any] = field(default_factory=dict)
     """The metadata that the workflow returned."""
     question: str = ""
+    step: int = 0
+    """Training step that it was played for."""
+    scorer: str = ""
+    """Which scorers were chosen for it; "" where none was asked."""
+    parts: dict[str, float | None] = field(default_factory=dict)
+    """What each of them gave, by name."""
+    spent: dict[str, float] = field(default_factory=dict)
+    """The judge's own numbers: calls, cost, seconds."""
+    tools: tuple[str, ...] = ()
+    """What tools answered it, as its judge is told; only where that was asked for."""
+    said: str | None = None
+    """What the model said last; likewise."""
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
-        """Its task's tags: what the metadata has under these keys, a list as several; with keys of the person's own,
-        each as key=value."""
-        found = []
-        for key in keys:
-            value = self.metadata.get(key)
-            named = "" if key in TAG_KEYS else f"{key}="
-            for each in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(each, (str, int, float, bool)):
-                    found.append(f"{named}{each}")
-        return list(dict.fromkeys(found))
+        """Its task's tags: see `tags_of`."""
+        return tags_of(self.metadata, keys)
 
 
-def read_attempts(path: Path) -> list[Attempt]:
-    """Those of one episode file, by order and repeat; [] where it does not exist. Raises UserError for damage."""
+def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list[str]:
+    """A task's tags: what its metadata has under these keys, a list as several; with keys of the person's own, each as
+    key=value."""
+    found = []
+    for key in keys:
+        value = metadata.get(key)
+        named = "" if key in TAG_KEYS else f"{key}="
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(each, (str, int, float, bool)):
+                found.append(f"{named}{each}")
+    return list(dict.fromkeys(found))
+
+
+def read_attempts(path: Path, *, told: bool = False) -> list[Attempt]:
+    """Those of one episode file, by order and repeat; [] where it does not exist. `told`: with what a judge is told
+    beside what the workflow returned. Raises UserError for damage."""
     found: dict[str, Attempt] = {}
     for number, row in enumerate(read_rows(path), 1):
         try:
-            attempt = attempt_of(row)
+            attempt = attempt_of(row, told=told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"A line of the record is no episode ({type(error).__name__}: {error}).",
@@ -81,11 +101,13 @@ def read_attempts(path: Path) -> list[Attempt]:
     return sorted(found.values(), key=lambda attempt: (attempt.order, attempt.repeat))
 
 
-def attempt_of(row: dict[str, Any]) -> Attempt:
+def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
     """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
-    row = todays(row)
+    row = readable(row)
+    calls = row["calls"]
+    reply = calls[-1].get("reply") if calls and told else None
     failure = Failure(**row["failure"]) if row["failure"] else None
-    verdict = Verdict(**row["verdict"]) if row["verdict"] else None
+    verdict = decode_verdict(row["verdict"]) if row["verdict"] else None
     task = Task(**row["task"])
     episode = Episode(
         uuid=row["uuid"], task=task, repeat=row["repeat"], step=row["step"], split=row["split"],
@@ -109,6 +131,12 @@ def attempt_of(row: dict[str, Any]) -> Attempt:
         metadata=task.metadata,
         output=row.get("metadata", {}),
         question=task.main_query,
+        step=row["step"],
+        scorer=verdict.scorer if verdict else "",
+        parts=dict(verdict.parts) if verdict else {},
+        spent=dict(verdict.metrics) if verdict else {},
+        tools=tuple(f"{use['name']}: {use['result']}" for use in row.get("tool_uses", ())) if told else (),
+        said=text_of(row["messages"][reply]) if reply is not None else None,
     )
 
 

@@ -46,6 +46,10 @@ class Checkpoint:
     """What the score sums up; None in checkpoints of earlier versions."""
     digests: dict[str, str] = field(default_factory=dict, repr=False)
     """Of each file, as it was written; none in a checkpoint of an earlier version."""
+    digest: str = ""
+    """Of its `state.json`, and so of all of it; "" in a checkpoint of an earlier version."""
+    chain: str = ""
+    """The head of its run's chain when it was saved; "" where there was none."""
 
     def better_than(self, other: Checkpoint) -> bool:
         """Whether its measurement, or else its score, takes the place of an earlier one's as the best."""
@@ -79,6 +83,7 @@ def look_at(path: Path) -> Checkpoint | str:
         digests = dict(content.get("digests") or {})
         files = dict(content["files"])
         measured = Measurement.from_json(content.get("measured"))
+        own, chain = str(content.get(OWN, "")), str(content.get("chain", ""))
     except FileNotFoundError:
         return f"{STATE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -86,7 +91,7 @@ def look_at(path: Path) -> Checkpoint | str:
     if not told or digests.keys() - files.keys() or content.get(OWN) not in (None, own_digest(content)):
         return f"{STATE} is damaged"
     wrong = [why for name, size in files.items() if (why := _other_size(path, str(name), size))]
-    return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests)
+    return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests, own, chain)
 
 
 def examined(path: Path, *, tensors: bool = True) -> Checkpoint | str:

@@ -12,12 +12,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from ajet.record import write_errors
+from ajet.record.chain import Chain
 from ajet.record.checkpoint import (
     NAME,
     OWN,
@@ -53,6 +54,8 @@ class Checkpoints:
         self._keep, self._keep_best = max(1, keep), keep_best
         self.damaged: dict[Path, str] = {}
         """Folders that `sound` or `at` passed over, with the reason."""
+        self.chain: Chain | None = None
+        """A checkpoint holds its head, and it the checkpoint."""
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, by step."""
@@ -144,6 +147,9 @@ class Checkpoints:
         content: dict[str, Any] = {"step": step, "score": score, "state": state}
         if measured is not None:
             content |= {"score": measured.score, "measured": measured.as_json()}
+        if self.chain is not None:
+            self.chain.commit_noted(step)
+            content["chain"] = self.chain.head
         aside = self.folder / f".step-{step}.partial"
         shutil.rmtree(aside, ignore_errors=True)
         latest = self.latest()
@@ -158,7 +164,11 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
             raise
         path = self._publish(aside, step)
-        self._prune()
+        outlived = self.outlived()
+        if self.chain is not None:
+            staying = {str(each.step): each.digest for each in self.all() if each not in outlived}
+            self.chain.commit("checkpoint", step, checkpoint=staying[str(step)], kept=staying)
+        self._remove(outlived)
         return path
 
     def clean(self) -> None:
@@ -194,14 +204,16 @@ class Checkpoints:
         shutil.rmtree(replaced, ignore_errors=True)
         return path
 
-    def _prune(self) -> None:
-        """Keep the newest few and the best."""
-        known, best = self.all(), self.best() if self._keep_best else None
-        for checkpoint in known[: -self._keep]:
-            if best is None or checkpoint.step != best.step:
-                going = self.folder / f".{checkpoint.path.name}.pruned"
-                os.replace(checkpoint.path, going)
-                shutil.rmtree(going)
+    def outlived(self) -> list[Checkpoint]:
+        """All but the newest few and the best."""
+        best = self.best() if self._keep_best else None
+        return [each for each in self.all()[: -self._keep] if best is None or each.step != best.step]
+
+    def _remove(self, checkpoints: Iterable[Checkpoint]) -> None:
+        for checkpoint in checkpoints:
+            going = self.folder / f".{checkpoint.path.name}.pruned"
+            os.replace(checkpoint.path, going)
+            shutil.rmtree(going)
 
 
 def _unsound(damaged: dict[Path, str]) -> UserError:

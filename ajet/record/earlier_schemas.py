@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ajet.schema.episode import SCHEMA
+from ajet.schema.errors import UserError
 
 COUNTED_BY_CREDIT = ("zero_variance", "oversampled", "stale")
 """Schema 1: reasons, among those of an episode, that a step counted of tokens which stay in its timelines."""
@@ -17,6 +18,17 @@ COUNTED_BY_CREDIT = ("zero_variance", "oversampled", "stale")
 def todays(row: dict[str, Any]) -> dict[str, Any]:
     """Raises KeyError and kin for what is no line. A newer one comes back as it is."""
     return _from_1(row) if row["schema"] < 2 else row
+
+
+def readable(row: dict[str, Any]) -> dict[str, Any]:
+    """The same for who needs all of it. Raises UserError for a schema newer than this ajet knows, too."""
+    if row["schema"] > SCHEMA:
+        raise UserError(
+            f"This episode was recorded with schema {row['schema']}; this ajet reads up to {SCHEMA}.",
+            where=f"episode {row.get('uuid', '?')}",
+            do="update ajet",
+        )
+    return todays(row)
 
 
 def _from_1(row: dict[str, Any]) -> dict[str, Any]:

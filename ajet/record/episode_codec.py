@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ajet.record.earlier_schemas import todays
+from ajet.record.earlier_schemas import readable, todays
+from ajet.record.tool_uses import decode_uses, encode_uses
+from ajet.record.verdicts import decode_verdict, encode_verdict
 from ajet.schema.call import Call, Ids, RawPrompt, Terms, VersionRun, full_ids
-from ajet.schema.episode import SCHEMA, Episode, Failure, Outcome, Verdict
-from ajet.schema.errors import UserError
+from ajet.schema.episode import SCHEMA, Episode, Failure, Outcome
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
+from ajet.schema.tool_use import ToolUse
 
 MOST_NUMBERS = 1 << 26
 """Of an episode's arrays, and tokens of its timelines: 256 MiB each, some thousand times what a long episode has."""
@@ -71,8 +73,12 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
     row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
     row["task"] = episode.task.model_dump()
     row["failure"] = asdict(episode.failure) if episode.failure else None
-    row["verdict"] = asdict(episode.verdict) if episode.verdict else None
+    row["verdict"] = encode_verdict(episode.verdict) if episode.verdict else None
     row["untrained"] = dict(episode.untrained)
+    if (span := episode.policy) is not None:
+        row["policy"] = list(span)
+    if episode.tool_uses:
+        row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
         row["outcome"] = {**asdict(outcome), "untrained": dict(outcome.untrained)}
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
@@ -83,28 +89,33 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
 
 def decode(row: dict[str, Any], blob: bytes) -> Episode:
     """The episode of a line, of any schema, and its blob. Raises UserError for a schema newer than this ajet knows."""
-    if row["schema"] > SCHEMA:
-        raise UserError(
-            f"This episode was recorded with schema {row['schema']}; this ajet reads up to {SCHEMA}.",
-            where=f"episode {row.get('uuid', '?')}",
-            do="update ajet",
-        )
-    row = todays(row)
+    row = readable(row)
     counts = row["arrays"]
     ints = _Stored(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
     floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
     _check(row)
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
-    return Episode(
+    episode = Episode(
         **{name: row[name] for name in EPISODE_PLAIN if name in row},
         task=Task(**row["task"]),
         failure=Failure(**row["failure"]) if row["failure"] else None,
-        verdict=Verdict(**row["verdict"]) if row["verdict"] else None,
+        verdict=decode_verdict(row["verdict"]) if row["verdict"] else None,
         untrained=Counter(row["untrained"]),
+        tool_uses=decode_uses(row.get("tool_uses", [])),
         calls=calls,
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
+    if "policy" in row and row["policy"] != list(episode.policy or ()):
+        raise ValueError(f"its policy versions are said to be {row['policy']}, and its calls say otherwise")
+    return episode
+
+
+def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...]]:
+    """The task of a line, which repeat it is, and its tool uses: what needs no arrays. Raises UserError for a schema
+    newer than this ajet knows."""
+    row = readable(row)
+    return Task(**row["task"]), int(row["repeat"]), tuple(decode_uses(row.get("tool_uses", [])))
 
 
 def decode_outcome(row: dict[str, Any]) -> Outcome:

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet.record import write_errors
-from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, encode
+from ajet.record.chain import Chain, LinkedLine, LinkedLines, linked_line
+from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
+from ajet.schema.task import Task
+from ajet.schema.tool_use import ToolUse
 
 OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
@@ -33,8 +36,10 @@ class EpisodeFiles:
         self._redact = redact or Redactor({})
         self.on_written: OnWritten | None = None
         """Called with what was written, once it is on the disk."""
-        self._ends: dict[Path, tuple[int, int]] = {}
-        """By line file: its size when this writer left it, and where its blob ended then."""
+        self.chain: Chain | None = None
+        """What is told of each line; the next link has it."""
+        self._ends: dict[Path, tuple[int, int, int]] = {}
+        """By line file: its size when this writer left it, where its blob ended then, and how many lines it had."""
 
     def path(self, step: int, split: str = "train") -> Path:
         """The line file of a step; the blob has the suffix `.bin`."""
@@ -56,18 +61,26 @@ class EpisodeFiles:
             path = self.path(step, split)
             heal(path)
             size = path.stat().st_size if path.exists() else 0
-            left, end = self._ends.get(path, (-1, 0))
+            left, end, count = self._ends.get(path, (-1, 0, 0))
             if left != size:
-                end = max((row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)), default=0)
+                ends = [row["blob"]["offset"] + row["blob"]["length"] for row in read_rows(path)]
+                end, count = max(ends, default=0), len(ends)
+            blob_at = end
+            linked: list[LinkedLine] = []
             try:
-                lines, end = self._append_blobs(path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {})
+                lines, end = self._append_blobs(
+                    path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {}, linked
+                )
                 append_lines(path, lines)
                 sync_folder(self.folder)
             except BaseException:
                 with contextlib.suppress(OSError):  # by its name, which takes no descriptor; the first error is told
                     os.truncate(path, size)
                 raise
-            self._ends[path] = (path.stat().st_size, end)
+            self._ends[path] = (path.stat().st_size, end, count + len(lines))
+            if self.chain is not None and linked:
+                file = f"{self.folder.name}/{path.name}"
+                self.chain.note_lines(LinkedLines(file, count + 1, size, blob_at, linked))
         if self.on_written is not None:
             self.on_written(step, split, episodes, outcomes or {})
 
@@ -78,9 +91,10 @@ class EpisodeFiles:
         episodes: Iterable[Episode],
         outcomes: Mapping[str, Outcome],
         notes: Mapping[str, Mapping[str, Any]],
+        linked: list[LinkedLine],
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
-        end."""
+        end. Where there is a chain, `linked` gets what it holds of them."""
         lines = []
         with path.open("ab") as file:
             file.truncate(end)
@@ -91,6 +105,8 @@ class EpisodeFiles:
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)
                 lines.append(self._redact.row(row))
+                if self.chain is not None:
+                    linked.append(linked_line(episode.uuid, self._redact(episode.task.task_id), lines[-1], packed))
             file.flush()
             os.fsync(file.fileno())
         return lines, end
@@ -108,6 +124,10 @@ class EpisodeFiles:
         found = (NAME.fullmatch(path.name) for path in self.folder.glob("step-*.jsonl"))
         return sorted(int(match[1]) for match in found if match and (match[2] or "train") == split)
 
+    def whole_steps(self) -> list[int]:
+        """The training steps whose episodes can be read: arrays may be let go before their lines."""
+        return [step for step in self.steps() if self.path(step).with_suffix(".bin").exists()]
+
     def truncate(self, after_step: int) -> None:
         """Forget the episodes of later steps: a resumed run plays them again."""
         for path in self.folder.glob("step-*.jsonl"):
@@ -122,16 +142,43 @@ def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
     rows = list(read_rows(path))
     if not rows:
         return
-    with path.with_suffix(".bin").open("rb") as blobs:
+    with arrays_of(path) as blobs:
         for number, row in enumerate(rows, 1):
             yield recorded_of(row, blobs, f"{path}:{number}")
+
+
+def arrays_of(path: Path) -> BinaryIO:
+    """The file of the arrays of a line file, opened. Raises UserError where it is gone."""
+    try:
+        return path.with_suffix(".bin").open("rb")
+    except FileNotFoundError as error:
+        raise UserError(
+            "The token arrays of these episodes are gone: removed by `ajet gc` or trainer_common.keep_arrays, or lost.",
+            where=str(path.with_suffix(".bin")),
+            do="`ajet audit` says which, and shows what their lines say",
+        ) from error
 
 
 def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
     """The episode of a line whose arrays lie in `blobs`, and what became of it. Raises UserError for whatever is
     damaged in it, before it costs more memory than an episode takes."""
-    try:
+    with _whole(where):
         return decode(row, _unpacked(row, blobs, where)), decode_outcome(row)
+
+
+def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
+    """Of each episode of one line file: its task, which repeat it is, and its tool uses. Its arrays are not read.
+    Raises UserError for damage."""
+    for number, row in enumerate(read_rows(path), 1):
+        with _whole(f"{path}:{number}"):
+            uses = decode_tool_uses(row)
+        yield uses
+
+
+@contextlib.contextmanager
+def _whole(where: str) -> Iterator[None]:
+    try:
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
         what = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise UserError(

@@ -7,7 +7,6 @@ a last line without its newline was being written when its process died and is n
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -110,7 +109,8 @@ def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Rewrite a JSON-lines file with the rows that `keep` wants; answers how many went."""
     heal(path)
     rows = list(read_rows(path))
-    kept = [row for row in rows if keep(row)]
-    if len(kept) < len(rows):
-        write_atomically(path, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in kept), sync=True)
-    return len(rows) - len(kept)
+    kept = [keep(row) for row in rows]
+    if not all(kept):
+        with path.open("rb") as file:
+            write_atomically(path, b"".join(line for line, wanted in zip(file, kept, strict=True) if wanted), sync=True)
+    return len(rows) - sum(kept)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from ajet.record.denominators import BOUNDARIES, unscored
 from ajet.record.intervals import exceeds_noise
 
 MOST_LEFT_OUT = 0.05
@@ -72,7 +73,8 @@ class Measurement:
 NUMBERS = (
     "validation/tasks", "validation/episodes", "validation/scored", "validation/failed", "validation/left_out",
     "validation/reward", "validation/reward_error", "validation/success_rate", "validation/success_low",
-    "validation/success_high",
+    "validation/success_high", "validation/no_score", "validation/aborted",
+    *(f"validation/failed/{name}" for name in BOUNDARIES),
 )  # fmt: skip
 """What `words` reads."""
 
@@ -86,7 +88,8 @@ def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
             success += f" ({numbers['validation/success_low']:.0%} to {numbers['validation/success_high']:.0%})"
         parts.append(success)
     if numbers.get("validation/failed"):
-        parts.append(f"{numbers['validation/failed']:.0f} failed")
+        lost = unscored(numbers, "validation")
+        parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
         parts.append(f"{share:.1%} left out (ajet's own failures)")

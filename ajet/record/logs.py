@@ -1,4 +1,4 @@
-"""logs/ajet.log: everything that was logged, with secrets blotted out.
+"""logs/RUN_ROLE_RANK.log: everything that a process of a run logged, with secrets blotted out.
 
 Invariant: no sink of ours writes a line that the redactor has not seen, or what a terminal that shows it would obey; a
 disk that refuses one ends no run.
@@ -6,6 +6,7 @@ disk that refuses one ends no run.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,26 @@ from ajet.record.console import console, harmless
 from ajet.record.secrets import Redactor
 from ajet.record.sinks import Sink
 
+LEADING = ("trainer", "serve", "debug", "eval")
+"""Roles of the process that a person starts."""
+EARLIER = "ajet.log"
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
+
+
+def log_name(run: Path, role: str, rank: int = 0) -> str:
+    """Of the log of a run's process: `role` says what it does, `rank` which of its kind it is."""
+    return f"{run.name}_{re.sub(r'[^A-Za-z0-9.-]+', '-', role).strip('-')}_{rank}.log"
+
+
+def main_log(run: Path) -> Path:
+    """The log of the process that leads the run; where there is none yet, what earlier versions called it."""
+    found = [path for role in LEADING for path in (run / "logs").glob(f"*_{role}_0.log")]
+    earlier = run / "logs" / EARLIER
+    return max([*found, *([earlier] if earlier.exists() else [])], key=_changed, default=earlier)
+
+
+def _changed(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 class LogFile:

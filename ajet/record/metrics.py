@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.record import write_errors
+from ajet.record.chain import Chain
 from ajet.record.files import append_lines, keep_rows, read_rows
 from ajet.record.plain_json import plain
 from ajet.record.secrets import Redactor
@@ -34,6 +35,8 @@ class Metrics:
         self.trackers = Trackers(trackers)
         self._redact = redact or Redactor({})
         self._every = every
+        self.chain: Chain | None = None
+        """A row ends the link of what was recorded before it."""
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
@@ -42,7 +45,10 @@ class Metrics:
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
             with write_errors.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
-                append_lines(self.path, [self._redact.row(row)])
+                append_lines(self.path, [line := self._redact.row(row)])
+            if self.chain is not None:
+                self.chain.note_row(line)
+                self.chain.commit("step" if "tasks" in more else "record", step)
             self._track(step, {name: value for name, value in numbers.items() if value is not None})
 
     def rows(self) -> list[dict[str, Any]]:
@@ -53,10 +59,10 @@ class Metrics:
         """Forget the rows of later steps; answers how many went."""
         return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
-    def close(self) -> None:
-        """Close the trackers. Idempotent."""
+    def close(self, outcome: str = "finished") -> None:
+        """Close the trackers of a run that ended so. Idempotent."""
         with self._lock:
-            self.trackers.close()
+            self.trackers.close(outcome)
 
     def track_episodes(
         self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,17 +25,21 @@ from loguru import logger
 
 from ajet.config.why import origins
 from ajet.record import write_errors
+from ajet.record.chain import Chain, chain_key
+from ajet.record.chain_starts import resume_facts, start_facts
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.environment import environment
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.files import write_atomically
+from ajet.record.files import read_rows, write_atomically
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import RunLock
-from ajet.record.logs import LogFile
+from ajet.record.logs import LogFile, log_name
 from ajet.record.metrics import Metrics
 from ajet.record.plain_json import dumps
+from ajet.record.recovery import Recovery
 from ajet.record.resume import RunIdentity, refuse
+from ajet.record.retention import Bounds, going, remove
 from ajet.record.secrets import SHAPES_ONLY, Redactor, literal_secrets
 from ajet.record.status import Status, read_status
 from ajet.record.trackers import TrackedRun, open_trackers
@@ -62,6 +66,8 @@ class RunDirectory:
     """What the run is made from: as given, but for defaults that an earlier version began it with."""
     redact: Redactor
     """What text must pass before it is written into the folder."""
+    goes_on: bool
+    """Whether what its folder has of attempts belongs to it: not where it begins anew, for want of a checkpoint."""
     notes: list[str]
     """What the person should know about the choice of folder; logged already."""
 
@@ -73,7 +79,9 @@ class RunDirectory:
         self.redact = redact
         self._closed = self._taken_up = False
         self._own_folder = kind != "train"
-        self.log_file = LogFile(self.path / "logs" / "ajet.log", redact)
+        self.goes_on = self._own_folder or self.resumed is not None
+        role = "trainer" if kind == "train" else kind
+        self.log_file = LogFile(self.path / "logs" / log_name(self.path, role), redact)
         try:
             self._prepare(experiment, place, kind)
         except BaseException:
@@ -85,9 +93,18 @@ class RunDirectory:
         self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
+        self.chain = place.chain
+        self.episodes.chain = self.checkpoints.chain = self.chain
         self.metrics = Metrics(self.path / "metrics.jsonl", redact, every=trainer.log_freq)
+        self.metrics.chain = self.chain
         self.episodes.on_written = self.metrics.track_episodes
         self._describe(experiment, redact)
+        self._bounds = Bounds(None, None)
+        if self.chain is not None:
+            self._bounds = Bounds(trainer.keep_episodes, trainer.keep_arrays)
+            self._chained_before = self.chain.begun
+            facts = start_facts(self, first=not self.chain.begun)
+            self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
         self._tracks_from_take_up = kind == "train"
         if kind == "eval":
             self._open_trackers(None)
@@ -113,7 +130,7 @@ class RunDirectory:
         not exist.
         """
         root = Path(root).absolute()
-        redact = _redactor(experiment)
+        redact = redactor_of(experiment)
         with write_errors.explained("the record of the run", root, kept="nothing was begun"):
             if kind != "train":
                 place = _Place.again(again, root) if again else _Place.new(root, experiment.name, kind)
@@ -143,6 +160,9 @@ class RunDirectory:
             self._forget_later(step)
 
     def _forget_later(self, step: int | None) -> None:
+        if self.chain is not None and self._chained_before:
+            after = -1 if step is None else step
+            self.chain.commit("resume", after, **resume_facts(self.path, after))
         self.episodes.truncate(-1 if step is None else step)
         self.metrics.truncate(-1 if step is None else step)
         self.checkpoints.set_damaged_aside()
@@ -151,19 +171,44 @@ class RunDirectory:
 
     def _open_trackers(self, resumed_step: int | None) -> None:
         config = self.experiment.ajet
-        run = TrackedRun(config.project_name, self.name, self.run_id, self.path, resumed_step)
+        run = TrackedRun(config.project_name, self.name, self.run_id, self.path, resumed_step, self.redact)
         self.metrics.trackers.opened += open_trackers(config.trainer_common.logger, run, base=self.experiment.base)
+
+    def retain(self) -> None:
+        """A checkpoint was saved: let go of what lies beyond `keep_episodes` and `keep_arrays`."""
+        if self.chain is None or self._bounds == Bounds(None, None):
+            return
+        if found := going(self.path, self.checkpoints, self._bounds):
+            remove(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
+
+    def recovery(self, begun: Iterable[int], left: Sequence[int] = ()) -> str:
+        """What of the run that goes on is consumed, under way, skipped and doubled, in words; "" where its rows of
+        metrics are gone. `begun`: as the store says it at the checkpoint; `left`: what is over and in no row."""
+        assert self.resumed is not None, "it goes on from something"
+        own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
+        path = self.metrics.path if own else self.resumed.path.parents[1] / self.metrics.path.name
+        rows = [*read_rows(path), {"discarded": left}]
+        return f": {Recovery.of(rows, begun, step=self.resumed.step)}" if path.exists() else ""
 
     def close(self, outcome: str) -> None:
         """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self.metrics.close()
+        self.metrics.close(outcome)
+        self._link_the_rest()
         self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
         self.log_file.close()
         if self._lock is not None:
             self._lock.release()
+
+    def _link_the_rest(self) -> None:
+        """What was recorded after the last row, as a server does at its end."""
+        if self.chain is not None:
+            try:
+                self.chain.commit_noted(self.status.get("step"))
+            except UserError as error:
+                logger.warning("{}", error)
 
     def discard(self) -> None:
         """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays."""
@@ -202,7 +247,8 @@ def _remove(folder: Path) -> None:
             around.rmdir()
 
 
-def _redactor(experiment: Experiment) -> Redactor:
+def redactor_of(experiment: Experiment) -> Redactor:
+    """What knows the secrets of its configuration and of this process's environment."""
     tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
     return Redactor(literals=literal_secrets(tree))
 
@@ -226,6 +272,8 @@ class _Place:
         self.resumed: Checkpoint | None = None
         self.run_id = uuid.uuid4().hex
         self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.chain: Chain | None = None
+        """Of what trains."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> _Place:
@@ -319,6 +367,7 @@ class _Place:
             given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
             experiment = self._with_kept(experiment, kept)
             training |= kept
+        self.chain = Chain(self.folder, key=chain_key())
         RunIdentity(self.run_id, backbone, training, given).write(self.folder)
         return experiment
 

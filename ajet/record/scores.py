@@ -138,6 +138,26 @@ class Scores:
                 parts.setdefault(tag, []).append(attempt)
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
+    def by_scorer(self) -> dict[str, Scores]:
+        """The same for the attempts of each choice of scorers, by name, as stages and rows choose them; those that
+        failed before one was asked are in none."""
+        parts: dict[str, list[Attempt]] = {}
+        for attempt in self.attempts:
+            if attempt.scorer:
+                parts.setdefault(attempt.scorer, []).append(attempt)
+        return {name: Scores(parts[name], self.lowest) for name in sorted(parts)}
+
+    def each_scorer(self) -> dict[str, tuple[float | None, int, int]]:
+        """Of each scorer that was asked: the mean of what it gave, over how many, of how many."""
+        given: dict[str, list[float | None]] = {}
+        for attempt in self.attempts:
+            for name, score in attempt.parts.items():
+                given.setdefault(name, []).append(score)
+        found = {name: [score for score in scores if score is not None] for name, scores in given.items()}
+        return {
+            name: (fmean(scores) if scores else None, len(scores), len(given[name])) for name, scores in found.items()
+        }
+
 
 def worth_of_failure(attempts: Iterable[Attempt]) -> float:
     """What a failed attempt is worth among these: 0 or the lowest reward, whichever is less. Models that are compared

@@ -44,15 +44,18 @@ class Status:
             "started": time.time(),
             "processes": [_entry(mine, "run")],
         }
-        self._content["updated"] = time.time()
+        self._content["updated"] = self._content["since"] = self._content["started"]
         self._failing = False
         self._write()
 
     def set(self, **values: Any) -> None:
         """Change fields (phase="rollout", step=3, …) and replace the file."""
         with self._lock:
+            now = time.time()
+            if values.get("phase", self._content["phase"]) != self._content["phase"]:
+                self._content["since"] = now
             self._content.update(plain(values))
-            self._content["updated"] = time.time()
+            self._content["updated"] = now
             try:
                 self._write()
             except OSError as error:

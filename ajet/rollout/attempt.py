@@ -10,17 +10,23 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.environment.pinned import Pin, Pins
 from ajet.rollout.failure import Stage, failed
 from ajet.schema.endpoint import Endpoints
+from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import playing
+from ajet.workflow.deadline import Deadline
 from ajet.workflow.resources import Resources, aclosing, closing
+from ajet.workflow.tools import Replayed
 
 if TYPE_CHECKING:
+    from ajet.environment.replay import Walk
     from ajet.gateway import Capture, Session
     from ajet.workflow.tuner import ModelTuner
 
@@ -34,14 +40,20 @@ class Attempt:
         task: WorkflowTask,
         config: Any,
         open_session: Callable[[Collection[str] | None], Session],
+        replay: Walk | None = None,
+        pin: Pin | None = None,
     ) -> None:
+        """`replay`: what answers in place of tools. `pin`: what pins them for the run."""
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
+        self.began = time.time()
         self.session: Session | None = None
         self.resources = Resources()
         """What it opened in this process."""
         self.printed = ""
         """What the workflow printed, where the isolation keeps it."""
+        self.replay = replay
+        self.pin: Pin = pin if pin is not None else Pins()
         self._open_session = open_session
         self._closed = False
         self._lock = threading.Lock()
@@ -53,6 +65,8 @@ class Attempt:
             if self._closed:
                 raise failed("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
+            if self.replay is not None:
+                self.session.watch_uses(self.replay.saw)
         self.stage = "execute"
         return self.session
 
@@ -71,6 +85,18 @@ class Performable(Protocol):
     task: WorkflowTask
     config: Any
     resources: Resources
+    began: float
+    """Seconds since the epoch: its time runs from then."""
+
+    @property
+    def replay(self) -> Replayed | None:
+        """What answers in place of tools."""
+        ...
+
+    @property
+    def pin(self) -> Pin:
+        """What pins them for the run."""
+        ...
 
     def open(self, trainable: Collection[str] | None) -> Endpoints:
         """The endpoints of its session."""
@@ -87,7 +113,7 @@ async def perform(attempt: Performable) -> WorkflowOutput:
     with no_exit():
         async with aclosing(attempt.resources):
             workflow, tuner = _begin(attempt)
-            with playing(tuner.endpoints):
+            with playing(tuner.endpoints), environment_kept(attempt.task):
                 return _checked(workflow, await workflow.execute(attempt.task, tuner))
 
 
@@ -95,7 +121,7 @@ def perform_plain(attempt: Performable) -> WorkflowOutput:
     """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
     with no_exit(), closing(attempt.resources):
         workflow, tuner = _begin(attempt)
-        with playing(tuner.endpoints):
+        with playing(tuner.endpoints), environment_kept(attempt.task):
             output = workflow.execute(attempt.task, tuner)
             if inspect.isawaitable(output):
                 output = asyncio.run(_closed(output, attempt.resources))
@@ -108,7 +134,19 @@ def _begin(attempt: Performable) -> tuple[Any, ModelTuner]:
     workflow = attempt.workflow_class()
     trainable = getattr(workflow, "trainable_targets", None) or None
     endpoints = attempt.open(trainable)
-    return workflow, ModelTuner(attempt.config, endpoints, trainable=trainable, resources=attempt.resources)
+    limits = attempt.config.ajet.rollout
+    tuner = ModelTuner(
+        attempt.config,
+        endpoints,
+        trainable=trainable,
+        resources=attempt.resources,
+        replay=attempt.replay,
+        pin=attempt.pin,
+        deadline=Deadline(limits.episode_timeout, limits.tool_timeout, began=attempt.began),
+    )
+    if attempt.task.gym_env is not None:
+        attempt.task.gym_env.on_use = tuner.tool_used
+    return workflow, tuner
 
 
 def _checked(workflow: Any, output: Any) -> WorkflowOutput:
@@ -123,6 +161,21 @@ def _checked(workflow: Any, output: Any) -> WorkflowOutput:
 async def _closed(output: Awaitable[Any], resources: Resources) -> Any:
     async with aclosing(resources):
         return await output
+
+
+@contextmanager
+def environment_kept(task: WorkflowTask) -> Iterator[None]:
+    """An attempt whose environment was lost has failed by that, whatever its code made of it: a reward, an exception of
+    its own. Raises EnvironmentFailure."""
+    env = task.gym_env
+    try:
+        yield
+    except Exception as problem:
+        if (lost := getattr(env, "lost", None)) is not None:
+            raise EnvironmentFailure(str(lost), retryable=lost.retryable) from problem
+        raise
+    if (lost := getattr(env, "lost", None)) is not None:
+        raise EnvironmentFailure(str(lost), retryable=lost.retryable)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet.schema.episode import Failure
-from ajet.schema.task import WorkflowOutput
+from ajet.schema.task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture
@@ -25,6 +25,8 @@ class AttemptResult:
     started: float = 0.0
     ended: float = 0.0
     attempts: int = 1
+    task: WorkflowTask | None = None
+    """As the workflow had it; None where no workflow was begun."""
     printed: str = ""
     """What the workflow wrote to its standard output, where the isolation keeps it."""
 

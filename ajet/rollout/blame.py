@@ -11,14 +11,19 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from ajet.rollout import bounds
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.schema.call import Call
 from ajet.schema.episode import Failure, Verdict
+from ajet.schema.errors import Boundary
+from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
 
 REFUSALS = frozenset({"context_length_exceeded", "json_schema_not_met"})
 """What the gateway refuses because of what the policy said: the context is full, no reply kept to a strict schema."""
 _OUTSIDE = (OSError, EOFError, MemoryError, asyncio.CancelledError, asyncio.TimeoutError)
 _OUTSIDE_NAMES = ("Timeout", "Connection", "Connect", "Transport", "NetworkError")
+
+_BOUNDARIES: dict[ToolError, Boundary] = {"environment": "environment", "sandbox": "sandbox"}
 
 Culprit = Literal["start", "engine", "tool", "agent"]
 
@@ -56,6 +61,19 @@ def verdict_on_failure(played: AttemptResult, reward: float | None) -> Verdict |
         return None
     assert played.failure is not None
     return Verdict(reward, False, f"failed by the policy's own doing: {played.failure.kind}")
+
+
+def lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
+    """A tool that failed from outside and did not answer again: whatever the agent made of that, its outcome says
+    nothing about the model."""
+    answered: set[str] = set()
+    for use in reversed(uses):
+        if use.error in OUTSIDE and use.name not in answered:
+            boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
+            what = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
+            return Failure(boundary, f"tool_{use.error}", bounds.beginning(what), retryable=True)
+        answered.add(use.name)
+    return None
 
 
 def time_by_place(

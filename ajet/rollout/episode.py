@@ -43,6 +43,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         calls=list(capture.calls) if capture else [],
         messages=capture.messages if capture else [],
         tools=capture.tools if capture else [],
+        tool_uses=list(capture.tool_uses) if capture else [],
         checks=list(capture.checks) if capture else [],
         metadata=bounds.metadata(metadata_of(output)) if output else {},
         metrics=numbers_of(output) if output else {},
@@ -61,7 +62,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
 
 
 def _bounded(verdict: Verdict) -> Verdict:
-    return replace(verdict, reason=bounds.beginning(verdict.reason))
+    return replace(verdict, reason=bounds.beginning(verdict.reason), details=bounds.metadata(verdict.details))
 
 
 def account(episode: Episode, settings: Any) -> tuple[list[Timeline], Counter[str]]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Sequence
 from typing import Literal
 
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
-from ajet.schema.episode import Failure
-from ajet.schema.errors import Boundary, BoundaryError
+from ajet.schema.episode import Episode, Failure
+from ajet.schema.errors import Boundary, BoundaryError, UserError
 
 _ADVICE = (
     ("asyncio.run() cannot be called from a running event loop", "write `await` there: an async execute has a loop"),
@@ -63,3 +64,23 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
     policy = stage == "execute" and not from_outside(problem)
     kind, own = type(problem).__name__, stage == "open"
     return bounds.failure(Failure(boundary, kind, message, traceback=text, own=own, policy=policy))
+
+
+def all_failed(episodes: Sequence[Episode]) -> bool:
+    """Whether there are some, and none has a reward or ended without a failure."""
+    return bool(episodes) and all(episode.failure and not episode.scored for episode in episodes)
+
+
+def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
+    """Raises UserError when all did and none has a reward for it, with the first one's reason."""
+    if not all_failed(episodes):
+        return
+    first = episodes[0].failure
+    assert first is not None, "it failed"
+    raise UserError(
+        f"All {len(episodes)} episodes of step {step} failed; the first at the {first.boundary}: "
+        f"{first.kind}: {first.message}",
+        where=f"task {episodes[0].task.task_id}",
+        expected="at least one episode that ends with a reward",
+        do="run the same YAML with --backbone debug: it shows each episode and its traceback",
+    )

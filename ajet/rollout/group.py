@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from ajet.rollout.ranking import Ranking
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 
 
-def closes_late(episodes: Iterable[Episode], *, min_group: int, repeats: int) -> bool:
-    """Whether a group whose deadline has passed closes with the episodes that are in: enough of them have a reward.
-    Whoever makes the episodes, this runtime or clients."""
-    return sum(episode.scored for episode in episodes) >= min(min_group, repeats)
+def closes_late(episodes: Iterable[Episode], *, min_group: int, repeats: int, waiting: int = 0) -> bool:
+    """Whether a group whose deadline has passed closes with the episodes that are in: enough of them have a reward, or
+    are `waiting` to be compared for one. Whoever makes the episodes, this runtime or clients."""
+    return sum(episode.scored for episode in episodes) + waiting >= min(min_group, repeats)
 
 
 class GroupPlay:
@@ -42,6 +43,8 @@ class GroupPlay:
         self._on_close = on_close
         self._began = self._late = False
         self._timer: asyncio.TimerHandle | None = None
+        self.ranking: Ranking | None = None
+        """Where its attempts are compared with each other."""
 
     @property
     def closed(self) -> bool:
@@ -70,6 +73,11 @@ class GroupPlay:
         elif self._late:
             self._overdue()
 
+    def arrived(self) -> None:
+        """An attempt waits to be compared."""
+        if self._late:
+            self._overdue()
+
     def stop(self, reason: str) -> None:
         """Abort what still runs."""
         if not self.stopped.done():
@@ -81,5 +89,6 @@ class GroupPlay:
 
     def _overdue(self) -> None:
         self._late = True
-        if closes_late(self.episodes, min_group=self._min_group, repeats=self.repeats):
+        waiting = self.ranking.waiting if self.ranking is not None else 0
+        if closes_late(self.episodes, min_group=self._min_group, repeats=self.repeats, waiting=waiting):
             self.stop("group_deadline")

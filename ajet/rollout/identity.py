@@ -52,4 +52,5 @@ def workflow_task(identity: Identity) -> WorkflowTask:
         task_batch_index=identity.index,
         task_thread_index=identity.repeat,
         task_tag=f"T{task.task_id}#R{identity.repeat}",
+        step=identity.step,
     )

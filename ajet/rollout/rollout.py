@@ -11,43 +11,36 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
-from ajet.rollout.attempt import Attempt
+from ajet.environment.pinned import Pins
 from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.blame import timed_out
-from ajet.rollout.checks import open_checks
-from ajet.rollout.episode import build_episode
-from ajet.rollout.failure import classify
+from ajet.rollout.attempts import Attempts
+from ajet.rollout.breaker import Breaker, Turn
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
-from ajet.rollout.identity import Identity, workflow_task
-from ajet.rollout.isolation import Isolation, open_isolation
+from ajet.rollout.identity import Identity
 from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
-from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, by_the_calls, first
+from ajet.rollout.train_turn import TrainTurn, built
+from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, first
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
-from ajet.workflow.ambient import Ambient
-from ajet.workflow.resources import Resources
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.gateway import Capture, Gateway, Session
+    from ajet.gateway import Gateway
     from ajet.task_judge import Judge
 
 STOP_TIME = 5.0
 """Seconds that a stopped play gets to take in what its episodes left."""
-HANGS_S = 1.5
-"""How long an attempt that was stopped may take to close what it opened; then it is closed for it."""
 _LAST_WORDS = 0.1
 """Seconds for which the loop still runs after `close`, so that what was just cancelled there ends."""
 
@@ -64,26 +57,28 @@ class Rollout:
         *,
         run_id: str,
         on_episode: Callable[[Episode], None] | None = None,
+        pins: Pins | None = None,
     ) -> None:
-        """`on_episode` sees each episode as it ends, aborted ones too, in the thread that iterates over `play`.
+        """`on_episode` sees each episode as it ends, aborted ones too, in the thread that iterates over `play`. `pins`:
+        the run's tools; without it, those of this rollout.
 
         Raises ConfigError for settings that exclude each other.
         """
         settings = experiment.ajet
         self._settings, self._config, self._base = settings, experiment.config, experiment.base
-        self._gateway = gateway
-        self._workflow_class, self._run_id, self._on_episode = workflow_class, run_id, on_episode
+        self._run_id, self._on_episode = run_id, on_episode
         self._rounds = _rounds_of(gateway, settings)
-        self._isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
-        self._ambient = None if self._isolation.apart else Ambient(gateway.ambient)
-        self._verdicts = Verdicts(judge, settings)
-        self._inspect = open_checks(settings.rollout.compute_madness_checklist)
+        self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
+        self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._train_turn = TrainTurn.of(experiment)
         self._loop = asyncio.new_event_loop()
+        self._attempts = Attempts(experiment, gateway, workflow_class, self._loop, pins or Pins())
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
-        self._stopped: list[Resources] = []
-        """Of attempts that were stopped a moment ago."""
         self._shared: Slots | None = None
+        self._beside: set[Future[Group]] = set()
+        self._groups: set[GroupPlay] = set()
+        """Those of `play_group`; on the rollout's loop."""
         self._closed = False
         self.tally = Tally()
         """What the last play came to."""
@@ -91,7 +86,7 @@ class Rollout:
     @property
     def abandoned(self) -> int:
         """Workflows that were stopped, could not be ended, and still run."""
-        return self._isolation.abandoned
+        return self._attempts.abandoned
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
         """The groups of `stream` that are kept, for who hands in no task to get it back."""
@@ -133,7 +128,7 @@ class Rollout:
         self.tally = play.tally
         sampling = sampling or split_sampling(self._settings, split)
         conducted = asyncio.run_coroutine_threadsafe(
-            self._conduct(play, _left(tasks, repeats, over), step, split, sampling, limit), self._loop
+            self._conduct(play, _left(tasks, repeats, over), step, split, sampling, limit, repeats), self._loop
         )
         conducted.add_done_callback(lambda future: _end(play, future))
         self._plays[play] = conducted
@@ -153,12 +148,30 @@ class Rollout:
                 _wait(conducted)
             play.tally.abandoned = self.abandoned
 
-    def play_group(self, order: int, task: Task, *, step: int, split: Split, repeats: int) -> Future[Group]:
-        """Play one task beside whatever else is played, for those who are handed tasks one by one, as verl's workers
-        are. All groups begun so share `max_env_worker`; `on_episode` and `tally` know nothing of them."""
+    def play_group(
+        self,
+        order: int,
+        task: Task,
+        *,
+        step: int,
+        split: Split,
+        repeats: int,
+        over: Collection[int] = (),
+        on_end: Callable[[Episode], None] | None = None,
+    ) -> Future[Group]:
+        """Play one task beside whatever else is played, for those who are handed tasks one by one, as samplers and
+        verl's workers are. All groups begun so share `max_env_worker`; `on_episode` and `tally` know nothing of them.
+
+        `over`: attempts that were played before and are not played again: the group lacks them. `on_end` sees each
+        episode as it ends, before its group closes, on the rollout's loop: it must not wait."""
         if self._closed:
             raise RuntimeError("the rollout is closed")
-        return asyncio.run_coroutine_threadsafe(self._alone(order, task, step, split, repeats), self._loop)
+        left = [repeat for repeat in range(repeats) if repeat not in over]
+        alone = self._alone(order, task, step, split, left, repeats, on_end)
+        played = asyncio.run_coroutine_threadsafe(alone, self._loop)
+        self._beside.add(played)
+        played.add_done_callback(self._beside.discard)
+        return played
 
     def close(self) -> None:
         """Abort what runs and release threads and processes, promptly. Idempotent."""
@@ -168,23 +181,13 @@ class Rollout:
         for play, conducted in list(self._plays.items()):
             self._loop.call_soon_threadsafe(play.stop, "interrupted")
             _wait(conducted)
-        self._isolation.close()
-        if self._ambient is not None:
-            self._ambient.close()
+        self._loop.call_soon_threadsafe(self._stop_groups)
+        for played in list(self._beside):
+            _wait(played)
+        self._attempts.stop()
         self._verdicts.close()
-        self._loop.call_soon_threadsafe(self._close_what_hangs)
+        self._attempts.close()
         self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_WORDS, self._loop.stop)
-
-    def _close_if_it_hangs(self, resources: Resources) -> None:
-        """An attempt that was stopped closes what it opened; one that does not hear that is given a moment."""
-        self._stopped.append(resources)
-        self._loop.call_later(HANGS_S, self._close_what_hangs, resources)
-
-    def _close_what_hangs(self, *some: Resources) -> None:
-        for resources in some or tuple(self._stopped):
-            with contextlib.suppress(ValueError):
-                self._stopped.remove(resources)
-                resources.close_beside()
 
     async def _conduct(
         self,
@@ -194,7 +197,9 @@ class Rollout:
         split: Split,
         sampling: Sampling,
         limit: int,
+        whole: int,
     ) -> None:
+        """`whole`: attempts of a group, those that are over too."""
         rollout = self._settings.rollout
         total = sum(len(repeats) for _, _, repeats in tasks)
         slots = Slots(limit, total, self._rounds.expect if self._rounds else None)
@@ -209,6 +214,7 @@ class Rollout:
                 min_group=rollout.min_group,
                 on_close=play.closed,
             )
+            group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
             play.groups.append(group)
             for repeat in repeats:
                 identity = Identity(self._run_id, split, step, task, order, index, repeat)
@@ -220,7 +226,16 @@ class Rollout:
                 run.cancel()
         play.finish()
 
-    async def _alone(self, order: int, task: Task, step: int, split: Split, repeats: int) -> Group:
+    async def _alone(
+        self,
+        order: int,
+        task: Task,
+        step: int,
+        split: Split,
+        repeats: Sequence[int],
+        whole: int,
+        on_end: Callable[[Episode], None] | None,
+    ) -> Group:
         rollout, play = self._settings.rollout, Play(None, in_order=False)
         if self._shared is None:
             self._shared = Slots(rollout.max_env_worker, 0)
@@ -229,109 +244,118 @@ class Rollout:
             task,
             order,
             0,
-            repeats,
+            len(repeats),
             deadline=rollout.group_deadline,
             min_group=rollout.min_group,
             on_close=lambda group: closed.set_result(group.group()),
         )
-        identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in range(repeats)]
+        group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
+        identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in repeats]
         sampling = split_sampling(self._settings, split)
-        with rare_collections():
-            await asyncio.gather(*(self._episode(play, group, self._shared, each, sampling) for each in identities))
+        runs = [
+            asyncio.ensure_future(self._episode(play, group, self._shared, e, sampling, on_end)) for e in identities
+        ]
+        self._groups.add(group)
+        try:
+            with rare_collections():
+                await asyncio.gather(*runs)
+        finally:
+            self._groups.discard(group)
+            for run in runs:
+                run.cancel()
         return await closed
 
+    def _stop_groups(self) -> None:
+        for group in self._groups:
+            group.stop("interrupted")
+
     async def _episode(
-        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling
+        self,
+        play: Play,
+        group: GroupPlay,
+        slots: Slots,
+        identity: Identity,
+        sampling: Sampling,
+        on_end: Callable[[Episode], None] | None = None,
     ) -> None:
         """One episode, from its wait for a slot to its place in the group."""
-        seat = slots.ask()
+        turn = self._breaker.begins()
         try:
-            await first(seat, group.stopped)
-            if group.stopped.done():
-                played = AttemptResult(aborted=group.stopped.result(), attempts=0)
-            else:
-                group.began()
-                played = await self._attempts(play, group, identity, sampling)
+            episode = await self._played(play, group, slots, identity, sampling, turn)
         finally:
-            slots.leave(seat)
-        verdict = await self._verdicts.of(identity, played, group.stopped)
-        episode = build_episode(identity, played, verdict, self._settings)
+            turn.leave()
         play.tally.statuses[episode.status] += 1
         if episode.failure:
             play.tally.failures[episode.failure.boundary, episode.failure.kind] += 1
-        play.events.put(episode)
+        (on_end or play.events.put)(episode)
+        if group.ranking is not None:
+            group.ranking.over(identity.repeat)
         group.ended(episode)
 
-    async def _attempts(self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling) -> AttemptResult:
-        """Attempts until one ends well or in a way that another would not mend. All draw with the same key."""
+    async def _played(
+        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling, turn: Turn
+    ) -> Episode:
+        """The episode; what an outage took of it was played again."""
+        number = 0
+        while True:
+            seat = slots.ask()
+            try:
+                await first(seat, group.stopped)
+                if group.stopped.done():
+                    played = AttemptResult(aborted=group.stopped.result(), attempts=number)
+                else:
+                    group.began()
+                    played = await self._repeated(play, group, identity, sampling, turn, number)
+            finally:
+                slots.leave(seat)
+            ranking = group.ranking if self._verdicts.ranks(played) else None
+            try:
+                verdict = None if ranking is not None else await self._verdicts.of(identity, played, group.stopped)
+            finally:
+                self._attempts.release(played.task)
+            told = False
+            if ranking is not None:
+                if turn.probes:  # the others, which it would wait for, begin only once it has ended
+                    played.failure, told = await self._verdicts.awake(), True
+                    turn.ended(played.failure)
+                if played.failure is None:
+                    verdict = await self._verdicts.compared(ranking, identity, played, group.stopped, turn)
+                    turn.back()
+            if played.attempts > number and not told:
+                turn.ended(played.failure, aborted=played.aborted is not None)
+            if not await turn.taken(played.failure, group.stopped):
+                return await built(identity, played, verdict, self._settings, self._train_turn, group.stopped)
+            number = played.attempts
+            _play_again(play, played)
+
+    async def _repeated(
+        self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling, turn: Turn, before: int
+    ) -> AttemptResult:
+        """Attempts until one ends well or in a way that another would not mend: the breaker knows of all but that one.
+        All draw with the same key. `before`: attempts at this episode that an outage took."""
         number = 1
         while True:
-            played = await self._attempt(group, identity, sampling)
-            played.attempts = number
+            await turn.admitted(group.stopped)
+            if group.stopped.done():
+                return AttemptResult(aborted=group.stopped.result(), attempts=before + number - 1)
+            played = await self._attempts.one(group, identity, sampling)
+            played.attempts = before + number
             failure = played.failure
             if failure is None or not failure.retryable or number > self._settings.rollout.max_retries:
                 return played
             await first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
             if group.stopped.done():
                 return played
-            play.tally.retries += 1
-            if played.capture is not None:
-                play.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)
+            turn.ended(failure)
+            self._attempts.release(played.task)
+            _play_again(play, played)
             number += 1
 
-    async def _attempt(self, group: GroupPlay, identity: Identity, sampling: Sampling) -> AttemptResult:
-        attempt = Attempt(
-            self._workflow_class,
-            workflow_task(identity),
-            self._config,
-            lambda trainable: self._open_session(identity, sampling, trainable),
-        )
-        played = AttemptResult(started=time.time())
-        future = asyncio.wrap_future(self._isolation.start(attempt))
-        timeout = self._settings.rollout.episode_timeout
-        try:
-            await first(future, group.stopped, timeout=timeout)
-        finally:
-            ended = future.done()
-            if not ended:
-                future.add_done_callback(_forget)
-                stood = self._isolation.stands(attempt)
-                self._isolation.stop(attempt)
-                self._close_if_it_hangs(attempt.resources)
-        played.capture = await self._captured(attempt)
-        played.ended = time.time()
-        played.printed = attempt.printed
-        if not ended:
-            if group.stopped.done():
-                played.aborted = group.stopped.result()
-            else:
-                shared = self._isolation.shared
-                played.failure = timed_out(timeout, played, shared_loop=shared, stood=stood)
-            return played
-        try:
-            played.output = future.result()
-        except BaseException as problem:  # noqa: BLE001 - the border where user code's failures become data
-            played.failure = classify(problem, attempt.stage)
-        played.failure = by_the_calls(played)
-        return played
 
-    async def _captured(self, attempt: Attempt) -> Capture | None:
-        """Close the attempt's session on the gateway's own loop: waiting for that loop here would hold up all."""
-
-        async def close() -> Capture | None:
-            return attempt.close()
-
-        return await asyncio.wrap_future(self._gateway.call(close()))
-
-    def _open_session(self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None) -> Session:
-        return self._gateway.open(
-            identity.uuid,
-            key=(self._settings.seed, identity.order, identity.repeat),
-            sampling=sampling,
-            trainable=trainable,
-            inspect=self._inspect,
-            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
-        )
+def _play_again(play: Play, played: AttemptResult) -> None:
+    play.tally.retries += 1
+    if played.capture is not None:
+        play.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)
 
 
 def _left(
@@ -356,11 +380,6 @@ def _rounds_of(gateway: Gateway, settings: Any) -> RoundEngine | None:
     return engine if isinstance(engine, RoundEngine) else None
 
 
-def _forget(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
-
-
 def _end(play: Play, future: Future[None]) -> None:
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
@@ -369,7 +388,7 @@ def _end(play: Play, future: Future[None]) -> None:
         play.events.put(None)
 
 
-def _wait(future: Future[None]) -> None:
+def _wait(future: Future[Any]) -> None:
     try:
         future.exception(timeout=STOP_TIME)
     except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

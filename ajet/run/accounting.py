@@ -13,7 +13,8 @@ from statistics import fmean
 
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, UntrainedReason, episodes_of
+from ajet.run.judge_metrics import judge_metrics
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:
@@ -24,16 +25,6 @@ def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], t
         assert episode.sampled_tokens == own + sum(counted.values()), (
             f"episode {episode.uuid}: sampled {episode.sampled_tokens} tokens, trained {own}, counted {dict(counted)}"
         )
-
-
-def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") -> dict[str, Outcome]:
-    """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
-    `stale`: the tokens of their timelines are counted as such."""
-    found = {}
-    for episode in episodes_of(groups):
-        left = episode.uncounted
-        found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
-    return found
 
 
 def episode_metrics(
@@ -72,11 +63,25 @@ def episode_metrics(
     left = (e.untrained_with((outcomes or {}).get(e.uuid, NO_OUTCOME)) for e in episodes)
     for reason, count in sum(left, Counter[str]()).items():
         metrics[f"{prefix}/untrained/{reason}"] = count
+    metrics.update(_scorer_metrics(episodes, prefix))
     own: dict[str, list[float]] = {}
     for episode in scored:
         for name, value in episode.metrics.items():
             own.setdefault(name, []).append(value)
     metrics.update({f"{prefix}/workflow/{name}": fmean(values) for name, values in own.items()})
+    return metrics | judge_metrics(episodes, prefix)
+
+
+def _scorer_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
+    """How many episodes each choice of scorers had, and what each scorer gave, over those that it gave a score."""
+    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None and episode.verdict.scorer]
+    metrics: dict[str, float] = {}
+    for name, count in Counter(verdict.scorer for verdict in verdicts).items():
+        metrics[f"{prefix}/scored_by/{name}"] = count
+    for name in dict.fromkeys(name for verdict in verdicts for name in verdict.parts):
+        scores = [score for verdict in verdicts if (score := verdict.parts.get(name)) is not None]
+        if scores:
+            metrics[f"{prefix}/scorer/{name}"] = fmean(scores)
     return metrics
 
 

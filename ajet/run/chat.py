@@ -24,12 +24,13 @@ from ajet.run.find_run import known_run
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
-from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge
 from ajet.tokens import Renderer
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.task_reader import TaskSplit
 
 
 class Unjudged(BaseJudge):
@@ -82,7 +83,7 @@ def chat(
 
 def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:
     from ajet.engine.sampler import open_sampler
-    from ajet.run.parts import renderer_of
+    from ajet.rollout.wiring import renderer_of
 
     settings = experiment.ajet
     engine, tokenizer = open_sampler(settings)
@@ -101,11 +102,13 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
     from ajet.rollout.sampling import split_sampling
     from ajet.run.episode_panel import show_episode
     from ajet.run.parts import assemble
+    from ajet.task_reader import open_reader
 
-    experiment.ajet.task_judge.judge_type = "customized_protocol"
-    experiment.ajet.task_judge.judge_protocol = f"{__name__}->{Unjudged.__name__}"
-    with assemble(experiment, run_id="chat") as parts:
-        stage = next(iter(parts.reader.tasks("validation") or parts.reader.tasks("train")), Task())
+    unjudged = f"{__name__}->{Unjudged.__name__}"
+    experiment.ajet.task_judge = experiment.ajet.task_judge.deciding(judge_protocol=unjudged)
+    split: TaskSplit = "validation" if open_reader(experiment).has("validation") else "train"
+    with assemble(experiment, run_id="chat", split=split) as parts:
+        stage = parts.reader.tasks(split)[0]
         console.print(f"[dim]everything but the question is of the task {stage.task_id!r}[/]")
         for order, line in enumerate(_lines(prompt)):
             task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})

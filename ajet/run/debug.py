@@ -25,7 +25,7 @@ from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
-from ajet.run.parts import algorithm_of, assemble
+from ajet.run.parts import algorithm_of, assemble, pins_of
 from ajet.run.room import room_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -45,7 +45,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
     session = DebugSession(experiment, run, interrupts)
     with (
         LiveLine(session.now) as line,
-        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode) as parts,
+        assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as parts,
     ):
         tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
         session.begin(len(tasks) * experiment.ajet.rollout.num_repeat, getattr(parts.backbone, "watch", None))

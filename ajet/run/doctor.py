@@ -47,6 +47,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     from ajet.run.checkup.machine import machine
     from ajet.run.checkup.network import network
     from ajet.run.checkup.packages import packages
+    from ajet.run.checkup.sandbox import sandbox
     from ajet.run.runner import runner_of
 
     started = time.perf_counter()
@@ -62,6 +63,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         if found := runner_of(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
     sections["network"] = network(config)
+    sections["sandbox"] = sandbox(config, attacked=model is None and (experiment is None or _sets_sandbox(experiment)))
     if experiment is not None:
         sections["experiment"] = [_readiness(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":
@@ -73,10 +75,22 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
     return Checkup(sections, time.perf_counter() - started)
 
 
+def examine_store(address: str) -> Checkup:
+    """A look at the store at this address alone. Raises UserError for what is no address."""
+    from ajet.store.survey import survey
+
+    started = time.perf_counter()
+    return Checkup({"store": survey(address, base=Path.cwd())}, time.perf_counter() - started)
+
+
 def _extras(experiment: Experiment) -> list[str]:
     config = experiment.ajet
     chosen = (experiment.backbone.extra, _EXTRA_OF_ENGINE.get(config.rollout.engine, ""))
     return [extra for extra in chosen if extra]
+
+
+def _sets_sandbox(experiment: Experiment) -> bool:
+    return any(name.startswith("ajet.environment.sandbox") for name in experiment.given())
 
 
 def _readiness(experiment: Experiment) -> Finding:

@@ -14,10 +14,13 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ajet.record.console import console, counted, printable
+from ajet.record.plain_json import strict_json
 from ajet.run.own_frames import Frames, frames_of
+from ajet.schema.commands import program
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Failure
+    from ajet.schema.tool_use import ToolUse
 
 SHOWN = 2000
 """Characters of one message that are shown; the record has all of it."""
@@ -25,6 +28,8 @@ SHOWN_FRAME_LINES = 6
 """Lines of a traceback without any line of the person's own that are shown, the last ones."""
 IN_TITLE = 30
 """Characters of a judge's reason that the title has room for; a longer one stands below the answer."""
+IN_LINE = 120
+"""Characters of a tool's arguments that are shown."""
 SHOWN_OWN = 5
 """The person's own frames that are shown, the last ones."""
 
@@ -33,6 +38,7 @@ HINTS = {
     "judge": "the judge raised or gave no number: call it alone with the answer shown above",
     "environment": "the environment did not answer: is its service running?",
     "tool": "a tool failed",
+    "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
 """What to do about a failure at each boundary; of the agent's own, its frames say it."""
@@ -56,6 +62,8 @@ def show_episode(episode: Episode) -> None:
         lines.append(f"{tools}\n", style="yellow")
     for index in _transcript(episode):
         _append_message(lines, episode.messages[index])
+    for use in episode.tool_uses:
+        lines.append(_use(use), style="red" if use.error else "magenta")
     outcome, why = _outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
@@ -71,7 +79,7 @@ def show_episode(episode: Episode) -> None:
 def hint_of(failure: Failure) -> str:
     """What to do about it; of the person's own code, the line where it ended."""
     if failure.boundary != "agent":
-        return HINTS[failure.boundary]
+        return HINTS[failure.boundary].replace("{program}", program())
     if (known := KIND_HINTS.get(failure.kind)) is not None:
         return known
     own = frames_of(failure.traceback).own
@@ -113,6 +121,14 @@ def _tools(episode: Episode) -> list[str]:
     """Each list of tools that the agent passed, by names and arguments, in order of use."""
     used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
     return [", ".join(_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
+
+
+def _use(use: ToolUse) -> str:
+    """One line: what was used, how long it took, how it failed."""
+    asked = printable(strict_json(use.arguments))
+    asked = asked if len(asked) <= IN_LINE else f"{asked[:IN_LINE]}…"
+    named = printable(f"{use.server}: {use.name}" if use.server else use.name)
+    return f"⚒ {named}({asked}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
 
 
 def _signature(tool: dict[str, Any]) -> str:

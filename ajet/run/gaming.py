@@ -30,7 +30,7 @@ class GamingWatch:
         self._run = run
         self._steps: dict[int, list[Glimpse]] = {}
         self._fired = False
-        for step in _ends([step for step in run.episodes.steps() if step <= upto]):
+        for step in _ends([step for step in run.episodes.whole_steps() if step <= upto]):
             self._steps[step] = _glimpses(run.episodes.read(step), step)
 
     def look(self, episodes: Iterable[Episode], step: int) -> None:

@@ -29,7 +29,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
     if options.dry_run:
         from ajet.run.plan import dry_run
 
-        dry_run(experiment)
+        dry_run(experiment, options.services)
         return 0
     experiment.require_ready()
     if options.debug_tags:
@@ -48,8 +48,23 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         fresh=options.fresh,
     )
     experiment = run.experiment
-    with recorded(experiment, run), viewed(run, options.with_logview):
-        _run(experiment, run, options)
+    from ajet.run.companions import beside
+    from ajet.run.interrupt import Interrupts
+    from ajet.run.rubrics import require_rubrics
+    from ajet.run.services import require_services
+    from ajet.run.tool_room import require_room_for_tools
+
+    interrupts = Interrupts()
+    with (
+        recorded(experiment, run),
+        interrupts.installed(),  # before anything is started that must be ended
+        viewed(run, options.with_logview),
+        beside(experiment, run.path, options.services, options.prefix),
+    ):
+        require_services(experiment)
+        require_room_for_tools(experiment)
+        require_rubrics(experiment, run)
+        _run(experiment, run, options, interrupts)
     return 0
 
 
@@ -98,8 +113,16 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
     place = "in ajet serve" if serving else f"on the backbone {experiment.ajet.backbone}"
     if idle := idle_lines(experiment.idle(serving=serving), place):
         logger.info("{}", idle)
+    if not serving:
+        warn_of_unconfined(experiment)
     with closed_by_outcome(run):
         yield
+
+
+def warn_of_unconfined(experiment: Experiment) -> None:
+    """That code of the model's would run as this user, before it does."""
+    if experiment.ajet.environment.sandbox == "none":
+        logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
 
 
 @contextmanager
@@ -128,30 +151,27 @@ def problem_of(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions) -> None:
-    from ajet.run.interrupt import Interrupts
-
+def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
     trains = "trains" in experiment.backbone.can
     steps = experiment.ajet.trainer_common.total_training_steps if trains else None
     run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
-    interrupts = Interrupts()
-    with interrupts.installed():
-        if trains:
-            _train(experiment, run, options, interrupts)
-        else:
-            from ajet.run.debug import debug_run
+    if trains:
+        _train(experiment, run, options, interrupts)
+    else:
+        from ajet.run.debug import debug_run
 
-            debug_run(experiment, run, interrupts)
+        debug_run(experiment, run, interrupts)
 
 
 def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
     from ajet.run.progress import TrainingProgress
-    from ajet.run.runner import Sink, runner_of
+    from ajet.run.runner import runner_of
+    from ajet.run.sink import RunSink
     from ajet.run.summary import finish
 
     runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
     try:
-        runner.train(experiment, run, options, interrupts, Sink(experiment.ajet, run, progress))
+        runner.train(experiment, run, options, interrupts, RunSink(experiment, run, progress))
     finally:
         progress.close()
     finish(run)

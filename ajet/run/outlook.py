@@ -118,7 +118,10 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     if not scored:
         if all(episode.failure for episode in episodes):
             return "mend what the hints above name"
-        return "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), or return one in WorkflowOutput"
+        return (
+            "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
+            "(ajet.task_judge.judges), or return one in WorkflowOutput"
+        )
     if settings.rollout.num_repeat == 1:
         return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:

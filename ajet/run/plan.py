@@ -1,11 +1,14 @@
 """`ajet plan` and `--dry-run`: everything that can be checked and estimated without starting anything.
 
-Invariant: no run directory, no model weights, no process, no port. It reads one task and renders one prompt.
+Invariant: no run directory, no model weights, no port; no process but the services that the YAML tells to start, which
+are ended again and named. It reads one task and renders one prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -16,26 +19,40 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def dry_run(experiment: Experiment) -> None:
-    """The plan of a launch that was asked for with `--dry-run`. Raises UserError for what is wrong."""
-    show_plan(experiment)
-    console.print("Nothing was started (--dry-run).")
+def dry_run(experiment: Experiment, services: Sequence[str] = ()) -> None:
+    """The plan of a launch that was asked for with `--dry-run`, and the services of `--with-NAME`. Raises UserError for
+    what is wrong."""
+    console.print(f"{show_plan(experiment, services)} (--dry-run).", markup=False, soft_wrap=True)
 
 
-def show_plan(experiment: Experiment) -> None:
-    """Resolve references, read one task, render one prompt, print the plan, what it takes and what is to be said of it.
-    Raises UserError for what is wrong."""
+def show_plan(experiment: Experiment, services: Sequence[str] = ()) -> str:
+    """Ask the services, resolve references, read one task, render one prompt, print the plan, what it takes and what is
+    to be said of it; answers what was started for that, in words. Raises UserError for what is wrong."""
+    from ajet.run.companions import beside
+    from ajet.run.services import require_services
+
+    experiment.require_ready()
+    with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
+        _show_plan(experiment, [f"{each.name} at {each.address}" for each in require_services(experiment)])
+    if not started:
+        return "Nothing was started"
+    return f"Nothing was started but {', '.join(started)} of ajet.services, ended again"
+
+
+def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
+    from ajet.algorithm.staleness import importance_weights
     from ajet.config.idle import idle_lines
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
-    from ajet.run.parts import algorithm_of, renderer_of, workflow_of
+    from ajet.rollout.wiring import renderer_of, workflow_of
+    from ajet.run.parts import algorithm_of
     from ajet.run.review import review_run
-    from ajet.run.staleness import importance_weights
+    from ajet.run.tool_room import tool_room
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
+    from ajet.task_reader.contamination import overlap
     from ajet.task_reader.overlong import within_prompt_length
 
-    experiment.require_ready()
     settings = experiment.ajet
     algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
     reader = open_reader(experiment)
@@ -49,6 +66,8 @@ def show_plan(experiment: Experiment) -> None:
         tokenizer = load_tokenizer(locate(settings.model.path, base=experiment.base, trust_remote_code=trusted))
         training = within_prompt_length(training, settings.data, tokenizer)
         validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
+    judge.require_for([*training, *validation])
+    judge.let_go()
     task = training[0]
     messages = task.init_messages or [{"role": "user", "content": task.main_query}]
 
@@ -56,23 +75,27 @@ def show_plan(experiment: Experiment) -> None:
     plan.add_row("experiment", experiment.name)
     plan.add_row("backbone", settings.backbone)
     plan.add_row("workflow", str(settings.rollout.user_workflow))
-    plan.add_row(
-        "judge", str(settings.task_judge.judge_protocol or reader.judge or "none: the workflow gives the reward")
-    )
+    protocol = settings.task_judge.judge_protocol if settings.task_judge.judge_type == "customized_protocol" else None
+    plan.add_row("judge", str(protocol or judge))
     plan.add_row("tasks", f"{len(training)} train, {len(validation) or 'no'} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
     if tokenizer is None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
     else:
-        rendered = renderer_of(settings, tokenizer).render(messages)
         plan.add_row("model", settings.model.path)
-        plan.add_row("first prompt", f"{len(rendered.ids)} tokens\n{rendered.shown}")
+        if (found := tool_room(experiment, task, tokenizer, start=False)) is not None:
+            rendered, beside = found.prompt, f", {found.tokens} of them for {counted(len(found.tools), 'tool')}"
+        else:
+            rendered, beside = renderer_of(settings, tokenizer).render(messages), ""
+        plan.add_row("first prompt", f"{len(rendered.ids)} tokens{beside}\n{rendered.shown}")
+    if services:
+        plan.add_row("services", "; ".join(services) + ": there")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
     played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
     a_step = f"{played}, {counted(trainer.mini_batch_num, 'update')}"
     plan.add_row("a step", a_step)
     if trainer.mode != "sync":
-        plan.add_row("stale tokens", importance_weights(trainer.importance_cap))
+        plan.add_row("stale tokens", importance_weights(trainer))
     plan.add_row("record", str(experiment.root / experiment.name))
     for name, told in estimates(experiment, train=len(training), validates=bool(validation)):
         plan.add_row(name, told)
@@ -86,6 +109,7 @@ def show_plan(experiment: Experiment) -> None:
         validates=bool(validation),
         workflow=workflow,
         judged=judge.judges,
+        known=overlap(training, validation) if validation else None,
     )
     if review:
         console.print(review, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,9 @@ from ajet.config.readiness import value_at
 from ajet.config.references import require_written
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.task_reader import Benchmark
 from ajet.engine.model_source import is_local, locate
+from ajet.task_reader.benchmark_files import located
 from ajet.task_reader.contract import find_file, require_place
 
 if TYPE_CHECKING:
@@ -30,14 +32,22 @@ def require_present(experiment: Experiment) -> list[str]:
         value = value_at(settings, path)
         if notes.get("kind") == "reference" and isinstance(value, str) and is_reference(value):
             require_written(value, base=experiment.base, what=f"ajet.{'.'.join(path)}")
+    for where, value in settings.task_judge.named():
+        if is_reference(value):
+            require_written(value, base=experiment.base, what=f"ajet.{'.'.join(map(str, where))}")
     unseen = ["what the code of the workflow and the judge does"]
-    if settings.task_reader.type == "jsonl_dataset_file":
-        files = settings.task_reader.jsonl_dataset_file
+    if (kind := settings.task_reader.type) in ("jsonl_dataset_file", "agentrl"):
+        files = getattr(settings.task_reader, kind)
         for name, file in (("training", files.training), ("validation", files.validation)):
             if file.file_path:
-                key = f"ajet.task_reader.jsonl_dataset_file.{name}.file_path"
+                key = f"ajet.task_reader.{kind}.{name}.file_path"
                 find_file(file.file_path, experiment.base, key=key)
         unseen.append("the rows of the task files")
+    elif isinstance(files := getattr(settings.task_reader, str(kind), None), Benchmark):
+        for name, file in (("training", files.training), ("validation", files.validation)):
+            if file.file_path:
+                located(file.file_path, experiment.base, key=f"ajet.task_reader.{kind}.{name}.file_path")
+        unseen.append("the rows of the benchmark")
     else:
         data = settings.task_reader.huggingface_dat_repo.dataset_path
         if settings.task_reader.type == "huggingface_dat_repo" and data is not None and data.startswith(_LOCAL):

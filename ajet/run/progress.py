@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ajet.record.console import console, printable
+from ajet.record.denominators import over, unscored
 from ajet.record.held_out import words
 from ajet.record.progress import Bar, Progress
 
@@ -88,9 +89,13 @@ def _validation(metrics: dict[str, float]) -> str:
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     """One line for a training step; `total` 0: there is no last one."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
-    parts.append(f"reward {metrics['train/reward']:.3f}" if "train/reward" in metrics else "no episode was scored")
-    if metrics.get("train/failed"):
-        parts.append(f"{int(metrics['train/failed'])} failed")
+    if "train/reward" in metrics:
+        parts.append(f"reward {metrics['train/reward']:.3f} {over(metrics, 'train')}".rstrip())
+    else:
+        parts.append("no episode was scored")
+        if metrics.get("train/failed"):
+            lost = unscored(metrics, "train")
+            parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
     if "loss" in metrics:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:

@@ -34,6 +34,7 @@ def as_json(report: Report) -> str:
         "episodes": proof.episodes,
         "calls": proof.calls,
         "timelines": proof.timelines,
+        "tool_uses": proof.tool_uses,
         "classes": {name: asdict(proof.counts[name]) for name in CLASSES},
         "mismatch_kl": proof.mismatch_kl,
         "tolerance": report.tolerance,
@@ -96,6 +97,8 @@ def show(report: Report, console: Console) -> None:
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
     seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
     _say(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
+    if proof.tool_uses:
+        _say(console, f"{counted(proof.tool_uses, 'tool use')} held to the digests and the messages of their results.")
     for reason, count in proof.unchecked.most_common():
         tokens = f"{count:,} token{'' if count == 1 else 's'}"
         _say(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.algorithm import credit
+from ajet.algorithm import credit, discarded
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
@@ -23,7 +23,7 @@ from ajet.record.files import read_rows
 from ajet.record.status import read_status
 from ajet.rollout.identity import Identity
 from ajet.rollout.sampling import split_repeats
-from ajet.run.accounting import discarded, episode_metrics
+from ajet.run.accounting import episode_metrics
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
@@ -39,6 +39,7 @@ HELD = (
 """Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
 change from version to version."""
 CLOSE = 1e-6
+REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 NAMED_BY_RUN = "5"
 """The kind of uuid that ajet gives what it plays; what clients play has random ones."""
 
@@ -60,9 +61,12 @@ class WrongStep:
 class HeldSteps:
     """Of one run, file by file, in the order of the steps."""
 
-    def __init__(self, experiment: Experiment, run: Path) -> None:
+    def __init__(self, experiment: Experiment, run: Path, removed: Collection[str] = ()) -> None:
+        """`removed`: files that are known as let go, below the run's folder."""
+        self._removed = removed
         self._settings, self._backbone = experiment.ajet, experiment.backbone
-        self._streams, self._replaces = "streams" in self._backbone.can, "replaces" in self._backbone.can
+        self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
+        self._replaces = "replaces" in self._backbone.can
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._rows = _last_rows(run / "metrics.jsonl")
         self._unfinished = _is_unfinished_evaluation(run)
@@ -209,7 +213,9 @@ class HeldSteps:
         if files is None:
             return said
         there = {step for step, split in files if split == "train"}
-        gone = [step for step, row in self._rows.items() if row["tasks"] and step not in there]
+        lost = [step for step, row in self._rows.items() if row["tasks"] and step not in there]
+        gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
+        self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
         return said + [WrongStep(step, "train", "its episodes are missing") for step in gone]
 
 

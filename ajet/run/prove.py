@@ -20,12 +20,13 @@ from rich.console import Console
 from ajet.context_tracker.proof import Proof, WrongToken, prove
 from ajet.context_tracker.proof_gaps import Spread
 from ajet.record import Checkpoints
+from ajet.record.chain_state import read_chain
 from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
-from ajet.run.proof_steps import HeldSteps, WrongStep
+from ajet.run.proof_steps import REMOVED, HeldSteps, WrongStep
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
 from ajet.run.recompute import Recomputation, versions_of
 from ajet.schema.errors import UserError
@@ -38,7 +39,7 @@ TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
 """Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
 20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
 OUTSIDE = (
-    "what judges, tools and other models answered",
+    "what judges and other models answered, and tools whose uses were not recorded",
     "what workflows printed and noted, names of agents within a conversation, times",
     "whether the recorded versions are those that sampled, where weights differ by less than rounding",
 )
@@ -192,22 +193,30 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
         truncated=drawn.top_p < 1 or drawn.top_k > 0,
         newest=newest,
         temperature=drawn.temperature if episode.split != "debug" else None,
+        uses=episode.tool_uses,
     )
 
 
 def _prove_ids(report: Report, experiment: Experiment) -> None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.run.parts import renderer_of
+    from ajet.rollout.wiring import renderer_of
 
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate(settings.model.path)
     words = renderer_of(settings, load_tokenizer(source), load_image_tokens(folder_of(source, weights=False)))
-    steps = HeldSteps(experiment, report.target.run) if not report.target.episode else None
+    chain = read_chain(report.target.run)
+    removed = chain.removed if chain is not None else {}
+    steps = HeldSteps(experiment, report.target.run, removed) if not report.target.episode else None
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
             step, split = step_of(file)
+            if f"episodes/{file.stem}.bin" in removed:
+                if steps is not None:
+                    steps.unheld[REMOVED] += split == "train"
+                bar.advance()
+                continue
             play = PlayedFile(file, step, cast("Split", split))
             before = len(report.proof.wrong)
             found = list(_episodes(report.target, file, report.proof.wrong))
@@ -224,7 +233,7 @@ def _prove_ids(report: Report, experiment: Experiment) -> None:
     if steps is not None:
         played = [(play.step, play.split) for play in report.plays]
         report.wrong_steps += steps.together(played if report.target.whole else None)
-        report.held_steps, report.unheld_steps = steps.held, steps.unheld
+        report.held_steps, report.unheld_steps = steps.held, +steps.unheld
 
 
 def _prove_logprobs(

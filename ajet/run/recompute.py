@@ -7,13 +7,13 @@ float32, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ajet.context_tracker.packing import PackedRow, pack
+from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.context_tracker.proof import Proof, compare, everything, samples_of
 from ajet.context_tracker.proof_gaps import FLOOR, Doubles, Noise, Spread, noise_of, spread_of
 from ajet.context_tracker.proof_lines import prove_rows, untruncated
@@ -22,7 +22,7 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 
 if TYPE_CHECKING:
-    from ajet.backbone.contract import Scorer
+    from ajet.backbone.contract import RecordedScorer
     from ajet.config import AjetConfig
     from ajet.schema.episode import Episode, Split
     from ajet.schema.timeline import Timeline
@@ -43,7 +43,7 @@ Mask = npt.NDArray[np.bool_]
 class Recomputation:
     """Of one policy version. `tolerance` (nats) is for a single improbable token."""
 
-    def __init__(self, scorer: Scorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
+    def __init__(self, scorer: RecordedScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
         self._scorer, self._settings = scorer, settings
         self._version, self._tolerance = version, tolerance
         self._gaps: list[tuple[int, Split, str, float, Doubles]] = []
@@ -67,7 +67,7 @@ class Recomputation:
         proof.wrong += wrong
         if wrong:
             return 0
-        computed = _scattered(samples, rows, self._scorer.logprobs)
+        computed = self._scored(samples, rows)
         self._remember(samples, computed)
         where = [at_version(episode.calls, line.spans, line.ids.size, self._version) for episode, line in lines]
         gaps = [
@@ -108,10 +108,10 @@ class Recomputation:
         if top_p < 1 or top_k > 0:
             slack = SLACK[self._scorer.dtype]
             bounds = [self._scorer.truncated(row, temperature, top_p, top_k, slack=slack) for row in rows]
-            lowest = _placed(samples, rows, [low for low, _ in bounds])
-            highest = _placed(samples, rows, [high for _, high in bounds])
+            lowest = placed(samples, rows, [low for low, _ in bounds])
+            highest = placed(samples, rows, [high for _, high in bounds])
         else:
-            lowest = _scattered(samples, rows, lambda row: self._scorer.logprobs(row, temperature))
+            lowest = self._scored(samples, rows, temperature)
             highest = [None] * len(lowest)
         gaps = []
         for (episode, line), low, high, at in zip(lines, lowest, highest, where, strict=True):
@@ -141,6 +141,9 @@ class Recomputation:
         budget = min(self._settings.trainer_common.micro_batch_tokens, ROW_TOKENS)
         return pack(samples, budget, share_prefixes=self._scorer.shares_prefixes)
 
+    def _scored(self, samples: Sequence[Sample], rows: Sequence[PackedRow], temperature: float = 1.0) -> list[Floats]:
+        return placed(samples, rows, [self._scorer.logprobs(row, temperature) for row in rows])
+
     def _remember(self, samples: Sequence[Sample], computed: Sequence[Floats]) -> None:
         for sample, found in zip(samples, computed, strict=True):
             if sum(each.timeline.sampled for each in self._measured) < NOISE_TOKENS:
@@ -151,10 +154,9 @@ class Recomputation:
         """How far the forward pass lies from itself."""
         samples, first = self._measured, _masked(self._measured, self._first)
         alone = pack(samples, 1, share_prefixes=False)
-        differences = [first - _masked(samples, _scattered(samples, alone, self._scorer.logprobs))]
+        differences = [first - _masked(samples, self._scored(samples, alone))]
         if self._scorer.dtype != "float32" and self._scorer.widen():
-            wide = _scattered(samples, self._rows(samples), self._scorer.logprobs)
-            differences.append(first - _masked(samples, wide))
+            differences.append(first - _masked(samples, self._scored(samples, self._rows(samples))))
         return noise_of(*differences)
 
 
@@ -172,22 +174,6 @@ def at_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: 
     for span in spans:
         at[span.start : span.stop] = versions_of(calls[span.call])[: span.stop - span.start] == version
     return at
-
-
-def _scattered(
-    samples: Sequence[Sample], rows: Sequence[PackedRow], score: Callable[[PackedRow], Floats]
-) -> list[Floats]:
-    """[T] per sample: what `score` says of the rows' targets, 0 elsewhere."""
-    return _placed(samples, rows, [score(row) for row in rows])
-
-
-def _placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequence[Floats]) -> list[Floats]:
-    placed = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
-    for row, scores in zip(rows, values, strict=True):
-        for index in np.unique(row.targets.sample).tolist():
-            mine = row.targets.sample == index
-            placed[index][row.targets.offset[mine]] = scores[mine]
-    return placed
 
 
 def _masked(samples: Sequence[Sample], values: Sequence[Floats]) -> Doubles:

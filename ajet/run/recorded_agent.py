@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def recorded_settings(folder: Path) -> Experiment:
     """The run's settings on the debug backbone, but for what no record decides: an address to send to or to listen
-    on, which variable holds a key, and code that is told of it. Raises ConfigError."""
+    on, which variable holds a key, and services and code that are told of it. Raises ConfigError."""
     from ajet.config import recorded_experiment
-    from ajet.config.schema.choices import is_reference
+    from ajet.config.handed import known
     from ajet.config.schema.rollout import RemoteEndpoint
 
     experiment = recorded_experiment(folder / "resolved.yaml")
@@ -33,7 +33,8 @@ def recorded_settings(folder: Path) -> Experiment:
     settings.rollout.endpoint = RemoteEndpoint()
     trainer = settings.trainer_common
     trackers = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger
-    trainer.logger = [each for each in trackers if not is_reference(each)]
+    shipped = known().trackers
+    trainer.logger = [each for each in trackers if each in shipped and not shipped[each].variables]
     return experiment
 
 
@@ -41,11 +42,12 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
     """Raises UserError unless all code that the agent needs is the project's own (below the working directory and not
     in the record, or a tutorial of ajet's), and nothing is needed from the environment or a network; says which code
     it is. `judged`: the judge's, too. `otherwise`: the command that takes a YAML in place of the record."""
+    from ajet.config.handed import known
     from ajet.config.recorded import from_elsewhere
     from ajet.config.references import code_file
     from ajet.config.schema.choices import is_reference
 
-    reader, judge = experiment.ajet.task_reader, experiment.ajet.task_judge.judge_protocol
+    reader = experiment.ajet.task_reader
     named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
     why = [] if _own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
     if is_reference(experiment.ajet.rollout.isolation):
@@ -56,11 +58,14 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
         place = reader.huggingface_dat_repo.dataset_path or ""
         if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
             why.append(f"its tasks, {place!r}, are not on this machine")
-    if judged and judge:
-        named["ajet.task_judge.judge_protocol"] = judge
+    for path, judge in experiment.ajet.task_judge.named() if judged else []:
+        if is_reference(judge) or path[-1] == "judge_protocol":
+            named[f"ajet.{'.'.join(map(str, path))}"] = judge
+    if experiment.ajet.environment.use is not None:
+        why.append(f"ajet.environment.use is {experiment.ajet.environment.use!r}")
     for key, reference in named.items():
         file = code_file(reference, experiment.base) if is_reference(reference) else None
-        if file is None and reference.startswith("ajet."):
+        if file is None and (reference in known().workflows or reference.startswith("ajet.")):
             continue
         if file is None or not _own(file, folder):
             why.append(f"{key} is {reference!r}")

@@ -17,6 +17,7 @@ from typing import Any
 
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
+from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.run.find_run import newest_run
 from ajet.schema.commands import command
@@ -62,7 +63,7 @@ def _parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
         if (folder / name).exists():
             yield name, (folder / name).read_text
     yield "origins.txt", lambda: _origins(folder)
-    yield "log.txt", lambda: _end(folder / "logs" / "ajet.log")
+    yield "log.txt", lambda: _end(main_log(folder))
     yield "metrics.jsonl", lambda: _lines(list(read_rows(folder / "metrics.jsonl"))[-ROWS:])
     yield "episodes.jsonl", lambda: _lines(_episodes(folder / "episodes"))
 

@@ -22,6 +22,7 @@ from ajet.workflow.function import is_of_function
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import AjetConfig, Experiment
+    from ajet.task_reader.contamination import Overlap
 
 SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
 """Learning rates of AdamW outside of which nothing moves, or any model comes apart; adapters bear more."""
@@ -48,11 +49,14 @@ def review_run(
     validates: bool,
     workflow: type[Any] | None = None,
     judged: bool = True,
+    known: Overlap | None = None,
 ) -> str:
-    """All that is to be said of a plan whose tasks are known, for a screen or a log; "" for nothing. See
+    """All that is to be said of a plan whose tasks are known, for a screen or a log; "" for nothing. `known`: held-out
+    tasks that are trained on. See
     `review_settings`, `review_tasks` and `review_room`."""
     findings = review_settings(experiment.ajet, algorithm)
     findings += review_tasks(experiment, train=train, validates=validates, workflow=workflow, judged=judged)
+    findings += _of_overlap(known)
     return review_lines(findings + review_room(experiment, train=train, validates=validates), experiment)
 
 
@@ -105,6 +109,11 @@ def review_tasks(
     if "trains" not in experiment.backbone.can:
         return []
     return list(_of_tasks(experiment, train, validates, None if judged else workflow))
+
+
+def _of_overlap(known: Overlap | None) -> list[Finding]:
+    said = known.words() if known is not None else ""
+    return [Finding("task_reader", said, "tasks that are held out and not trained on")] if said else []
 
 
 def review_room(experiment: Experiment, *, train: int, validates: bool) -> list[Finding]:

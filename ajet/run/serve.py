@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.algorithm import discarded
+from ajet.algorithm.staleness import announce, staleness
 from ajet.record.console import console, counted, printable
 from ajet.record.learned import why_nothing
-from ajet.run.accounting import discarded
-from ajet.run.interrupt import Interrupts
+from ajet.rollout.wiring import open_gateway
+from ajet.run.companions import beside
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
-from ajet.run.parts import open_gateway
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse
-from ajet.run.staleness import announce, staleness
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
@@ -90,10 +91,14 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         run.status.set(phase="loading", step=0, pid=os.getpid())
         interrupts = Interrupts()
         recording = Recording(run)
-        with interrupts.installed(), assembled(experiment, run, keeper=None if trains else recording) as served:
+        with (
+            interrupts.installed(),
+            beside(experiment, run.path),
+            assembled(experiment, run, keeper=None if trains else recording) as served,
+        ):
             if trains:
                 trainer = experiment.ajet.trainer_common
-                announce(trainer.importance_cap, trainer.max_staleness)
+                announce(trainer, trainer.max_staleness)
                 if rehearsal:
                     rehearse(served)
                 training = Training.begin(served, run, served.store, served.tasks, _show_step)
@@ -103,7 +108,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 train_served(training, served, interrupts)
                 finish(run, ends_idle=False)
             else:
-                record_served(served.desk, run, recording)
+                record_served(served.desk, run, recording, interrupts)
     return 0
 
 
@@ -113,6 +118,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     the store, from which the trainer takes them. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.rollout.served import Desk
+    from ajet.run.rubrics import require_rubrics
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
@@ -120,9 +126,15 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     backbone = gateway = desk = None
     try:
         reader = open_reader(experiment) if experiment.names_tasks else None
+        require_rubrics(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
         known = reader.tasks("train") if reader else None
         backbone = open_backbone(experiment)
+        if judge.ranks is not None:
+            how = (
+                "ranks those at a task once all are in" if backbone.trains else "judges each by itself, and ranks none"
+            )
+            logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = _order(experiment, reader, backbone) if reader and known else None
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(experiment, backbone)
@@ -144,7 +156,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
                 part.close()
 
 
-def record_served(desk: Desk, run: RunDirectory, recording: Recording) -> None:
+def record_served(desk: Desk, run: RunDirectory, recording: Recording, interrupts: Interrupts) -> None:
     """Show every episode as it ends; its end was acknowledged when `recording` had it. Ends by KeyboardInterrupt, with
     what is under way recorded too."""
     run.status.set(phase="serving", step=0)
@@ -156,8 +168,9 @@ def record_served(desk: Desk, run: RunDirectory, recording: Recording) -> None:
             _show_episode(episode)
 
     try:
-        while True:
-            keep(_alone([desk.results.get(), *_rest(desk)]))
+        with interrupts.patient(run.experiment.ajet.trainer_common.grace, worth=lambda: desk.playing > 0):
+            while True:
+                keep(_alone([desk.results.get(), *_rest(desk)]))
     except KeyboardInterrupt:
         desk.close()
         keep(_alone(_rest(desk)))
@@ -183,15 +196,23 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
         while last is None or training.step < last:
             began = time.monotonic()
             run.status.set(phase="serving", step=batch.step)
-            while len(batch.groups) < size:
-                batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
-            learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
+            with interrupts.patient(trainer.grace, worth=lambda: desk.playing > 0):
+                while len(batch.groups) < size:
+                    training.show_depths(closed=len(batch.groups), open=desk.playing)
+                    batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
+                learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
             if training.exhausted:
                 _warn_idle(training)
             batch = Batch(training.step + 1)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()
+    except Preempted:
+        logger.warning("asked to end: saving step {}; what is not trained on waits for the next start", training.step)
+        desk.close()
+        if training.step:
+            training.save()
+        raise
     except KeyboardInterrupt:
         logger.warning("interrupted: saving what was learned up to step {}", training.step)
         _leave(training, served, batch)
@@ -266,6 +287,7 @@ def _leave(training: Training, served: ServeParts, batch: Batch) -> None:
     if training.step:
         for reason, each in unused.items():
             served.store.discard([group.order for group in each], left.step, reason)
+            training.left += [group.order for group in each if group.order >= 0]
         served.store.use([episode.order for episode in left.alone], left.step)
         training.save()
 

@@ -7,53 +7,19 @@ outcomes are on the disk before the row of metrics that counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ajet.algorithm.staleness import staleness_metrics
+from ajet.backbone.runner import OnStep, Trained
 from ajet.run.accounting import check_tokens, episode_metrics
 from ajet.run.format_log import log_formats
-from ajet.run.staleness import staleness_metrics
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+from ajet.schema.episode import NO_OUTCOME, episodes_of
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.record import RunDirectory
     from ajet.run.gaming import GamingWatch
     from ajet.run.step_proof import StepProof
-
-OnStep = Callable[[int, int, dict[str, float]], None]
-"""Called with (step, total steps, metrics)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A step as its optimizer leaves it."""
-
-    step: int
-    version: int
-    """The policy version that it was trained from."""
-    groups: Sequence[Group]
-    """Those that its numbers are over."""
-    outcomes: Mapping[str, Outcome]
-    """Of all its episodes, by uuid."""
-    tokens: Mapping[str, int]
-    """Tokens that were trained, by uuid."""
-    numbers: Mapping[str, float]
-    """What credit, update and clock say."""
-    tasks: Sequence[int]
-    """Orders of the groups that the batch was made of."""
-    aside: Sequence[Group] = ()
-    """Recorded only."""
-    discarded: Sequence[int] = ()
-    """Orders of the groups that no batch takes."""
-    waiting: Sequence[int] = ()
-    """Orders of tasks that were begun and are in no step yet."""
-
-    def newest(self, episode: Episode) -> int:
-        """The latest policy version that can have sampled it: what no update used may have ended after this one."""
-        trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
-        return self.version if trained else self.version + 1
 
 
 def conclude(

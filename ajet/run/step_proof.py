@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.backbone.scoring import scored
 from ajet.context_tracker.proof import Proof, compare, everything, samples_of
 from ajet.run.prove import prove_episode
 from ajet.run.recompute import at_version
@@ -57,7 +58,9 @@ class StepProof:
             return {}
         lines = [(episode, line) for episode in chosen for line in everything(episode.calls)]
         samples = [sample for episode, line in lines for sample in samples_of([line], episode.uuid)]
-        computed = backbone.logprobs(samples, temperature=1.0)
+        with backbone.scorer() as scorer:
+            tokens = self._settings.trainer_common.micro_batch_tokens
+            computed = scored(scorer, samples, tokens=tokens, temperature=1.0)
         for (episode, line), found in zip(lines, computed, strict=True):
             at = at_version(episode.calls, line.spans, line.ids.size, backbone.version)
             compare(proof, episode.calls, line, found, at, tolerance=math.inf, episode=episode.uuid)

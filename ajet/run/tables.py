@@ -46,7 +46,8 @@ def show_runs(root: Path) -> int:
         state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
         state += ", [yellow]rewards gamed?[/]" if row[GAMED] else ""
         table.add_row(
-            _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"), _number(reward),
+            _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
+            " ".join(filter(None, (_number(reward), row["reward_short"]))),
             row["held_out_short"] or _number(None), age(row["updated"]),
         )  # fmt: skip
     console.print(table)

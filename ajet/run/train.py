@@ -2,7 +2,8 @@
 
 Invariants: a task counts as trained in the same commit as the checkpoint that contains it (DESIGN decision 9), so a
 killed run continues from its last checkpoint with the same tasks in the same order; the first Ctrl-C ends the run
-between two steps and leaves a checkpoint of all that was learned.
+between two steps and leaves a checkpoint of all that was learned; so does SIGTERM, once the present step has ended or
+`trainer_common.grace` is over.
 """
 
 from __future__ import annotations
@@ -16,28 +17,32 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
-from ajet.algorithm import Algorithm, credit, opened
+from ajet.algorithm import Algorithm, credit, discarded, opened
+from ajet.backbone.runner import Interrupts, OnStep, Trained
+from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout import GivenBack
-from ajet.run.accounting import discarded
+from ajet.rollout.failure import refuse_if_all_failed
+from ajet.rollout.wiring import renderer_of
 from ajet.run.gaming import GamingWatch
-from ajet.run.interrupt import Interrupts
-from ajet.run.parts import Parts, renderer_of
+from ajet.run.parts import Parts
 from ajet.run.review import review_run
-from ajet.run.step import OnStep, Trained, conclude
+from ajet.run.step import conclude
 from ajet.run.step_proof import StepProof
 from ajet.run.validation import evaluate
 from ajet.schema.episode import episodes_of
-from ajet.schema.errors import UserError
-from ajet.store import store_class, todays_state
+from ajet.store import open_store as open_ledger
+from ajet.store import todays_state
 from ajet.task_reader import TaskOrder
+from ajet.task_reader.contamination import overlap
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample
+    from ajet.schema.call import Floats
     from ajet.schema.episode import Episode, Group, UntrainedReason
     from ajet.store import Lease, Store
 
@@ -50,6 +55,30 @@ class Learning(Protocol):
 
     experiment: Experiment
     backbone: Backbone
+
+
+class Source(Protocol):
+    """Where the groups of a step come from, when they are not played here in turns with the updates."""
+
+    def open(self, parts: Parts, run: RunDirectory, tasks: TaskOrder, at: Mapping[str, Any] | None) -> Store:
+        """The run's store, at what a checkpoint holds of it. Raises UserError."""
+        ...
+
+    def begun(self, training: Training) -> None:
+        """The weights are those that the run goes on from."""
+        ...
+
+    def step(self, training: Training, tasks: TaskOrder, interrupts: Interrupts) -> None:
+        """One step, which ends in `learn`."""
+        ...
+
+    def learned(self, training: Training) -> None:
+        """The step is over, and what is due after it: to be saved now."""
+        ...
+
+    def ended(self, training: Training) -> None:
+        """It was the last one, and is saved."""
+        ...
 
 
 @dataclass(slots=True)
@@ -71,6 +100,8 @@ class Training:
     """What it measured, in this process."""
     idle: int = 0
     """Steps of this process in a row, up to the present one, that had nothing to learn from."""
+    left: list[int] = field(default_factory=list)
+    """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
     proof: StepProof = field(init=False)
     gaming: GamingWatch = field(init=False)
     algorithm: Algorithm = field(init=False)
@@ -91,7 +122,9 @@ class Training:
             training.step = training.saved_step = run.resumed.step
             training.last_validation = dict(run.resumed.state.get("validation", {}))
             training.validated = run.resumed.state.get("validated", training.step)
-            logger.info("resumed after step {} from {}", training.step, run.resumed.path)
+            training.left = [int(order) for order in run.resumed.state.get("left", ())]
+            counted = run.recovery(store.begun(), training.left)
+            logger.info("resumed after step {} from {}{}", training.step, run.resumed.path, counted)
         run.take_up()
         training.gaming = GamingWatch(run, upto=training.step)
         return training
@@ -107,6 +140,10 @@ class Training:
         """`total_training_steps`, or `total_epochs` over the tasks."""
         return self.parts.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
 
+    def show_depths(self, **more: int) -> None:
+        """For `ajet status`: what is begun and not over, and `more`."""
+        self.run.status.set(depths={"leased": len(self.store.begun()), **more})
+
     def save(self) -> None:
         """A checkpoint of the present step, atomically; a no-op if it exists."""
         if self.saved_step == self.step:
@@ -115,27 +152,42 @@ class Training:
             "frontier": {**self.store.commit(), **(self.tasks.identity() if self.tasks is not None else {})},
             "validation": self.last_validation,
             "validated": self.validated,
+            **({"left": self.left} if self.left else {}),
         }
         self.run.status.set(phase="checkpoint", step=self.step)
         measured = self.measured if self.validated == self.step else None
         self.run.checkpoints.save(self.step, self.parts.backbone.save, state, measured=measured)
         self.saved_step = self.step
         self.store.forget(self.run.checkpoints.horizon)
+        self.run.retain()
 
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:
     """The run's, at the checkpoint that it resumes. `folder`: for ends that must outlive the process. Raises TaskError
     where the checkpoint was made over other tasks."""
+    return open_ledger(
+        run.experiment,
+        run.path,
+        pending=folder,
+        ledger=run.run_id,
+        at=resumed_state(run, tasks),
+        redact=run.redact,
+    )
+
+
+def resumed_state(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] | None:
+    """What the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
     state = todays_state(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
         tasks.require_same(state)
-    opened: Store = store_class(run.experiment)(folder, ledger=run.run_id, at=state, redact=run.redact)
-    return opened
+    return state
 
 
-def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> Training:
+def train(
+    parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnStep, source: Source | None = None
+) -> Training:
     """Train until the last step, or until `stop_after_idle_steps` in a row had nothing to learn from; `on_step` shows
-    each step and validation to the person.
+    each step and validation to the person. `source`: who plays; None: this process, in turns with the updates.
 
     Raises KeyboardInterrupt after saving, when interrupted; UserError when a whole step had nothing to learn from
     because every episode failed.
@@ -143,24 +195,37 @@ def train(parts: Parts, run: RunDirectory, interrupts: Interrupts, on_step: OnSt
     trainer = parts.experiment.ajet.trainer_common
     settings = parts.experiment.ajet
     tasks = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
-    training = Training.begin(parts, run, open_store(run, tasks), tasks, on_step)
+    store = open_store(run, tasks) if source is None else source.open(parts, run, tasks, resumed_state(run, tasks))
+    training = Training.begin(parts, run, store, tasks, on_step)
     total = training.total_steps
     _review(parts, training.algorithm, len(tasks))
     try:
         if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
             _validate(training, parts)
             training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
+        if source is not None:
+            source.begun(training)
         while training.step < total and not training.exhausted:
-            train_step(training, parts, tasks, interrupts)
+            if source is None:
+                with interrupts.patient(trainer.grace):
+                    train_step(training, parts, tasks, interrupts)
+            else:
+                source.step(training, tasks, interrupts)
             if _owes_validation(training, parts):
                 _validate(training, parts)
-            if _due(training.step, trainer.save_freq) or training.step == total:
-                with interrupts.held():
+            with interrupts.held():
+                if source is not None:
+                    source.learned(training)
+                elif _due(training.step, trainer.save_freq) or training.step == total:
                     training.save()
     except KeyboardInterrupt:
-        _save_interrupted(training)
+        interrupts.heard()
+        with interrupts.held():  # a second one does not cost the checkpoint
+            _save_interrupted(training)
         raise
     training.save()
+    if source is not None:
+        source.ended(training)
     return training
 
 
@@ -173,6 +238,7 @@ def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
         validates=validates,
         workflow=parts.workflow,
         judged=parts.judge.judges,
+        known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
     )
     if said:
         logger.warning("{}", said)
@@ -185,6 +251,7 @@ def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: I
     began = time.monotonic()
     training.run.status.set(phase="rollout", step=step)
     leases = {lease.order: lease for lease in training.store.lease(_tasks_to_start(settings))}
+    training.show_depths(closed=0)
     taken = [(order, tasks.task(order)) for order in leases]
     groups: list[Group] = []
     oversampled: list[Group] = []
@@ -194,6 +261,7 @@ def train_step(training: Training, parts: Parts, tasks: TaskOrder, interrupts: I
             given_back.append(leases[ended.order])
         else:
             (groups if ended.kept else oversampled).append(ended.group)
+            training.show_depths(closed=len(groups) + len(oversampled))
     groups.sort(key=lambda group: group.order)
     refuse_if_all_failed(episodes_of(groups), step)
     learn(training, groups, interrupts, began=began, unused={"oversampled": oversampled}, unfinished=given_back)
@@ -309,23 +377,14 @@ def _needs_reference(settings: AjetConfig) -> bool:
 
 
 def _reference(training: Training) -> Callable[[list[Sample]], tuple[list[Any], list[Any]]]:
-    backbone = training.parts.backbone
-    return lambda samples: (backbone.logprobs(samples), backbone.logprobs(samples, reference=True))
+    settings, backbone = training.parts.experiment.ajet, training.parts.backbone
 
+    def under(samples: list[Sample], *, reference: bool) -> list[Floats]:
+        with backbone.scorer(reference=reference) as scorer:
+            tokens, temperature = settings.trainer_common.micro_batch_tokens, settings.rollout.temperature
+            return scored(scorer, samples, tokens=tokens, temperature=temperature)
 
-def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
-    """Raises UserError when all did and none has a reward for it, with the first one's reason."""
-    failures = [episode.failure for episode in episodes if episode.failure and not episode.scored]
-    if not episodes or len(failures) < len(episodes):
-        return
-    first = failures[0]
-    raise UserError(
-        f"All {len(episodes)} episodes of step {step} failed; the first at the {first.boundary}: "
-        f"{first.kind}: {first.message}",
-        where=f"task {episodes[0].task.task_id}",
-        expected="at least one episode that ends with a reward",
-        do="run the same YAML with --backbone debug: it shows each episode and its traceback",
-    )
+    return lambda samples: (under(samples, reference=False), under(samples, reference=True))
 
 
 def _seconds(began: float, played: float) -> dict[str, float]:

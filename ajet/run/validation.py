@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.parts import Parts
-from ajet.run.step import OnStep
 from ajet.schema.episode import episodes_of
 
 if TYPE_CHECKING:

@@ -20,18 +20,15 @@ from typing import TYPE_CHECKING
 from ajet.config.programs import program
 from ajet.record.console import console
 from ajet.run.find_run import newest_run
+from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from ajet.gateway.listener import Server
+    from ajet.gateway.listener import Listener
     from ajet.record import RunDirectory
     from ajet.record.viewer.app import Views
     from ajet.record.viewer.episode_page import Spell
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def view(
@@ -87,46 +84,27 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
 
 
 def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) -> int:
-    from ajet.gateway.listener import Server, listen
+    from ajet.gateway.limits import admitting
+    from ajet.gateway.listener import Listener, listen
     from ajet.record.viewer.app import build_app
 
     listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
-    local = host in LOOPBACK
-    hosts = frozenset(f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")) if local else frozenset()
+    hosts = loopback_hosts(port) if host in LOOPBACK else frozenset[str]()
     token = secrets.token_urlsafe(16)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
     if browser and not beside_run and _on_a_desktop():
         webbrowser.open(address)
-    server = Server(_admitting(build_app(views, hosts=hosts, key=token)))
+    server = Listener(admitting(build_app(views, hosts=hosts, key=token)))
     if beside_run:
         threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
     server.run(sockets=[listener])
     return 0
 
 
-def _admitting(app: ASGIApp) -> ASGIApp:
-    """The same, and whoever is answered is known from then on; a wrong token is answered the later, the more there
-    were."""
-    from ajet.gateway.limits import after_wrong_key, welcome
-
-    async def admitting(scope: Scope, receive: Receive, send: Send) -> None:
-        async def sending(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if message["status"] == 401:
-                    await after_wrong_key(scope)
-                elif message["status"] < 400:
-                    welcome(scope)
-            await send(message)
-
-        await app(scope, receive, sending)
-
-    return admitting
-
-
-def _end_with_input(server: Server) -> None:
+def _end_with_input(server: Listener) -> None:
     sys.stdin.buffer.read()
     server.should_exit = True
 

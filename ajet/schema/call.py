@@ -8,7 +8,7 @@ The gateway writes calls; everyone else reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -35,6 +35,19 @@ class VersionRun(NamedTuple):
     first: int
     low: int
     high: int
+
+
+class PolicySpan(NamedTuple):
+    """The oldest and the newest policy step that sampled something."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, runs: Iterable[tuple[int, int, int]]) -> PolicySpan | None:
+        """Over all `VersionRun`s; None without one."""
+        found = list(runs)
+        return cls(min(low for _, low, _ in found), max(high for _, _, high in found)) if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import httpx
 
+    from ajet.schema.tool_use import ToolUse
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -55,4 +57,9 @@ class Endpoints(Protocol):
 
     def context_full(self) -> bool:
         """Whether a request of the episode was refused because its context is full, or a reply was cut for it."""
+        ...
+
+    def tool_used(self, use: ToolUse) -> None:
+        """Keep a use of a tool with the episode; nothing happens once that is over. Raises TypeError and ValueError
+        for what is no use."""
         ...

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ajet.schema.call import Call
+from ajet.schema.call import Call, PolicySpan
 from ajet.schema.errors import Boundary
+from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
+from ajet.schema.tool_use import ToolUse
 
-SCHEMA = 2
+SCHEMA = 3
 
 Status = Literal["completed", "failed", "aborted"]
 """completed: the workflow returned; failed: `failure` says at which boundary it ended; aborted: ajet stopped it
@@ -32,6 +34,7 @@ UntrainedReason = Literal[
     "over_length",
     "max_sample_per_task",
     "zero_variance",
+    "balanced",
     "oversampled",
     "stale",
     "not_trainable",
@@ -64,6 +67,18 @@ class Verdict:
     reward: float | None
     success: bool | None = None
     reason: str = ""
+    turns: tuple[float, ...] = ()
+    """The rewards of the turns, or of the agents, that `reward` sums up; of a judged episode they are in `process`."""
+    process: tuple[ProcessReward, ...] = ()
+    """What parts of the attempt are worth by themselves."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of the judge's own: what it took, how far its votes agreed."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What it was told and by whom, as JSON."""
+    scorer: str = ""
+    """Which scorers were chosen for it, by name ("exact+f1"); "" where no scorer was asked."""
+    parts: dict[str, float | None] = field(default_factory=dict)
+    """What each of them gave, by name; None: no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,8 @@ class Episode:
     messages: list[dict[str, Any]] = field(default_factory=list)
     """Distinct messages of all calls, in order of first use; calls refer to them by index."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
+    tool_uses: list[ToolUse] = field(default_factory=list)
+    """What it did with tools, in the order in which they answered, as far as its code or an adapter says so."""
     timelines: list[Timeline] = field(default_factory=list)
     untrained: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that are in none of its timelines, by `UntrainedReason`."""
@@ -154,6 +171,11 @@ class Episode:
     def sampled_tokens(self) -> int:
         """Tokens the policy (or a debug model's token engine) sampled in all calls."""
         return sum(len(call.response_ids) for call in self.calls)
+
+    @property
+    def policy(self) -> PolicySpan | None:
+        """The policy versions that sampled it; None where no call has one."""
+        return PolicySpan.of(run for call in self.calls for run in call.versions)
 
     @property
     def uncounted(self) -> int:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from ajet.schema.commands import installs_extra
 
-Boundary = Literal["engine", "agent", "tool", "environment", "judge", "ajet"]
+Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
 
 
 class AjetError(Exception):
@@ -108,6 +108,12 @@ class EnvironmentFailure(BoundaryError):
     """An environment could not be created, stepped or evaluated."""
 
     boundary, retryable = "environment", True
+
+
+class SandboxFailure(BoundaryError):
+    """What untrusted code runs in could not be made, or was lost."""
+
+    boundary, retryable = "sandbox", True
 
 
 class JudgeFailure(BoundaryError):

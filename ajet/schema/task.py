@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ajet.schema.errors import TaskError
 from ajet.schema.finite import non_finite
+from ajet.schema.process_reward import ProcessReward
 
 
 class Task(BaseModel):
@@ -52,21 +53,31 @@ class WorkflowTask(BaseModel):
     task_batch_index: int = Field(default=0, description="Index of the task within its batch.")
     task_thread_index: int = Field(default=0, description="Index of the attempt within its group (the repeat).")
     task_tag: str = Field(default="", description='Short name for logs: "T{task_id}#R{repeat}".')
+    step: int = Field(default=0, description="Training step that it is played for; 0 where nothing is trained.")
     gym_env: Any = Field(default=None, description="Client of the environment service; None without one.")
+    tool_results: list[str] = Field(
+        default_factory=list, description="For its judge: what tools answered, as the model was shown it."
+    )
 
 
 class WorkflowOutput(BaseModel):
     """What `Workflow.execute` returns.
 
-    A `reward` that is set wins; None asks the judge. A list is one reward per turn: the episode's reward is
-    their sum, discounted by `rollout.gamma`. Fields of your own are kept, and recorded with the metadata. Raises
-    TypeError for a reward that is no number.
+    A `reward` that is set wins; None asks the judge. A list is one reward per model call, or per agent: the episode's
+    reward is their sum, discounted by `rollout.gamma`, and each also credits its own tokens. Fields of your own are
+    kept, and recorded with the metadata. Raises TypeError for a reward that is no number.
     """
 
     model_config = ConfigDict(extra="allow")
 
     reward: float | list[float] | None = None
     is_success: bool | None = None
+    undecided: bool = Field(
+        default=False, description="Its own code judged it and could not decide: no score, and no judge is asked."
+    )
+    process: list[ProcessReward] = Field(
+        default_factory=list, description="What parts of the attempt are worth by themselves, beside `reward`."
+    )
     metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
     log_metrics: dict[str, Any] = Field(
         default_factory=dict,

@@ -8,35 +8,102 @@ business (`TaskOrder`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
-from ajet.store.contract import Kept, Lease, LeaseLost, Store
+from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
+from ajet.store.opening import Address, open_shared
 from ajet.store.run_store import RunStore
+from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Policy, Role, SharedStore
 from ajet.store.sqlite_store import SqliteStore
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.record.secrets import Redactor
+
+SHARED = {"sqlite": "sqlite:store.sqlite", "mongodb": "mongodb://127.0.0.1:27017"}
+"""Stores of several processes: where each is unless `store.uri` says so."""
 
 __all__ = [
+    "CANNOT_NOW",
+    "Address",
+    "Announced",
+    "Dead",
+    "Depths",
+    "Fenced",
     "Kept",
     "Lease",
     "LeaseLost",
+    "Member",
+    "Policy",
+    "Role",
     "RunStore",
+    "SharedStore",
     "SqliteStore",
     "Store",
     "earlier_verl",
+    "open_store",
+    "open_shared",
     "store_class",
+    "store_address",
     "todays_state",
 ]
 
 
+def store_address(experiment: Experiment, folder: Path, *, run: str = "") -> Address | None:
+    """Of the shared store of a run that is recorded in `folder`; None where it is no shared one. `run`: its name, for
+    the database, where that is not the folder's. Raises ConfigError."""
+    chosen = experiment.ajet.store
+    if chosen.type not in SHARED:
+        return None
+    found = Address.of(chosen.uri or SHARED[chosen.type], base=folder, run=run or folder.name)
+    if (found.path is None) != (chosen.type == "mongodb"):
+        raise ConfigError(
+            f"store.uri is no address of {chosen.type}: {found.shown}.",
+            where="store.uri",
+            expected=f"one as {SHARED[chosen.type]}",
+        )
+    return found
+
+
+def open_store(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    pending: Path | None,
+    ledger: str,
+    at: Mapping[str, Any] | None,
+    redact: Redactor | None = None,
+    usable: Callable[[Sequence[Kept]], bool] | None = None,
+) -> Store:
+    """That of a run that is recorded in `folder`, for the process that trains; `pending`, `ledger`, `at` and `usable`
+    as `RunStore` has them. Raises UserError."""
+    if (address := store_address(experiment, folder)) is not None:
+        chosen = experiment.ajet.store
+        return open_shared(
+            address,
+            lease_seconds=chosen.lease_seconds,
+            max_attempts=chosen.max_attempts,
+            at=at,
+            rolls=True,
+            run=ledger,
+            redact=redact,
+            usable=usable,
+        )
+    more: dict[str, Any] = {"usable": usable} if usable is not None else {}
+    opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
+    return opened
+
+
 def store_class(experiment: Experiment) -> type[Any]:
-    """What `store.type` names; made as `RunStore` is. Raises UnresolvedReference."""
+    """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReference."""
+    from ajet.config.handed import known
     from ajet.config.references import class_of
-    from ajet.config.schema.choices import STORES
 
     does = ("lease", "put", "close", "use", "commit", "forget")
     chosen, like = experiment.ajet.store.type, "ajet.store.Store"
-    return class_of(chosen, STORES, base=experiment.base, what="ajet.store.type", does=does, like=like)
+    return class_of(chosen, known().stores, base=experiment.base, what="ajet.store.type", does=does, like=like)

@@ -2,50 +2,52 @@
 
 Invariant: every change is one transaction, so a kill at any byte leaves it done or not. A use belongs to the commit
 that follows it, and a commit to the one before; opened at a checkpoint, the uses of its commit and of those before it
-hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence.
+hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence. The
+clock is the machine's; where it was set back by more than a lease is long, leases of that future have ended.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ajet.record.episode_codec import decode, encode
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
+from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.shared import (
+    EXPIRED,
+    LEASE_SECONDS,
+    MAX_ATTEMPTS,
+    Announced,
+    Dead,
+    Depths,
+    Member,
+    Policy,
+    Role,
+    fenced,
+    of_another_run,
+    of_another_store,
+)
+from ajet.store.sqlite_tables import connect
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS positions (
-    place INTEGER PRIMARY KEY, state TEXT NOT NULL, whole INTEGER NOT NULL DEFAULT 0, fence INTEGER NOT NULL,
-    until REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS uses (place INTEGER NOT NULL, step INTEGER NOT NULL, reason TEXT, of INTEGER);
-CREATE TABLE IF NOT EXISTS ends (
-    uuid TEXT PRIMARY KEY, place INTEGER NOT NULL, alone INTEGER NOT NULL, ended_by TEXT NOT NULL,
-    line TEXT NOT NULL, arrays BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS ends_of_place ON ends (place);
-CREATE TABLE IF NOT EXISTS commits (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, earlier INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-INSERT OR IGNORE INTO counts VALUES ('next', 0), ('brought', 0), ('fence', 0), ('head', 0);
-"""
-"""`state` is waiting, leased, closed or over; `whole`: whether it ever was closed. `of`: the number of the commit that
-a use belongs to, null for the next."""
 _HOLDING = """
 WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
     SELECT earlier FROM commits JOIN line USING (number) WHERE earlier > 0)
 SELECT place FROM uses WHERE of IN line"""
 """Positions whose use the checkpoint knows that the store goes on from."""
-PATIENCE = 60.0
-"""Seconds that a transaction waits for another process's."""
 
 
 class SqliteStore:
@@ -55,44 +57,50 @@ class SqliteStore:
         self,
         path: Path,
         *,
-        lease_seconds: float = 3600.0,
+        lease_seconds: float = LEASE_SECONDS,
+        max_attempts: int = MAX_ATTEMPTS,
         at: Mapping[str, Any] | None = None,
         rolls: bool = False,
+        run: str = "",
         redact: Redactor | None = None,
+        usable: Callable[[Sequence[Kept]], bool] | None = None,
     ) -> None:
-        """`rolls`: whether this process commits: then what it opens is what the checkpoint `at` says (None: that there
-        is none). Raises ValueError for a checkpoint of another store."""
-        self._seconds, self._redact = lease_seconds, redact or Redactor({})
+        """`rolls`: whether this process trains: then what it opens is what the checkpoint `at` says (None: that there
+        is none), and what may not be used there (`usable`) is removed and played anew. `max_attempts`: after so many
+        that failed a position is dead. `run`: the identity of the run whose ledger it is, once one trained. Raises
+        UserError, also for a checkpoint or a run of another store."""
+        self._path, self._seconds, self._most = path, lease_seconds, max_attempts
+        self._redact = redact or Redactor({})
         self._lock = threading.Lock()
-        self._base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-        self._base.execute("PRAGMA journal_mode=WAL")
-        self._base.execute("PRAGMA synchronous=FULL")
-        self._base.executescript(_TABLES)
+        self._name = f"process {os.getpid()}"
+        self._trainer = 0
+        self._base = connect(path)
         if rolls:
-            self._roll(at)
+            self._roll(at, run, usable)
 
     def disconnect(self) -> None:
         """Let go of the file."""
         self._base.close()
 
-    def lease(self, count: int) -> list[Lease]:
+    def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
-        with self._transaction() as base:
-            self._expire(base)
+        with self._taking() as base:
             asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
             orders = [int(row[0]) for row in base.execute(asked, (count,))]
-            first = self._count(base, "next", count - len(orders))
-            return [self._leased(base, order) for order in (*orders, *range(first, first + count - len(orders)))]
+            fresh = count - len(orders)
+            if below is not None:
+                fresh = min(fresh, max(0, below - self._count(base, "next", 0)))
+            first = self._count(base, "next", fresh)
+            return [self._leased(base, order) for order in (*orders, *range(first, first + fresh))]
 
     def bring(self) -> Lease:
         """See the contract."""
-        with self._transaction() as base:
+        with self._taking() as base:
             return self._leased(base, -self._count(base, "brought", 1) - 1)
 
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
-        with self._transaction() as base:
-            self._expire(base)
+        with self._taking() as base:
             put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
             return [self._leased(base, int(row[0])) for row in found]
@@ -107,7 +115,7 @@ class SqliteStore:
         with self._transaction() as base:
             self._require(base, lease)
             base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)", ends)
-            base.execute("UPDATE positions SET until = ? WHERE place = ?", (time.time() + self._seconds, lease.order))
+            self._prolong(base, lease)
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
@@ -115,16 +123,17 @@ class SqliteStore:
             self._require(base, lease)
             base.execute("UPDATE positions SET state = 'closed', whole = 1 WHERE place = ?", (lease.order,))
 
-    def closed(self) -> list[Lease]:
+    def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
         with self._transaction() as base:
-            found = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
+            asked = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
+            found = [(order, fence) for order, fence in asked if order not in but][:count]
             return [Lease(order, fence, self._kept(base, order)) for order, fence in found]
 
     def begun(self) -> list[int]:
         """See the contract."""
         with self._transaction() as base:
-            asked = "SELECT place FROM positions WHERE state != 'over' AND place >= 0 ORDER BY place"
+            asked = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
             return [int(row[0]) for row in base.execute(asked)]
 
     def use(self, orders: Iterable[int], step: int) -> None:
@@ -146,6 +155,7 @@ class SqliteStore:
         """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
         name = uuid.uuid4().hex
         with self._transaction() as base:
+            self._require_trainer(base)
             head = self._count(base, "head", 0)
             number = base.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
             base.execute("UPDATE uses SET of = ? WHERE of IS NULL", (number,))
@@ -155,30 +165,144 @@ class SqliteStore:
     def forget(self, step: int) -> None:
         """See the contract."""
         with self._transaction() as base:
+            self._require_trainer(base)
             gone = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
             for table in ("ends", "positions", "uses"):
                 base.executemany(f"DELETE FROM {table} WHERE place = ?", gone)
 
+    def renew(self, leases: Iterable[Lease]) -> None:
+        """See the contract."""
+        lost = []
+        with self._transaction() as base:
+            base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
+            for lease in leases:
+                if self._holds(base, lease):
+                    self._prolong(base, lease)
+                else:
+                    lost.append(lease.order)
+        if lost:
+            raise LeaseLost(f"positions {lost} are another's by now, or over")
+
+    def fail(self, lease: Lease, reason: str) -> None:
+        """See the contract."""
+        with self._transaction() as base:
+            self._require(base, lease)
+            self._failed(base, lease.order, self._redact(reason))
+
+    def dead(self) -> list[Dead]:
+        """See the contract."""
+        with self._transaction() as base:
+            asked = (
+                "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
+                "FROM positions WHERE state = 'dead' ORDER BY place"
+            )
+            return [Dead(order, tuple(json.loads(reasons)), ends) for order, reasons, ends in base.execute(asked)]
+
+    def revive(self, order: int) -> None:
+        """See the contract."""
+        with self._transaction() as base:
+            again = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
+            if not base.execute(again, (order,)).rowcount:
+                raise LeaseLost(f"position {order} is not dead")
+
+    def announce(self, policy: Policy) -> None:
+        """See the contract."""
+        with self._transaction() as base:
+            self._require_trainer(base)
+            row = (dumps(asdict(policy)), self._trainer, time.time())
+            base.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
+
+    def announced(self) -> Announced | None:
+        """See the contract."""
+        with self._transaction() as base:
+            found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
+        return Announced(Policy(**json.loads(found[0])), found[1], time.time() - found[2]) if found else None
+
+    def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
+        """See the contract."""
+        self._name = name
+        now = time.time()
+        with self._transaction() as base:
+            base.execute(
+                "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+                "SET role = excluded.role, seen = excluded.seen, told = excluded.told",
+                (name, role, now, now, self._redact.row(told or {})),
+            )
+
+    def leave(self) -> None:
+        """See the contract."""
+        with self._transaction() as base:
+            base.execute("DELETE FROM members WHERE name = ?", (self._name,))
+
+    def members(self) -> list[Member]:
+        """See the contract."""
+        now = time.time()
+        with self._transaction() as base:
+            asked = (
+                "SELECT role, name, seen, joined, told, "
+                "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
+                "FROM members ORDER BY role != 'trainer', name"
+            )
+            return [
+                Member(role, name, now - seen, now - joined, leases, json.loads(told))
+                for role, name, seen, joined, told, leases in base.execute(asked)
+            ]
+
+    def depths(self) -> Depths:
+        """See the contract."""
+        with self._transaction() as base:
+            self._expire(base)
+            found = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            return Depths(**found, next=self._count(base, "next", 0))
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
+        with self._lock, self._told():
             self._base.execute("BEGIN IMMEDIATE")
             try:
                 yield self._base
+                self._base.execute("COMMIT")
             except BaseException:
-                self._base.execute("ROLLBACK")
+                if self._base.in_transaction:  # a commit that failed may have ended it, or not
+                    self._base.execute("ROLLBACK")
                 raise
-            self._base.execute("COMMIT")
 
-    def _roll(self, at: Mapping[str, Any] | None) -> None:
-        """Let those uses hold that the checkpoint knows, and no other."""
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """A full disk, a file that is locked for too long, as a person is told it."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise UserError(
+                f"The store {self._path} cannot be worked on: {error}.",
+                where=str(self._path),
+                expected="room on its disk, and no program that keeps it locked",
+                do="make room, and start again: nothing that was put is lost",
+            ) from error
+
+    @contextmanager
+    def _taking(self) -> Iterator[sqlite3.Connection]:
+        """Of one who is about to hold positions: what a trainer takes ends with the next one, and not by time."""
+        with self._transaction() as base:
+            if self._trainer:
+                self._require_trainer(base)
+            self._expire(base)
+            yield base
+
+    def _roll(self, at: Mapping[str, Any] | None, run: str, usable: Callable[[Sequence[Kept]], bool] | None) -> None:
+        """Let those uses hold that the checkpoint knows, and no other; be the trainer."""
         with self._transaction() as base:
             number = 0
+            base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (run,))
+            (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
+            if owner != run:
+                raise of_another_run(str(self._path))
             if at is not None:
                 found = base.execute("SELECT number FROM commits WHERE name = ?", (at.get("commit"),)).fetchone()
                 if found is None:
-                    raise ValueError(f"the checkpoint's commit {at.get('commit')} is of another store")
+                    raise of_another_store(str(self._path))
                 number = int(found[0])
+            self._trainer = self._count(base, "trainer", 1) + 1
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
             base.execute("DELETE FROM uses WHERE of IS NULL")
             base.execute(
@@ -186,18 +310,56 @@ class SqliteStore:
                 f"WHERE state = 'over' AND place NOT IN ({_HOLDING})"
             )
             base.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
+            base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
+            if usable is not None:
+                self._drop(base, usable)
+
+    def _drop(self, base: sqlite3.Connection, usable: Callable[[Sequence[Kept]], bool]) -> None:
+        there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
+        for (order,) in base.execute(there).fetchall():
+            if not usable(self._kept(base, order)):
+                base.execute("DELETE FROM ends WHERE place = ?", (order,))
+                base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
     def _expire(self, base: sqlite3.Connection) -> None:
-        base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND until < ?", (time.time(),))
+        now = time.time()
+        ended = (
+            "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
+            "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
+        )
+        for (order,) in base.execute(ended, (now, now)).fetchall():
+            self._failed(base, order, EXPIRED)
+
+    def _failed(self, base: sqlite3.Connection, order: int, reason: str) -> None:
+        (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
+        reasons = [*json.loads(found), reason]
+        state = "waiting" if len(reasons) < self._most else "dead"
+        changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
+        base.execute(changed, (state, dumps(reasons), order))
 
     def _leased(self, base: sqlite3.Connection, order: int) -> Lease:
-        fence, until = self._count(base, "fence", 1) + 1, time.time() + self._seconds
+        fence = self._count(base, "fence", 1) + 1
         base.execute(
-            "INSERT INTO positions (place, state, fence, until) VALUES (?, 'leased', ?, ?) "
-            "ON CONFLICT (place) DO UPDATE SET state = 'leased', fence = excluded.fence, until = excluded.until",
-            (order, fence, until),
+            "INSERT INTO positions (place, state, fence, until, seconds, holder, trainer) "
+            "VALUES (:place, 'leased', :fence, :until, :seconds, :holder, :trainer) ON CONFLICT (place) DO UPDATE "
+            "SET state = 'leased', fence = :fence, until = :until, seconds = :seconds, holder = :holder, "
+            "trainer = :trainer",
+            {
+                "place": order,
+                "fence": fence,
+                "until": time.time() + self._seconds,
+                "seconds": self._seconds,
+                "holder": self._name,
+                "trainer": self._trainer,
+            },
         )
         return Lease(order, fence, self._kept(base, order))
+
+    def _prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
+        base.execute(
+            "UPDATE positions SET until = ?, seconds = ? WHERE place = ?",
+            (time.time() + self._seconds, self._seconds, lease.order),
+        )
 
     def _kept(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
         asked = "SELECT line, arrays, alone, ended_by FROM ends WHERE place = ? ORDER BY rowid"
@@ -205,12 +367,21 @@ class SqliteStore:
         return tuple(Kept(decode(json.loads(line), arrays), bool(alone), by) for line, arrays, alone, by in found)
 
     def _require(self, base: sqlite3.Connection, lease: Lease) -> None:
-        found = base.execute("SELECT state, fence FROM positions WHERE place = ?", (lease.order,)).fetchone()
-        if found != ("leased", lease.fence):
+        if not self._holds(base, lease):
             raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
+
+    def _holds(self, base: sqlite3.Connection, lease: Lease) -> bool:
+        found = base.execute("SELECT state, fence FROM positions WHERE place = ?", (lease.order,)).fetchone()
+        return bool(found == ("leased", lease.fence))
+
+    def _require_trainer(self, base: sqlite3.Connection) -> None:
+        latest = self._count(base, "trainer", 0)
+        if self._trainer != latest or not latest:
+            raise fenced(str(self._path), self._trainer, latest)
 
     def _end(self, orders: Iterable[int], step: int, reason: UntrainedReason | None) -> None:
         with self._transaction() as base:
+            self._require_trainer(base)
             for order in set(orders):
                 over = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
                 if not base.execute(over, (order,)).rowcount:

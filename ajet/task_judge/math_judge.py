@@ -11,7 +11,7 @@ from typing import Any
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.extraction import extract_answer, hash_answer, tagged_answer, text_of, visible
+from ajet.task_judge.extraction import boxed_answer, extract_answer, hash_answer, tagged_answer, text_of, visible
 from ajet.task_judge.math_equality import equal, require
 
 
@@ -20,7 +20,7 @@ class MathAnswerJudge(BaseJudge):
 
     The answer is what stands in the reply's last box, else in its <answer> tags, else after ####, else the whole text
     when it is one short line; of a task whose `data_source` is gaia, in its first <answer> tags. The reference is what
-    follows #### (as in GSM8K) or the whole field."""
+    follows #### (as in GSM8K), what the last box holds (as in MATH's solutions), or the whole field."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -28,8 +28,7 @@ class MathAnswerJudge(BaseJudge):
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
         """Reward 1 or 0; no score when the task has no `answer`. Raises JudgeFailure when nothing can be compared."""
-        wanted = workflow_task.task.metadata.get("answer")
-        reference = "" if wanted is None else hash_answer(wanted) or text_of(wanted).strip()
+        reference = reference_of(workflow_task.task.metadata.get("answer"))
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
         text = text_of(workflow_output.metadata.get("final_answer"))
@@ -37,8 +36,19 @@ class MathAnswerJudge(BaseJudge):
         given = (tagged_answer(text, first=True) if first else None) or extract_answer(text) or _short(visible(text))
         if not given:
             return Verdict(0.0, False, "no answer found in the reply")
-        right = equal(given, reference)
-        return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
+        return compared(given, reference)
+
+
+def reference_of(wanted: Any) -> str:
+    """What of a row's answer is compared with: what follows ####, else what its last box holds, as in MATH's solutions,
+    else all of it; "" for none."""
+    return hash_answer(wanted) or boxed_answer(wanted) or text_of(wanted).strip()
+
+
+def compared(given: str, reference: str) -> Verdict:
+    """1 where they are equal by value, else 0. Raises JudgeFailure when nothing can be compared."""
+    right = equal(given, reference)
+    return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
 
 
 def _short(text: str) -> str:

@@ -120,17 +120,23 @@ def same(candidate: Number, reference: Number) -> bool:
     agree. A fraction that has to be reduced is no value where the reference is a whole number or a decimal."""
     if not reference.fraction and candidate.fraction and not candidate.lowest:
         return False
+    return in_unit_of(candidate, reference) == reference.value
+
+
+def in_unit_of(candidate: Number, reference: Number) -> Fraction | None:
+    """A candidate's value in the reference's unit, as if it were of that where one of them has none; None where their
+    units do not agree."""
     one, other = set(candidate.unit), set(reference.unit)
     if ("%" in one) != ("%" in other):
-        return False
+        return None
     if not one or not other or one <= other or other <= one:
-        return candidate.value == reference.value
+        return candidate.value
     if len(one) == len(other) == 1:
         (from_unit,), (to_unit,) = one, other
         for scale in _SCALES:
             if from_unit in scale and to_unit in scale:
-                return candidate.value * scale[from_unit] == reference.value * scale[to_unit]
-    return False
+                return candidate.value * scale[from_unit] / scale[to_unit]
+    return None
 
 
 def unit_at_end(text: str) -> tuple[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Which judge an experiment has: `task_judge.judge_type` by name, `judge_protocol` by reference.
+"""Which judge an experiment has: `task_judge.judge_type` by name, `judge_protocol` by reference, or its scorers.
 
 Invariant: a run starts with a judge that was made, or does not start; what is wrong is one UserError.
 """
@@ -6,10 +6,15 @@ Invariant: a run starts with a judge that was made, or does not start; what is w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from loguru import logger
 
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge.judge import Judge, Judging
+from ajet.task_judge.scorers.bound import is_scorers
+from ajet.task_judge.scorers.judge import ScorerJudge, opened_scorers
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -30,8 +35,9 @@ def register(judge_type: str) -> Callable[[Opener], Opener]:
 
 
 def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
-    """The experiment's judge: the one it names, else the task reader's own, else none. Raises ConfigError,
-    UnresolvedReference, or the UserError that the judge raises when it is made."""
+    """The experiment's judge: the one or the scorers it names, else the task reader's own, else models that rank where
+    it names some, else none. Raises ConfigError, UnresolvedReference, or the UserError that the judge raises when it is
+    made."""
     settings = experiment.ajet
     opener = _openers.get(settings.task_judge.judge_type)
     if opener is None:
@@ -40,7 +46,29 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
             where="task_judge.judge_type",
             expected=", ".join(sorted(_openers)),
         )
-    return Judge(opener(experiment) or reader_judge, gamma=settings.rollout.gamma)
+    scorers = opened_scorers(experiment)
+    judging = opener(experiment) or scorers or reader_judge
+    if judging is None and settings.task_judge.judges:
+        from ajet.task_judge.model_judge import judge_of
+
+        return Judge(models := judge_of(experiment), gamma=settings.rollout.gamma, ranks=models)
+    return Judge(judging, gamma=settings.rollout.gamma, ranks=getattr(judging, "ranks", None))
+
+
+@register("rubrics_auto_grader")
+def _by_rubrics(experiment: Experiment) -> Judging:
+    from ajet.task_judge.rubrics.judge import RubricsJudge
+
+    judge = experiment.ajet.task_judge
+    if judge.scorer or judge.scorers or judge.stages:
+        raise ConfigError(
+            "task_judge.judge_type is rubrics_auto_grader, and scorers are named; one of them decides.",
+            where="ajet.task_judge.judge_type",
+            do="remove one; a task's own rubric is graded by the scorer `rubric`",
+        )
+    if judge.judge_protocol:
+        logger.warning("task_judge.judge_protocol has no effect: judge_type is rubrics_auto_grader")
+    return RubricsJudge(experiment)
 
 
 @register("customized_protocol")
@@ -54,6 +82,9 @@ def _by_reference(experiment: Experiment) -> Judging | None:
     if not reference:
         return None
     kind = resolve_reference(reference, base=experiment.base, what=key)
+    if is_scorers(kind):
+        judge = experiment.ajet.task_judge.deciding(scorer=reference)
+        return ScorerJudge(replace(experiment, ajet=experiment.ajet.model_copy(update={"task_judge": judge})))
     if is_function(kind):
         kind = judge_from(kind, reference, what=key)
     if not isinstance(kind, type) or not callable(getattr(kind, "compute_reward", None)):
@@ -64,7 +95,8 @@ def _by_reference(experiment: Experiment) -> Judging | None:
             "such as a subclass of BaseJudge",
         )
     try:
-        judging: Judging = kind(experiment.config)
+        made = getattr(kind, "of_experiment", None)
+        judging: Judging = kind(experiment.config) if made is None else made(experiment)
     except UserError:
         raise
     except Exception as problem:

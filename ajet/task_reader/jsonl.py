@@ -7,7 +7,7 @@ Invariant: no line is lost silently. A bad one stops the reading and is named by
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,16 @@ class JsonlReader:
     """`jsonl_dataset_file`: fields of `Task` by name, or a question/answer style row (then the row is metadata)."""
 
     judge = None
+    section = "jsonl_dataset_file"
+    """Of `task_reader`: where its files are named."""
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
+        files = getattr(reader, self.section)
         self._base = experiment.base
         self._files = {
-            "train": reader.jsonl_dataset_file.training.file_path,
-            "validation": reader.jsonl_dataset_file.validation.file_path,
+            "train": files.training.file_path,
+            "validation": files.validation.file_path,
         }
         self._columns = Columns(reader.columns.main_query, reader.columns.task_id, reader.columns.answer)
         self._skip = reader.on_bad_row == "skip"
@@ -45,22 +48,27 @@ class JsonlReader:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Every row of the split's file. Raises TaskError."""
-        key = f"ajet.task_reader.jsonl_dataset_file.{'training' if split == 'train' else split}.file_path"
+        key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._files[split]
         if not path:
             raise TaskError(f"No file is named for the {split} tasks.", where=key, do=f"set {key}")
-        return read_tasks(find_file(path, self._base, key=key), self._columns, skip=self._skip, counter=self)
+        return read_tasks(find_file(path, self._base, key=key), self.task_of, skip=self._skip, counter=self)
+
+    def task_of(self, row: dict[str, Any]) -> Task:
+        """One row as a task. Raises BadRow."""
+        return task_of(row, self._columns)
 
 
 def read_tasks(
-    file: Path, columns: Columns | None = None, *, skip: bool = False, counter: JsonlReader | None = None
+    file: Path, made: Callable[[dict[str, Any]], Task], *, skip: bool = False, counter: JsonlReader | None = None
 ) -> list[Task]:
-    """The tasks of one file. Raises TaskError at the first bad line, unless told to skip."""
+    """The tasks of one file. `made`: a row as a task; it may raise BadRow. Raises TaskError at the first bad line,
+    unless told to skip."""
     tasks: list[Task] = []
     bad: list[tuple[int, str]] = []
     for number, line in _lines(file):
         try:
-            tasks.append(task_of(_row(line), columns or Columns()))
+            tasks.append(made(_row(line)))
         except BadRow as problem:
             if not tasks and not bad and line.lstrip().startswith(b"["):
                 raise TaskError(
@@ -85,6 +93,15 @@ def read_tasks(
     if not tasks:
         raise TaskError("The task file holds no task.", where=str(file), expected="one JSON object a line")
     return tasks
+
+
+def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Number of each line, and its object, or why it is none."""
+    for number, line in _lines(file):
+        try:
+            yield number, _row(line)
+        except BadRow as problem:
+            yield number, problem
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:

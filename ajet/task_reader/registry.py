@@ -6,34 +6,22 @@ read once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.config.catalogue import own
+from ajet.config.handed import known
+from ajet.config.references import load_code, resolve_reference
+from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskReader, TaskSplit
-from ajet.task_reader.hugging_face import HuggingFaceReader
-from ajet.task_reader.jsonl import JsonlReader
-from ajet.task_reader.random_dummy import RandomDummyReader
-from ajet.task_reader.reasoning_gym import ReasoningGymReader
 from ajet.task_reader.rows import with_ids, without_question
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-
-READERS: dict[str, Callable[[Experiment], TaskReader]] = {
-    "jsonl_dataset_file": JsonlReader,
-    "huggingface_dat_repo": HuggingFaceReader,
-    "random_dummy": RandomDummyReader,
-    "reasoning_gym": ReasoningGymReader,
-}
-ELSEWHERE = {
-    "env_service": "Tasks from an environment service cannot be read by this version of ajet.",
-    "data_generation": "Tasks cannot be generated from documents by this version of ajet.",
-    "tracing": "Traces of a deployed agent cannot be read by this version of ajet.",
-}
 
 
 class OpenedReader:
@@ -75,7 +63,7 @@ class OpenedReader:
                     where=f"{self._name}, {split} task {index}",
                     expected="ajet.Task objects",
                 )
-        if self._name in READERS and not self._told and (said := without_question(tasks)):
+        if self._name in known().readers and not self._told and (said := without_question(tasks)):
             self._told = True
             logger.warning("{}: {}", self._name, said)
         tasks, shared = with_ids(tasks)
@@ -86,19 +74,20 @@ class OpenedReader:
 
 def open_reader(experiment: Experiment) -> OpenedReader:
     """The reader that the experiment names. Raises ConfigError, UnresolvedReference, MissingExtra, TaskError."""
-    name = experiment.ajet.task_reader.type
-    if name in READERS:
-        return OpenedReader(READERS[name](experiment), name)
-    if name in ELSEWHERE:
-        raise ConfigError(ELSEWHERE[name], where="ajet.task_reader.type", expected=_choices())
+    name, key = experiment.ajet.task_reader.type, "ajet.task_reader.type"
     if isinstance(name, type):
         return _users(name, name.__name__, experiment)
-    if "->" in name or ":" in name:
-        from ajet.config import resolve_reference
-
-        found = resolve_reference(name, base=experiment.base, what="ajet.task_reader.type")
-        return _users(found, name, experiment)
-    raise ConfigError(f"There is no task reader {name}.", where="ajet.task_reader.type", expected=_choices())
+    if is_reference(name):
+        return _users(resolve_reference(name, base=experiment.base, what=key), name, experiment)
+    shipped = known().readers
+    if name in shipped and shipped[name].code:
+        return OpenedReader(load_code(shipped[name].code)(experiment), name)
+    raise ConfigError(
+        (name in shipped and shipped[name].later) or f"There is no task reader {name}.",
+        where=key,
+        expected=f"one of {', '.join(each for each, part in shipped.items() if part.code)}, or a reference such as "
+        + own("reader"),
+    )
 
 
 def _users(found: Any, name: str, experiment: Experiment) -> OpenedReader:
@@ -109,7 +98,3 @@ def _users(found: Any, name: str, experiment: Experiment) -> OpenedReader:
             expected="a class made with the configuration, whose tasks(split) gives a list of ajet.Task",
         )
     return OpenedReader(found(experiment.config), name)
-
-
-def _choices() -> str:
-    return f"one of {', '.join(READERS)}, or a reference such as my_reader.py->MyReader"

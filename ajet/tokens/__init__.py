@@ -11,5 +11,6 @@ from ajet.tokens.parsing import ReplyParser
 from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.stream import ReplyStream
 from ajet.tokens.template import TemplateRefused
+from ajet.tokens.text_span import span_of_text
 
-__all__ = ["Rendered", "Renderer", "ReplyParser", "ReplyStream", "TemplateRefused"]
+__all__ = ["Rendered", "Renderer", "ReplyParser", "ReplyStream", "TemplateRefused", "span_of_text"]

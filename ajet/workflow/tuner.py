@@ -8,18 +8,26 @@ agent and target give the same client. All methods may be called from any thread
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
+from ajet.environment.pinned import Pin, Pins
+from ajet.environment.sandbox.contract import NOTHING, Sandbox
 from ajet.schema.endpoint import Endpoint, Endpoints
+from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
+from ajet.workflow.deadline import Deadline
 from ajet.workflow.resources import Resources
+from ajet.workflow.sandboxes import opened_sandbox
+from ajet.workflow.tools import Replayed, Running, recorded
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
     from openai import AsyncOpenAI
 
 DEFAULT_AGENT = "default"
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class ContextTracker:
@@ -51,11 +59,22 @@ class ModelTuner:
         *,
         trainable: Collection[str] | None = None,
         resources: Resources | None = None,
+        replay: Replayed | None = None,
+        pin: Pin | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """`trainable`: the workflow's `trainable_targets`; it matters only to debug models given as objects.
-        `resources`: the attempt's."""
+        `resources`: the attempt's. `replay`: what answers in place of tools. `pin`: what pins them for the run.
+        `deadline`: None for none."""
+        self._deadline = deadline or Deadline(None)
         self.resources = resources if resources is not None else Resources()
         """What the workflow opens and is to be closed when the attempt ends, however it does."""
+        self.replay = replay
+        """Answers a use, by tool and arguments, as a recorded run has it (`environment.replay`). None, it or its
+        answer: ask the tool. For who runs tools without `tool`."""
+        self.pin: Pin = pin if pin is not None else Pins()
+        """Takes the tools that the model is to be offered (as a request's `tools`) and answers them in the order in
+        which the run's first attempt had them. Raises ToolsChanged where that had others."""
         self._config, self._endpoints, self._trainable = config, endpoints, trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
         self._lock = threading.RLock()
@@ -88,6 +107,42 @@ class ModelTuner:
         """What is known of this episode's context, by AgentJet's name."""
         return ContextTracker(self._endpoints)
 
+    @property
+    def time_left(self) -> float:
+        """Seconds until `rollout.episode_timeout` ends the attempt; infinite without one. What a tool is given is less.
+        The judge has time of its own afterwards."""
+        return self._deadline.left
+
+    def tool_used(self, use: ToolUse) -> None:
+        """Record a use of a tool with the episode: for who runs tools and knows their times and results. Nothing
+        happens once the episode is over. Raises TypeError and ValueError for what is no use."""
+        self._endpoints.tool_used(use)
+
+    @overload
+    def tool(
+        self, tool: str, arguments: Mapping[str, Any] | str, *, call_id: str = "", server: str = ""
+    ) -> Running: ...
+
+    @overload
+    def tool(self, tool: Callable[P, R]) -> Callable[P, R]: ...
+
+    def tool(self, tool: Any, arguments: Mapping[str, Any] | str = "{}", *, call_id: str = "", server: str = "") -> Any:
+        """Have uses of a tool recorded. A function (plain or async) comes back as one whose calls are recorded:
+        `search = tuner.tool(search)`. With a name and arguments it is a block:
+        `with tuner.tool("search", {"q": "x"}, call_id=call.id) as running: running.result = ...`; the arguments may be
+        the JSON that the model wrote. What the tool raises
+        goes on; the record has it as the error of its class. Where a recorded run is replayed, a function answers as it
+        did there, and a block whose `running.replayed` is true has its result already."""
+        if callable(tool):
+            return recorded(tool, self.tool_used, self.replay, self._deadline)
+        return Running(tool, arguments, self.tool_used, self.replay, call_id=call_id, server=server)
+
+    def sandbox(self, environment: Mapping[str, str] = NOTHING) -> Sandbox:
+        """A place of this attempt's own to run code that the model wrote: `tuner.sandbox().python(code)` says what
+        came of it. `environment.sandbox` says how it is held; it is recorded as a use of a tool, and closed with the
+        attempt. Starting takes tens of milliseconds in which the caller waits. Raises SandboxFailure."""
+        return opened_sandbox(self._config, self.resources, self.tool_used, environment)
+
     def as_raw_openai_sdk_client(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
     ) -> AsyncOpenAI:
@@ -102,11 +157,11 @@ class ModelTuner:
     def as_agentscope_model(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
     ) -> ChatModelBase:
-        """An AgentScope chat model. `debug_model`: a model's name, or an AgentScope model of your own, which then
-        answers unrecorded. Raises MissingExtra without agentscope."""
+        """An AgentScope chat model, with the tuner's `config`. `debug_model`: a model's name, or an AgentScope model
+        of your own, which then answers unrecorded. Raises MissingExtra without agentscope."""
 
         def make(endpoint: Endpoint) -> ChatModelBase:
-            return agentscope.chat_model(endpoint, openai_sdk.client(endpoint))
+            return agentscope.chat_model(endpoint, openai_sdk.client(endpoint), self._config)
 
         return self._client("agentscope", make, agent_name, target_tag, debug_model)
 

@@ -91,8 +91,8 @@ class Ask:
     def __init__(self, setting: Setting, experiment: Any, client: Any, tokenizer: Any, concurrency: int) -> None:
         from one_turn import question
 
-        from ajet.backbone.verl.engine import ServerEngine
-        from ajet.run.parts import open_gateway
+        from ajet.backbone.verl.agent.engine import ServerEngine
+        from ajet.rollout.wiring import open_gateway
 
         self._setting, self._client, self._width = setting, client, concurrency
         rollout = experiment.ajet.rollout
@@ -155,7 +155,7 @@ def main() -> None:
     setting = Setting(**json.loads(Path(sys.argv[1]).read_text()))
     experiment = experiment_of(Path(sys.argv[2]))
     rounds, concurrency = int(sys.argv[3]), int(sys.argv[4])
-    from ajet.backbone.verl.cluster import QUIET, joined
+    from ajet.backbone.verl.cluster.ray_cluster import QUIET, joined
     from ajet.backbone.verl.settings import environment_of
 
     ours, theirs = configs(experiment)
@@ -207,8 +207,8 @@ def take_turns(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.llm_server import LLMServerManager
 
+    from ajet.backbone.verl.agent.workers import AgentWorkers
     from ajet.backbone.verl.dataset import TaskRows
-    from ajet.run.verl.agent_workers import AgentWorkers
 
     ours, theirs = OmegaConf.create(ours), OmegaConf.create(theirs)
     tq.init(ours.transfer_queue)

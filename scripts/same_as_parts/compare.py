@@ -22,13 +22,13 @@ import numpy as np
 from ajet.record.earlier_schemas import todays
 
 LEFT_OUT = re.compile(
-    r"(^|/)(time|started|ended|saved|updated|digest|uuid|group|ledger|run|run_id|blob|transformers_version)$"
+    r"(^|/)(time|started|ended|saved|updated|digest|uuid|group|ledger|run|run_id|blob|chain|transformers_version)$"
     r"|(^|/)(seconds|perf|memory)/|per_second|_gib$"
     r"|(^|/)base_model_name_or_path$"  # where the embedded model of that checkout lies
     r"|^(files|digests)/"  # in a checkpoint's state, of files whose contents are compared
 )
 """Places within a row or a file, keys joined by slashes."""
-FILES_LEFT_OUT = {"run.json", "status.json", "environment.json", "lock.json"}
+FILES_LEFT_OUT = {"run.json", "status.json", "environment.json", "lock.json", "chain.jsonl"}
 NUMBERS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 """Of safetensors; bfloat16, which numpy lacks, is shown by its bits."""
 ABSENT = "(not there)"

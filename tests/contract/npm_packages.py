@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.model_cache import cache_root, entry
+from ajet.config.cache import cache_root
+from ajet.engine.model_cache import entry
 
 NODE_CLIENT = "openai@7.55.0"
 CODEX = "@openai/codex@0.169.0"
+MCP_EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 
 
 def folder_of(requirement: str) -> str:
@@ -49,7 +51,7 @@ def fetch(requirement: str) -> None:
 def main(arguments: list[str]) -> int:
     """What could not be fetched is said; its tests are skipped then."""
     os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
-    for requirement in [NODE_CLIENT, *([CODEX] if "--slow" in arguments else [])]:
+    for requirement in [NODE_CLIENT, *([CODEX, MCP_EVERYTHING] if "--slow" in arguments else [])]:
         try:
             fetch(requirement)
         except (OSError, subprocess.SubprocessError) as error:

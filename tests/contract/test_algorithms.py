@@ -16,8 +16,8 @@ from ajet.algorithm import credit, opened
 from ajet.algorithm.registry import KEY
 from ajet.backbone.verl.config.credit import ESTIMATOR, unsupported
 from ajet.config import AjetConfig, Experiment, recorded_experiment
-from ajet.config.algorithms import ALGORITHMS
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import described, walk
+from ajet.descriptors import ALGORITHMS
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
@@ -125,8 +125,8 @@ def test_each_line_of_the_table_is_its_class(name):
     settings = AjetConfig.model_validate({"trainer_common": {"algorithm": {"adv_estimator": name}}})
     algorithm = opened(settings)
     assert (algorithm.name, algorithm.needs) == (name, ALGORITHMS[name].needs)
-    described = {".".join(path): field.description for path, field, _ in walk(AjetConfig)}
-    assert name in str(described["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in PAGE.read_text()
+    told = {".".join(path): described(field) for path, field, _ in walk(AjetConfig)}
+    assert name in str(told["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in PAGE.read_text()
 
 
 @pytest.mark.parametrize(("value", "taken"), [*((name, True) for name in [*ALGORITHMS, *OWN]), ("gae", False)])
@@ -136,7 +136,7 @@ def test_the_schema_and_verls_layer_take_the_same(value, taken):
     if taken:
         assert Experiment.from_dict(tree, base=Path()).ajet.trainer_common.algorithm.adv_estimator == value
     else:
-        with pytest.raises(UserError, match="one of grpo, rloo, reinforce_plus_plus, or a reference such as alg"):
+        with pytest.raises(UserError, match="one of grpo, rloo, gigpo, reinforce_plus_plus, or a ref"):
             Experiment.from_dict(tree, base=Path())
 
 

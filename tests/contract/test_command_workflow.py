@@ -16,13 +16,14 @@ import yaml
 from loguru import logger
 
 from ajet.config import Experiment
-from ajet.run.parts import workflow_of
+from ajet.rollout.wiring import workflow_of
 from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
 from tests.command_agents import TASK, agent, answer, program, shell
 from tests.docs.snippets import ROOT, blocks
-from tests.rollout_fixtures import stage
+from tests.rollout_fixtures import HoldsNothing, stage
+from tests.sandbox_fixtures import require
 from tests.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow
@@ -243,12 +244,21 @@ def test_a_subclass_has_its_own_section_and_outcome(tmp_path):
         assert output.reward == 1.0
 
 
-@pytest.mark.parametrize("isolation", ["thread", "loop", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "isolation",
+    [
+        "thread", "loop", pytest.param("process", marks=pytest.mark.slow),
+        pytest.param("sandbox", marks=(pytest.mark.slow, pytest.mark.extra_slow)),
+    ],
+)  # fmt: skip
 def test_a_rollout_plays_commands(isolation, tmp_path):
+    if isolation == "sandbox":
+        require("bubblewrap")
+        tmp_path.chmod(0o755)  # for the sandbox's own user
     program(tmp_path / "agent.py", "print(ask(os.environ['AJET_TASK']))")
     sections = {"command_agent": {"command": ["{python}", "{base}/agent.py"], "answer": "last_line"}}
 
-    class LastLine:
+    class LastLine(HoldsNothing):
         async def verdict(self, workflow_task: Any, output: WorkflowOutput) -> Any:
             from ajet.schema.episode import Verdict
 

@@ -11,9 +11,9 @@ import pytest
 from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
-from ajet.config.schema.task_reader import READERS
+from ajet.descriptors import READERS
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
-from tests.config_runs import launched, loaded, on_verl, served
+from tests.config_runs import launched, loaded, on_verl, scorers_recorded, served
 from tests.verl_fixtures import experiment as on_gpus
 from tests.verl_fixtures import without_verl
 
@@ -23,7 +23,9 @@ HELD_OUT = {"task_reader.jsonl_dataset_file.validation.file_path": "the reader t
 SIZES = [key for key in KEYS if key.startswith("trainer_common.megatron.")]
 OUTLOOK = (
     "data.train_batch_size", "rollout.max_env_worker", "trainer_common.algorithm.adv_estimator",
-    "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards", "trainer_common.lora.rank",
+    "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards",
+    "trainer_common.algorithm.process_weight", "trainer_common.algorithm.policy_loss",
+    "trainer_common.algorithm.old_policy", "trainer_common.lora.rank",
     "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
     "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
     "trainer_common.keep_best",
@@ -32,12 +34,13 @@ OUTLOOK = (
 IN_VAIN: dict[str, dict[str, str]] = {
     "debug": {
         **HELD_OUT,
+        "trainer_common.algorithm.preset": "laid under a YAML whatever the backbone",
         "trainer_common.resume": "a debug run has a folder of its own",
         "trainer_common.log_freq": "no tracker is told of a debug run",
         **dict.fromkeys(OUTLOOK, "read for what debug says of a training"),
     },
     "local": {},
-    "serve": HELD_OUT,
+    "serve": HELD_OUT | {"rollout.user_workflow": "its file may register a scorer"},
     "verl": {
         "rollout.engine": "an endpoint is refused; which of the others it is makes no difference",
         **dict.fromkeys(SIZES, "with another strategy a size above 1 is refused"),
@@ -49,16 +52,47 @@ UNUSUAL = {
     "rollout.agent_madness_reward": "read where a check finds abnormal output",
     "context_tracker.log_tool_format_error_detail": "read where a tool call has the wrong form",
 }
+AGENT = {
+    key: "read by the agent mcp_agent, or a class made of it (test_mcp_agent.py)"
+    for key in KEYS if key.startswith(("environment.mcp_client", "environment.agent_config", "rollout.mcp_agent."))
+}  # fmt: skip
+"""Where a run has an agent of its own, it may read them."""
+BY_STEP = {"trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)"}
+_WITH_BOUNDS = "read with importance_weight_cap_ratio (test_algorithm_policy_losses.py)"
+BY_LOSS = {
+    "trainer_common.algorithm.tau_positive": "read by sapo (test_algorithm_policy_losses.py)",
+    "trainer_common.algorithm.tau_negative": "read by sapo (test_algorithm_policy_losses.py)",
+    "trainer_common.algorithm.strict_in_bound": _WITH_BOUNDS,
+    "trainer_common.algorithm.out_of_date_decay": _WITH_BOUNDS,
+}
+BY_WEIGHTS = {
+    f"trainer_common.algorithm.{key}": "read with is_cap (test_algorithm_policy_losses.py)"
+    for key in ("is_mode", "is_floor")
+}
+IN_SANDBOX = {key: "read where a workflow opens a sandbox" for key in KEYS if key.startswith("environment.sandbox_")}
+BY_MODELS = {
+    key: "read where models judge (test_model_judge.py)"
+    for key in KEYS if key.startswith("task_judge.model_judge.") or key == "task_judge.judge_prompt_template"
+}  # fmt: skip
 UNREAD: dict[str, dict[str, str]] = {
-    "debug": {**LABEL, **UNUSUAL},
-    "local": UNUSUAL,
+    "debug": {**LABEL, **UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX},
+    "local": {**UNUSUAL, **BY_MODELS, **AGENT, **IN_SANDBOX, **BY_STEP, **BY_LOSS, **BY_WEIGHTS},
     "serve": {
         **UNUSUAL,
+        **BY_STEP,
+        **BY_LOSS,
+        **BY_MODELS,
+        "task_judge.judges": "read where there is no other judge",
         "rollout.min_group": "read where a group's deadline has passed",
         "rollout.policy_failure_reward": "read where an episode failed",
-        "trainer_common.mode": "anything but sync is refused",
     },
-    "verl": {**UNUSUAL, "rollout.enable_oversample": "anything but false is refused"},
+    "verl": {
+        **UNUSUAL,
+        **BY_MODELS,
+        **AGENT,
+        **IN_SANDBOX,
+        "rollout.enable_oversample": "anything but false is refused",
+    },
 }
 """With an effect there, on a condition that the run does not meet."""
 
@@ -80,12 +114,14 @@ def test_debug(tmp_path):
     with recorded_reads() as reads:
         experiment = launched(tmp_path, "debug")
     assert differences("debug", experiment, reads) == []
+    assert scorers_recorded(tmp_path)
 
 
 def test_local(tmp_path):
     with recorded_reads() as reads:
         experiment = launched(tmp_path, "local", "rollout.enable_oversample=true")
     assert differences("local", experiment, reads) == []
+    assert scorers_recorded(tmp_path)
 
 
 def test_serve(tmp_path, monkeypatch):
@@ -99,6 +135,7 @@ def test_verl(tmp_path, monkeypatch):
     with recorded_reads() as reads:
         experiment = on_verl(tmp_path, monkeypatch)
     assert differences("verl", experiment, reads) == []
+    assert scorers_recorded(tmp_path)
 
 
 @without_verl
@@ -108,7 +145,10 @@ def test_megatron_is_split_as_its_section_says():
     assert {*SIZES} <= {key for key, readers in reads.items() if LAYER in readers}
 
 
-@pytest.mark.parametrize("kind", ["jsonl_dataset_file", "huggingface_dat_repo", "random_dummy", "reasoning_gym"])
+@pytest.mark.parametrize(
+    "kind",
+    ["jsonl_dataset_file", "agentrl", "huggingface_dat_repo", "random_dummy", "reasoning_gym", "gaia", "hotpotqa"],
+)
 def test_a_reader_reads_its_own_section(tmp_path, kind):
     from ajet.task_reader import open_reader
 
@@ -122,11 +162,11 @@ def test_what_is_read_is_recorded_and_what_all_keys_go_through_is_not(tmp_path):
     with recorded_reads() as reads:
         experiment = loaded(tmp_path, "local")
         experiment.resolved_yaml(), experiment.training_relevant(), experiment.idle(), experiment.config.to_dict()
-        assert reads.keys() == {"backbone", "base_dir", "experiment_dir", "experiment_name"}
+        always = {"backbone", "base_dir", "experiment_dir", "experiment_name", "trainer_common.algorithm.preset"}
+        assert reads.keys() == always
         assert experiment.config.ajet.rollout.top_k == experiment.ajet.rollout.val_kwargs.top_k == -1
         assert experiment.served().ajet.validation_repeats == 1
-    new = reads.keys() - {"backbone", "base_dir", "experiment_dir", "experiment_name"}
-    assert new == {
+    assert reads.keys() - always == {
         "rollout.top_k", "rollout.val_kwargs.top_k", "rollout.val_kwargs.do_sample", "rollout.val_kwargs.num_repeat",
-        "trainer_common.val_pass_n", "trainer_common.algorithm.is_cap",
+        "trainer_common.val_pass_n", "trainer_common.algorithm.is_cap", "trainer_common.algorithm.old_policy",
     }  # fmt: skip

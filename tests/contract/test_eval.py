@@ -15,6 +15,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record.attempts import read_attempts
+from ajet.task_reader.jsonl import JsonlReader
 from tests.ajet_command import ajet, start
 
 WORKFLOW = """
@@ -87,6 +88,7 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Held-out tasks only: nothing is trained, so no training task is asked for."""
     (tmp_path / "workflow.py").write_text(WORKFLOW)
     rows = [
         {
@@ -104,7 +106,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "  task_reader:\n"
         "    type: jsonl_dataset_file\n"
         "    jsonl_dataset_file:\n"
-        "      training: {file_path: held_out.jsonl}\n"
         "      validation: {file_path: held_out.jsonl}\n"
         "  rollout: {user_workflow: workflow.py->Asks}\n"
         "  task_judge: {judge_protocol: workflow.py->right}\n"
@@ -127,11 +128,16 @@ def played(project: Path) -> list[str]:
 
 
 def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project, server, capsys, monkeypatch):
+    (project / "train.jsonl").write_text('{"question": "is 3 it task"}\n{"question": "Is it task 40"}\n')
+    text = (project / "x.yaml").read_text()
+    train = "jsonl_dataset_file:\n      training: {file_path: train.jsonl}\n      validation"
+    (project / "x.yaml").write_text(text.replace("jsonl_dataset_file:\n      validation", train))
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test")
     monkeypatch.setenv("COLUMNS", "140")
     models = ["--model", f"weak@{server}", "--model", f"strong@{server}"]
     out = run(capsys, "x.yaml", *models, "--csv", "a.csv", "--parquet", "a.parquet")
     assert "8 tasks, 1 attempt each, greedy" in out
+    assert "Known from training: 1 of 8 held-out tasks are among the 2 trained: 1 in another order (such as t3)" in out
     assert "50.0%" in out and "87.5%" in out and "  low " in out and "  high " in out
     assert "gained 4 tasks: t3, t5, t7" not in out and "gained 3 tasks: t3, t5, t7" in out and "lost" not in out
     assert "p = 0.250 (exact McNemar test): may be chance" in out and "not known from one attempt a task" in out
@@ -147,6 +153,7 @@ def test_two_endpoints_are_compared_and_the_tasks_that_flipped_are_named(project
     told = json.loads(run(capsys, "x.yaml", *models, "--json"))
     assert len(played(project)) == 16, "nothing is played twice"
     assert [model["pass@1"]["value"] for model in told["models"]] == [0.5, 0.875]
+    assert told["known_from_training"]["mirrored"] == ["t3"]
     assert told["models"][0]["tags"]["low"]["pass@1"]["value"] == 0.5 and told["comparisons"][0]["gained"][0] == "t3"
     record = Path(told["models"][1]["record"])
     assert record.parent == project / "launcher_record" / "x" / "eval"
@@ -187,13 +194,26 @@ def test_other_judges_see_what_was_played(project, server, capsys):
     assert [row["reward by strict"] for row in rows] == ["0.0", "0.0", "1.0", ""] and rows[0][
         "success by right"
     ] == "True"
-    assert "  strict " in run(capsys, *judged)
+    (project / "again.yaml").write_text("ajet: {task_judge: {judge_protocol: workflow.py->strict}}\n")
+    shown = " ".join(run(capsys, *judged, "--judge", "again.yaml").split())
+    assert " strict " in shown and "workflow.py->strict 3/4 0.333" in shown, "what each judge did"
+    assert "as played, again.yaml 3 66.7% 0.400 (-0.40 to 0.83)" in shown, "a YAML's judge"
+    assert "as played and workflow.py->strict differ at 1 episode, most at" in shown
+
+
+def test_the_reader_is_opened_once_however_many_models_are_played(project, server, capsys, monkeypatch):
+    opened = []
+    made = JsonlReader.__init__
+    monkeypatch.setattr(JsonlReader, "__init__", lambda self, of: opened.append(made(self, of)))
+    run(capsys, "x.yaml", "--model", f"strong@{server}", "--model", f"weak@{server}", "--at-most", "1")
+    assert len(opened) == 1 and len(played(project)) == 2
 
 
 def test_failures_count_and_are_said(project, server, capsys):
     rows = [{"question": f"Is it task {number}", "id": f"t{number}", "number": number} for number in (0, 13)]
     (project / "two.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    out = run(capsys, "x.yaml", "--tasks", "two.jsonl", "--model", f"strong@{server}")
+    none = "task_reader.jsonl_dataset_file.validation.file_path=null"
+    out = run(capsys, "x.yaml", none, "--tasks", "two.jsonl", "--model", f"strong@{server}")
     assert "50.0%" in out and "1 failed" in out and "a failed attempt solves nothing" in out and "1/2" in out
 
 
@@ -287,3 +307,15 @@ def test_checkpoints_of_a_run_are_played_viewed_and_proven(tool_project, tmp_pat
     rows = {row["name"]: row for row in Library(Path("launcher_record")).runs()}
     shown = rows[f"plain/eval/{records[1].name}"]
     assert shown["kind"] == "eval" and shown["state"] == "finished" and shown["held_out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_an_agent_is_talked_to_on_a_task_of_the_split_that_there_is(split, project, tool_project, capsys):
+    yaml = (project / "x.yaml").read_text().replace("validation:", f"{split}:")
+    (project / "x.yaml").write_text(yaml.replace("user_workflow", "max_response_length_in_one_turn: 4, user_workflow"))
+    record = str(tool_project / "launcher_record")
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["chat", "plain", "--agent", "--conf", "x.yaml", "--prompt", "hello", "--exp-dir", record])
+    out = capsys.readouterr().out
+    assert not ended.value.code and "is of the task 't0'" in out and "user: hello" in out, out

@@ -17,7 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from ajet.cli import launcher
 from ajet.record.checkpoints import Checkpoints
+from ajet.record.episodes import read_recorded
 from ajet.run.export import export
+from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from tests.verl_fixtures import without_verl
 
@@ -158,6 +160,48 @@ def test_shards_make_the_tensors_that_the_processes_held(saved, tmp_path, kind, 
     found = loads(folder)
     for name, tensor in source.items():
         assert torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype == getattr(torch, dtype), name
+
+
+EVALUATED = """
+ajet:
+  model: {path: "embedded:tiny-tools", dtype: float32}
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {validation: {file_path: rows.jsonl}}}
+  rollout: {user_workflow: agent.py->agent, max_response_length_in_one_turn: 4, max_model_len: 256}
+"""
+AGENT = """
+async def agent(task, tuner):
+    ask = [{"role": "user", "content": task.main_query}]
+    await tuner.as_raw_openai_sdk_client().chat.completions.create(messages=ask)
+    return float(task.metadata["number"])
+"""
+
+
+@without_verl
+@pytest.mark.slow
+def test_a_checkpoint_of_verl_is_evaluated_as_it_is(saved, tmp_path, monkeypatch, capsys):
+    """Named as any other; what its shards make is kept, and is the model that answers."""
+    from transformers import AutoModelForCausalLM
+
+    run = run_with(tmp_path, saved / "fsdp2" / "actor")
+    (tmp_path / "x.yaml").write_text(EVALUATED)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"question": "Say {n}", "number": {n}}}\n' for n in (0, 1)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["eval", "x.yaml", "--model", str(run / "checkpoints" / "step-3"), "--json"])
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.out + printed.err
+    (evaluated,) = json.loads(printed.out)["models"]
+    folder, made = Path(evaluated["record"]), run / "exports" / "step-3"
+    episodes = [episode for episode, _ in read_recorded(folder / "episodes" / "step-3.validation.jsonl")]
+    assert sorted((each.status, each.reward) for each in episodes) == [("completed", 0), ("completed", 1)]
+    model = AutoModelForCausalLM.from_pretrained(made)
+    shards = load_file(saved / "fsdp2" / "source.safetensors")
+    assert all(torch.equal(tensor, shards[name]) for name, tensor in model.state_dict().items())
+    for calls in (each.calls for each in episodes):
+        likeliest = model(torch.from_numpy(full_ids(calls, 0))[None].long()).logits[0].argmax(-1).tolist()
+        drawn = calls[0].response_ids.tolist()
+        assert len(calls) == 1 and drawn and likeliest[-1 - len(drawn) : -1] == drawn
 
 
 @without_verl

@@ -529,7 +529,7 @@ def test_where_the_gateway_says_it_is():
         gateway.close()
 
 
-@pytest.mark.slow
+@pytest.mark.extra_slow
 def test_ten_thousand_calls_may_wait_at_once():
     renderer = Renderer(tokenizer("qwen25"))
     ids = renderer.encode("3").tolist()

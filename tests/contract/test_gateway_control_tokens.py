@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ajet.config import load_experiment
 from ajet.context_tracker import prove
-from ajet.run.parts import renderer_of
+from ajet.rollout.wiring import renderer_of
 from ajet.schema.call import full_ids
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, result

@@ -13,9 +13,9 @@ from ajet.context_tracker.timeline_making import timelines
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
-from ajet.gateway.json_schema import problem_of_reply, problem_of_schema
 from ajet.gateway.token_turn import TRIES
 from ajet.schema.call import full_ids, prompt_ids
+from ajet.schema.json_schema import problem_of_reply, problem_of_schema
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer, variant
 from tests.gateway_fixtures import ADD, ASK, bench, client_of, post

@@ -18,29 +18,36 @@ import pytest
 
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.tool_use import digest_of
 from ajet.workflow.function import workflow_from
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import stage, time_is_up
+from tests.rollout_fixtures import HoldsNothing, stage, time_is_up
+from tests.sandbox_fixtures import require
 
 pytestmark = pytest.mark.slow
 
 ISOLATIONS = ("thread", "loop", "process")
+APART = ("process", pytest.param("sandbox", marks=pytest.mark.extra_slow))
 HANGS = (flows.HangsAwaiting, flows.HangsBlocking, flows.HangsDeaf, flows.HangsPlain)
 
 
-@pytest.fixture(params=ISOLATIONS)
+@pytest.fixture(params=(*ISOLATIONS, APART[1]))
 def isolation(request: pytest.FixtureRequest) -> str:
+    if request.param == "sandbox":
+        require("bubblewrap")
     return str(request.param)
 
 
-def played(*workflows: Any, on_process: tuple[Any, ...]) -> list[Any]:
-    """(isolation, *workflow) of all of them; those that a process plays no other way than another are extra slow."""
+def played(*workflows: Any, on_process: tuple[Any, ...], sandboxed: bool = True) -> list[Any]:
+    """(isolation, *workflow) of all of them; those that a process plays no other way than another are extra slow, and
+    so is a sandbox, whose worker is the same."""
     return [
         pytest.param(
             isolation, *(each if isinstance(each, tuple) else (each,)),
-            marks=[pytest.mark.extra_slow] if isolation == "process" and each not in on_process else [],
+            marks=[pytest.mark.extra_slow]
+            if isolation == "sandbox" or (isolation == "process" and each not in on_process) else [],
         )
-        for each in workflows for isolation in ISOLATIONS
+        for each in workflows for isolation in (*ISOLATIONS, *(("sandbox",) if sandboxed else ()))
     ]  # fmt: skip
 
 
@@ -65,7 +72,7 @@ def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     ("isolation", "workflow"),
     played(
         flows.Asks, flows.AsksBlocking, flows.AsksInHelper, flows.AsksPlain,
-        on_process=(flows.AsksInHelper, flows.AsksPlain),
+        on_process=(flows.AsksInHelper,),
     ),
 )  # fmt: skip
 def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[Any]) -> None:
@@ -75,9 +82,20 @@ def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[An
     assert [episode.failure for episode in episodes] == [None] * 4
     assert {episode.reward for episode in episodes} == {1.0}
     assert all(len(episode.calls) == 1 and episode.timelines for episode in episodes)
+    used = [[(use.name, use.arguments, use.result, use.error) for use in episode.tool_uses] for episode in episodes]
+    told = [
+        ("doubled", {"number": 4}, "8", ""), ("look", {"at": [1]}, "much", ""),
+        ("call", {}, "ConnectionResetError: gone", "transport"), ("call", {}, "back", ""),
+    ]  # fmt: skip
+    assert used == 4 * [told if workflow is flows.AsksInHelper else []]
+    for episode in episodes:
+        for use in episode.tool_uses:
+            assert episode.started <= use.started <= use.ended <= episode.ended
+            assert use.digest == digest_of("much more" if use.name == "look" else use.result)
+            assert (use.call_id, use.server, use.whole) == (("c1", "eyes", 9) if use.name == "look" else ("", "", -1))
 
 
-class FunctionJudge:
+class FunctionJudge(HoldsNothing):
     """What a function answers with is where the judges that ajet ships look."""
 
     async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
@@ -119,7 +137,7 @@ TEXT, UNMADE = (flows.ReturnsText, "wrong_type"), (flows.CannotBeMade, "RuntimeE
     ("isolation", "workflow", "kind"),
     played(
         RAISES, EXITS, (flows.ReturnsNone, "returned_nothing"), TEXT, (flows.NeverCalls, "no_model_call"), UNMADE,
-        on_process=(RAISES, EXITS, UNMADE),
+        on_process=(RAISES,),
     ),
 )  # fmt: skip
 def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[Any], kind: str) -> None:
@@ -148,7 +166,7 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return once
 
 
-@pytest.mark.parametrize(("isolation", "workflow"), played(*HANGS, on_process=(flows.HangsDeaf,)))
+@pytest.mark.parametrize(("isolation", "workflow"), played(*HANGS, on_process=(flows.HangsDeaf,), sandboxed=False))
 def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
     isolation: str, workflow: type[Any], hung: Callable[[], bool]
 ) -> None:
@@ -171,7 +189,9 @@ OPENERS = (flows.Opens, flows.OpensAndRaises, flows.OpensAndAwaits, flows.OpensA
 LEFT = ["close file", "close folder", "close session"]
 
 
-@pytest.mark.parametrize(("isolation", "workflow"), played(*OPENERS, on_process=(flows.Opens, flows.OpensAndHangs)))
+@pytest.mark.parametrize(
+    ("isolation", "workflow"), played(*OPENERS, on_process=(flows.OpensAndHangs,), sandboxed=False)
+)
 def test_what_an_attempt_opened_is_closed_with_it(
     isolation: str, workflow: type[Any], hung: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,19 +239,33 @@ def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:
         assert not closing.is_alive(), "what hangs is let go of by nobody"
 
 
-def test_printed_output_and_metrics_reach_the_episode() -> None:
-    with stage(flows.Asks, isolation="process") as made:
+@pytest.mark.parametrize("isolation", APART)
+def test_printed_output_and_metrics_reach_the_episode(isolation: str) -> None:
+    with stage(flows.Asks, isolation=isolation) as made:
         first, second = made.play(1)[0].episodes
     assert (first.printed, second.printed) == ("playing Tt0#R0\n", "playing Tt0#R1\n")
     assert first.metrics == {"asked": 1.0}
 
 
-def test_a_process_that_dies_is_a_failure_and_is_replaced() -> None:
-    with stage(flows.Dies, isolation="process", max_env_worker=1) as made:
+@pytest.mark.parametrize("isolation", APART)
+def test_a_process_that_dies_is_a_failure_and_is_replaced(isolation: str) -> None:
+    with stage(flows.Dies, isolation=isolation, max_env_worker=1, max_retries=0) as made:
         episodes = made.play(1)[0].episodes
     for episode in episodes:
         assert episode.failure is not None and episode.failure.kind == "process_died"
         assert "code 7" in episode.failure.message and "last words" in episode.failure.message
+
+
+def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(flows.HANGS, str(tmp_path / "went off"))
+    with stage(flows.Garbles, isolation="process", max_env_worker=1) as made:
+        episode = made.episode()
+        assert until(lambda: made.rollout.abandoned == 0)
+    assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "process_died")
+    assert "cannot be read here" in episode.failure.message and len(episode.calls) == 1
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

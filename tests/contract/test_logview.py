@@ -83,7 +83,7 @@ def test_episodes_can_be_looked_at_while_the_run_goes_on(tmp_path, ending):
         run.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.extra_slow
 def test_a_finished_run_is_recorded_before_its_pages_are_left(tmp_path):
     (tmp_path / "workflow.py").write_text(WORKFLOW)
     (tmp_path / "look.yaml").write_text(YAML)

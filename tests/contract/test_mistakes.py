@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ajet.config import load_experiment
-from ajet.run.parts import workflow_of
+from ajet.rollout.wiring import workflow_of
+from ajet.run import episode_panel
 from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.task_judge import Judge
@@ -125,11 +129,39 @@ def test_in_the_agents_code(workflow, expected):
     assert "pydantic" not in failure.message
 
 
+class NoRoom(Playing):  # 40
+    async def go(self) -> Any:
+        await self.ask(max_tokens=0)
+
+
+class Human(Playing):  # 40
+    async def go(self) -> Any:
+        await self.client.chat.completions.create(messages=[{"role": "human", "content": "hi"}])
+
+
+@pytest.mark.parametrize(("workflow", "named"), [(NoRoom, "max_tokens"), (Human, "role")])
+def test_a_call_that_is_refused_shows_the_own_line_that_made_it(workflow, named, monkeypatch):
+    with stage(workflow) as made:
+        episode = made.episode()
+    assert episode.failure is not None and episode.failure.boundary == "agent"
+    assert "400" in episode.failure.message and named in episode.failure.message, episode.failure.message
+    out = io.StringIO()
+    monkeypatch.setattr(episode_panel, "console", Console(file=out, width=200))
+    monkeypatch.chdir(Path(__file__).parent)
+    episode_panel.show_episode(episode)
+    line = workflow.go.__code__.co_firstlineno + 1
+    assert f"{Path(__file__).name}:{line} in go" in out.getvalue() and "openai" in out.getvalue()
+    assert "site-packages" not in out.getvalue()
+
+
 RELEASE, HELD = threading.Event(), threading.Event()
+IN_ANOTHER = "AJET_TEST_HELD"
+"""Names the file that says of a workflow in another process that it is held."""
 
 
 class LoopsForEver(Playing):  # 44
     async def go(self) -> Any:
+        Path(os.environ[IN_ANOTHER]).touch()
         HELD.set()
         while not RELEASE.is_set():
             RELEASE.wait(0.01)
@@ -137,6 +169,7 @@ class LoopsForEver(Playing):  # 44
 
 class WaitsForEver(Playing):
     async def go(self) -> Any:
+        Path(os.environ[IN_ANOTHER]).touch()
         HELD.set()
         await asyncio.Event().wait()
 
@@ -149,13 +182,16 @@ def released() -> Iterator[None]:
     RELEASE.set()
 
 
+@pytest.mark.parametrize("isolation", ["thread", "loop", "process"])
 @pytest.mark.parametrize("workflow", [LoopsForEver, WaitsForEver])
-def test_a_timeout_says_at_which_line_it_stood(released, workflow):
-    with time_is_up(HELD.is_set), stage(workflow, episode_timeout=30) as made:
+def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tmp_path, monkeypatch):
+    monkeypatch.setenv(IN_ANOTHER, str(tmp_path / "held"))
+    held = (tmp_path / "held").exists if isolation == "process" else HELD.is_set
+    with time_is_up(held), stage(workflow, episode_timeout=30, isolation=isolation) as made:
         failure = made.episode().failure
     line = workflow.go.__code__.co_firstlineno
     assert failure is not None and failure.kind == "timeout"
-    assert any(f"it stood at {__file__}:{line + more} in go" in failure.message for more in (2, 3)), failure.message
+    assert any(f"it stood at {__file__}:{line + more} in go" in failure.message for more in (3, 4)), failure.message
 
 
 def test_a_relative_path_of_a_command_names_base():  # 52

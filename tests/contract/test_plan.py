@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from loguru import logger
 
@@ -15,6 +16,7 @@ from ajet.config import Experiment, load_experiment
 from ajet.run import rehearse
 from ajet.run.outlook import Pace
 from ajet.schema.commands import command
+from tests.judge_fixtures import judge_server
 
 YAML = """ajet:
   model: {path: embedded:tiny-tools, dtype: float32}
@@ -51,6 +53,19 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert said.endswith(f"Nothing was started. Start it: {command('--conf', 'x.yaml', '--backbone', 'local')}")
     assert not (project / "launcher_record").exists()
     assert "memory about" not in planned(capsys, "--backbone", "debug")
+
+
+def test_services_that_are_started_for_a_plan_are_ended_and_named(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "x.yaml").write_text(YAML + "  services: {lake: {command: sleep 99}, sea: {command: sleep 99}}\n")
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    named = "Nothing was started but lake, sea of ajet.services, ended again"
+    assert f"{named}. Start it: " in planned(capsys)
+    with pytest.raises(SystemExit):
+        launcher.main(["--conf", "x.yaml", "--dry-run"])
+    assert " ".join(capsys.readouterr().out.split()).endswith(f"{named} (--dry-run).")
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
 def test_seconds_come_from_what_was_measured_with_this_model(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,3 +106,18 @@ def test_a_rehearsal_is_said_with_its_seconds_and_peak(project: Path, monkeypatc
     assert "a pass over 1,440 tokens (--no-rehearsal" in second
     assert third.startswith("The rehearsal took ") and "of memory at its peak" in third
     assert backbone.version == 0
+
+
+@pytest.mark.extra_slow
+def test_rubrics_that_have_yet_to_be_made_are_in_the_plan_with_their_calls(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "labelled.jsonl").write_text('{"query": "q", "answer": "a", "score": 1}\n' * 3)
+    section = "{jsonl_dataset_file: {training: {file_path: labelled.jsonl}}, enable_categorization: true}"
+    with judge_server(lambda asked: "") as server:
+        judges = f"[{{model: m, base_url: '{server.url}'}}]"
+        judge = f"{{judge_type: rubrics_auto_grader, rubrics_auto_grader: {section}, judges: {judges}}}"
+        (project / "x.yaml").write_text(f"{YAML}  task_judge: {judge}\n")
+        said = planned(capsys)
+        assert "judge rubrics auto_grader (pointwise), by m: to be made of 3 examples by at most 34 calls" in said
+        assert not server.seen and not list(project.rglob("*auto_grader*"))

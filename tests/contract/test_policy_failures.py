@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 from ajet.algorithm import credit
 from ajet.config.schema import AjetConfig
 from ajet.rollout.blame import time_by_place
-from ajet.run.train import refuse_if_all_failed
+from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.call import Call
-from ajet.schema.errors import EngineFailure, ToolFailure, UserError
-from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import EngineFailure, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import stage
+from tests.rollout_fixtures import HoldsNothing, stage
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +175,88 @@ def test_where_the_time_went(calls, spent, place) -> None:
     ]
     found, at_end = time_by_place(made, [SAYS, CALLS], 0.0, 10.0)
     assert {name: value for name, value in found.items() if value} == spent and at_end == place
+
+
+class ToolsThatAreGone(Workflow):
+    """Tells the model of what its tools raised, as agents do, and is wrong."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        for problem in task.task.metadata["raised"]:
+            with suppress(Exception), tuner.tool("search", {}) as running:
+                if problem is not None:
+                    raise problem
+                running.result = "found"
+        await flows.ask(tuner, "x")
+        if "then" in task.task.metadata:
+            raise RuntimeError("no answer")
+        return WorkflowOutput(reward=0.0)
+
+
+@pytest.mark.parametrize(
+    ("raised", "boundary"),
+    [
+        ([ConnectionResetError()], "tool"), ([TimeoutError()], "tool"), ([EnvironmentFailure("gone")], "environment"),
+        ([SandboxFailure("gone")], "sandbox"), ([None, ConnectionResetError()], "tool"), ([ValueError("no")], None),
+        ([ConnectionResetError(), None], None), ([ConnectionResetError(), ValueError("no")], None), ([], None),
+    ],
+)  # fmt: skip
+def test_a_tool_that_failed_from_outside_is_nothing_that_the_model_is_trained_on(
+    raised: list[Exception | None], boundary: str | None
+) -> None:
+    with stage(ToolsThatAreGone, max_retries=0, policy_failure_reward=-1.0) as made:
+        task = Task(main_query="x", task_id="t", metadata={"raised": raised})
+        (group,) = made.rollout.play([(0, task)], step=1, split="train", repeats=1)
+    (episode,) = group.episodes
+    assert (episode.failure.boundary if episode.failure else None) == boundary
+    assert episode.reward == (0.0 if boundary is None else None) and episode.scored is (boundary is None)
+
+
+def test_nor_is_what_its_agent_raised_over_it() -> None:
+    with stage(ToolsThatAreGone, max_retries=0, policy_failure_reward=-1.0) as made:
+        task = Task(main_query="x", task_id="t", metadata={"raised": [ConnectionResetError()], "then": True})
+        (group,) = made.rollout.play([(0, task)], step=1, split="train", repeats=1)
+    (episode,) = group.episodes
+    assert episode.failure is not None and episode.failure.boundary == "tool" and episode.reward is None
+    assert "no answer" in episode.failure.traceback
+
+
+class WaitsForATool(Workflow):
+    """For a tool that hangs."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        with suppress(TimeoutError, asyncio.TimeoutError):
+            await tuner.tool(asyncio.sleep)(60)
+        assert 0 < tuner.time_left < 60
+        return WorkflowOutput(reward=0.0)
+
+
+@pytest.mark.parametrize("limits", [{"episode_timeout": 3.0}, {"episode_timeout": 60, "tool_timeout": 0.05}])
+def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(limits: dict[str, float]) -> None:
+    with stage(WaitsForATool, max_retries=0, **limits) as made:
+        episode = made.episode()
+    assert episode.failure is not None
+    assert (episode.failure.boundary, episode.failure.kind) == ("tool", "tool_timeout")
+    assert [(use.name, use.error) for use in episode.tool_uses] == [("sleep", "timeout")]
+
+
+class SlowJudge(HoldsNothing):
+    """Takes nearly as long as an episode may."""
+
+    async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+        await asyncio.sleep(0.8)
+        return Verdict(1.0)
+
+
+class TakesItsTime(Workflow):
+    """The same."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        await flows.ask(tuner, "x")
+        await asyncio.sleep(max(0.0, tuner.time_left - 0.4))
+        return WorkflowOutput()
+
+
+def test_the_judge_has_time_of_its_own_after_an_episodes_time() -> None:
+    with stage(TakesItsTime, judge=SlowJudge(), max_retries=0, episode_timeout=1.2) as made:
+        assert made.episode().reward == 1.0

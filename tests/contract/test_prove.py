@@ -10,12 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
+from ajet.run.audit import audit_whole, trail_of_step, trail_of_task
+from ajet.run.audit_export import export
+from ajet.run.audit_report import as_json as audit_json
+from ajet.run.gc import collect
 from ajet.run.proof_report import as_json
+from ajet.run.proof_steps import REMOVED
 from ajet.run.prove import Report, prove_recorded
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -66,6 +72,42 @@ def spoil(folder: Path, change: Callable[[Episode], None], step: int = 1) -> Epi
 
 def proven(folder: Path, **options) -> Report:
     return prove_recorded(str(folder), folder.parent, **options)
+
+
+def test_a_run_is_held_to_its_chain_and_followed_both_ways(project, run, tmp_path):
+    done = ajet("audit", "plain", "--json", cwd=project)
+    whole = json.loads(done.stdout)
+    assert done.returncode == 0 and whole["chain"]["steps"] == 2 and whole["checkpoints"] == [1, 2]
+    back = json.loads(audit_json(trail_of_step(run, 2)))
+    used = next(each for each in back["episodes"] if each["trained_in"] == 2)
+    recorded = EpisodeFiles(run / "episodes").recorded(2)
+    episode, outcome = next(each for each in recorded if each[0].uuid == used["uuid"])
+    assert [call["sampled"] for call in used["calls"]] == [len(call.response_ids) for call in episode.calls]
+    assert (used["reward"], used["advantage"]) == (episode.reward, outcome.advantage)
+    assert used["trained_tokens"] == episode.sampled_tokens - episode.untrained_with(outcome).total()
+    assert used["policy"] == [1, 1] and used["played_by"]["backbone"] == "local"
+    forward = json.loads(audit_json(trail_of_task(run, used["task"])))
+    assert used["uuid"] in {each["uuid"] for each in forward["episodes"]}
+    assert 2 in {each["step"] for each in forward["steps"]}
+    for name in ("rows.jsonl", "rows.parquet"):
+        export(run, tmp_path / name)
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    table = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert [row["uuid"] for row in lines] == [row["uuid"] for row in table] and lines[0]["calls"]
+    assert next(row for row in table if row["uuid"] == used["uuid"])["first_checkpoint"] == 2
+    spoiled = shutil.copytree(run, tmp_path / "spoiled")
+    with (spoiled / "episodes" / "step-2.bin").open("r+b") as arrays:
+        arrays.seek(20)
+        arrays.write(b"\x00\x01")
+    shown = ajet("audit", str(spoiled), cwd=project)
+    assert shown.returncode == 1 and "changed  episodes/step-2.bin: the arrays of episode" in shown.stdout
+
+
+def test_what_gc_removed_is_not_held_and_not_wrong(copy):
+    assert collect(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
+    report = proven(copy, ids_only=True)
+    assert report.ok and report.unheld_steps == {REMOVED: 1} and report.held_steps == 1, report.wrong_steps
+    assert audit_whole(copy).ok
 
 
 def test_a_run_is_proven_with_the_weights_of_every_version(run):
@@ -123,7 +165,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     from loguru import logger
 
     from ajet.backbone.local import LocalBackbone
-    from ajet.run.parts import renderer_of
+    from ajet.rollout.wiring import renderer_of
     from ajet.run.step_proof import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])

@@ -76,7 +76,9 @@ def fields(row: dict[str, Any], before: str = "") -> Iterator[tuple[str, dict[st
         name = f"{before}{key}"
         if isinstance(value, dict) and value and key not in ("metadata", "metrics", "untrained", "extra"):
             yield from fields(value, f"{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], dict) and key in ("calls", "timelines"):
+        elif isinstance(value, list) and value and isinstance(value[0], dict) and key in (
+            "calls", "timelines", "tool_uses",
+        ):  # fmt: skip
             yield from fields(value[0], f"{name}.")
         elif key not in ("schema", "blob", "arrays", "run_id") and not name.startswith(("blob.", "arrays.")):
             yield name, row, key
@@ -85,7 +87,8 @@ def fields(row: dict[str, Any], before: str = "") -> Iterator[tuple[str, dict[st
 def test_each_field_of_an_episode_is_held_or_outside(run: Path) -> None:
     path = run / "episodes" / "step-1.jsonl"
     lines = path.read_text().splitlines()
-    at = max(range(len(lines)), key=lambda index: len(json.loads(lines[index])["calls"]))
+    sizes = [(len(row.get("tool_uses", [])), len(row["calls"])) for row in map(json.loads, lines)]
+    at = sizes.index(max(sizes))
     row = json.loads(lines[at])
     names = [name for name, _, _ in fields(row)]
     missed = []
@@ -98,6 +101,7 @@ def test_each_field_of_an_episode_is_held_or_outside(run: Path) -> None:
             missed.append(name)
     assert [name for name in missed if name.rpartition(".")[2] not in OUTSIDE or name == "task.metadata"] == []
     assert len(OUTSIDE) <= 10 and len(names) > 40
+    assert {"tool_uses.name", "tool_uses.result", "tool_uses.digest", "tool_uses.chain"} <= {*names} - {*missed}
 
 
 @pytest.mark.parametrize("array", ["suffix_ids", "response_ids", "logprobs"])

@@ -10,6 +10,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.logs import main_log
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.task import Task
 
@@ -33,7 +34,7 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (run / "given.yaml").write_text(f"ajet: {{seed: 7}}\nmine: {{db_password: {IN_YAML}, note: '{BY_SHAPE}'}}\n")
     resolved = f"ajet: {{seed: 7, rollout: {{num_repeat: 3}}}}\nmine: {{db_password: {IN_YAML}}}\n"
     (run / "resolved.yaml").write_text(resolved)
-    (run / "logs" / "ajet.log").write_text("an old line\n" * 40_000 + f"the end: {secrets}\n")
+    main_log(run).write_text("an old line\n" * 40_000 + f"the end: {secrets}\n")
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "note": secrets}) + "\n" for n in range(50)))
     failure = Failure("agent", "ValueError", secrets, traceback=f"at {secrets}")
     EpisodeFiles(run / "episodes").write(3, "train", [

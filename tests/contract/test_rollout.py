@@ -18,7 +18,7 @@ from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import AnswerJudge, stage, tasks
+from tests.rollout_fixtures import AnswerJudge, HoldsNothing, stage, tasks
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def test_a_boundary_error_names_its_own_side() -> None:
 # judges
 
 
-class FailingJudge:
+class FailingJudge(HoldsNothing):
     """Fails as told."""
 
     def __init__(self, problem: Exception, times: int) -> None:
@@ -217,7 +217,7 @@ def test_a_judge_may_ask_to_be_asked_again() -> None:
 
 
 def test_a_judge_that_hangs_is_timed_out() -> None:
-    class Hangs:
+    class Hangs(HoldsNothing):
         async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
             await asyncio.Event().wait()
             return Verdict(1.0)

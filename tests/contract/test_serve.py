@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet.algorithm import discarded
 from ajet.record import EpisodeFiles
-from ajet.run.accounting import check_tokens, discarded
+from ajet.run.accounting import check_tokens
 from ajet.run.serve import Batch
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
+from ajet.schema.task import WorkflowOutput
+from ajet.schema.tool_use import digest_of
 from ajet.store import RunStore
 from tests import record_fixtures
 from tests.served_fixtures import Counter, counter
@@ -47,14 +51,42 @@ def test_an_episode_from_its_opening_to_its_record():
         said = served.ask(opened, "What is 1 + 2?").json()
         assert said["choices"][0]["message"]["content"] == "yes"
         assert served.client.get(f"/episodes/{opened['episode']}").json()["status"] == "open"
-        ended = served.finish(opened, reward=0.5, success=True, metadata={"note": "n"}, metrics={"turns": 1}).json()
+        use = {"name": "look", "arguments": {"at": 1}, "result": "seen", "started": 1.0, "ended": 2.5, "call_id": "c"}
+        told = {"metadata": {"note": "n"}, "metrics": {"turns": 1}, "tool_uses": [use]}
+        assert served.finish(opened, reward=0.5, tool_uses=[{"name": "look"}]).status_code == 400
+        ended = served.finish(opened, reward=0.5, success=True, **told).json()
         assert (ended["status"], ended["reward"], ended["success"], ended["calls"]) == ("completed", 0.5, True, 1)
         episode = take(served)
         assert episode.uuid == opened["episode"] and episode.task.main_query == "What is 1 + 2?"
         assert episode.verdict == Verdict(0.5, True) and episode.metadata == {"note": "n"}
         assert episode.metrics == {"turns": 1.0} and len(episode.timelines) == 1
+        assert [(each.name, each.digest, each.ended) for each in episode.tool_uses] == [
+            ("look", digest_of("seen"), 2.5)
+        ]
         assert episode.timelines[0].sampled == episode.sampled_tokens == said["usage"]["completion_tokens"]
         assert served.client.get(f"/episodes/{opened['episode']}").json() == ended
+
+
+def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see(monkeypatch):
+    monkeypatch.setattr("ajet.rollout.breaker.FIRST_PAUSE", 60.0)
+    with counter(breaker={"share": 0.0, "window": 1}) as served:
+        opened = served.open(task="x")
+        assert served.ask(opened).status_code == 200
+        lost = served.finish(opened, error="no world", boundary="environment").json()
+        assert (lost["status"], lost["boundary"]) == ("failed", "environment")
+        refused = served.client.post("/episodes", json={"task": "x"})
+        assert error(refused) == (503, "outage") and "the environment (1)" in refused.json()["error"]["message"]
+        served.desk._breaker._next_probe = 0.0
+        assert served.client.post("/episodes", json={}).status_code == 400  # no probe: it never began
+        with pytest.MonkeyPatch.context() as patch:  # nor is one whose end could not be judged
+            patch.setattr(served.desk._endings, "judge", None)
+            opened = served.open(task="x")
+            with pytest.raises(TypeError):
+                asyncio.run(served.desk.finish(opened["episode"], WorkflowOutput(reward=1.0)))
+        probe = served.open(task="x")
+        assert served.client.post("/episodes", json={"task": "x"}).status_code == 503
+        assert served.ask(probe).status_code == 200 and served.finish(probe, reward=1.0).status_code == 200
+        assert served.play(task="x")["status"] == "completed"
 
 
 def test_a_key_dies_with_its_episode_and_a_path_may_stand_for_it():

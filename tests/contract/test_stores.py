@@ -15,7 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.store import Kept, Lease, LeaseLost, RunStore, SqliteStore, Store, sqlite_store, todays_state
+from ajet.schema.errors import UserError
+from ajet.store import Kept, Lease, LeaseLost, RunStore, SqliteStore, Store, open_shared, sqlite_store, todays_state
+from ajet.store.mongo import MongoStore
+from ajet.store.mongo.schema import RECORD, TASK
 from tests.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
@@ -27,16 +30,15 @@ class Opener:
 
     kind: str
     folder: Path
-    hours: Callable[[float], None]
-    """Lets the clock go on."""
+    address: str = ""
+    """Of a store in MongoDB."""
 
     def __call__(self, at: State = None) -> Store:
         at = json.loads(json.dumps(at))
         self.folder.mkdir(exist_ok=True)
         if self.kind == "run folder":
             return RunStore(self.folder / "pending", ledger="own", at=at)
-        self.hours(2)
-        return SqliteStore(self.folder / "store.sqlite", at=at, rolls=True)
+        return open_shared(self.address or f"sqlite:{self.folder}/store.sqlite", at=at, rolls=True)
 
 
 @pytest.fixture
@@ -50,9 +52,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return hours
 
 
-@pytest.fixture(params=["run folder", "sqlite"])
-def opener(request: pytest.FixtureRequest, tmp_path: Path, clock: Callable[[float], None]) -> Opener:
-    return Opener(request.param, tmp_path, clock)
+KINDS = ["run folder", "sqlite", "mongodb"]
+
+
+@pytest.fixture(params=KINDS)
+def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
+    return Opener(request.param, tmp_path, address_of(request.param, request))
+
+
+def address_of(kind: str, request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue("mongod").empty() if kind == "mongodb" else ""
 
 
 def orders(leases: list[Lease]) -> list[int]:
@@ -101,50 +110,51 @@ def test_positions_come_in_order_and_begun_ones_first(opener: Opener) -> None:
     assert again.begun() == [1, 3, 4] and orders(again.lease(5)) == [1, 3, 4, 5, 6]
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    moves=st.lists(
-        st.tuples(st.sampled_from(["use", "discard", "back", "leave", "commit", "crash"]), st.integers(1, 5)),
-        max_size=25,
-    )
+MOVES = st.lists(
+    st.tuples(st.sampled_from(["use", "discard", "back", "leave", "commit", "crash"]), st.integers(1, 5)), max_size=25
 )
-@pytest.mark.parametrize("kind", ["run folder", "sqlite"])
+EXAMPLES = {"run folder": 40, "sqlite": 20, "mongodb": 5}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_position_is_lost_or_used_twice_over_interruptions(
-    kind: str, moves: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+    kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    now = [1_000_000.0]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_store.time, "time", lambda: now[0])
+    @settings(max_examples=EXAMPLES[kind], deadline=None)
+    @given(moves=MOVES)
+    def play(moves: list[tuple[str, int]]) -> None:
+        interrupted(Opener(kind, tmp_path_factory.mktemp("store"), address_of(kind, request)), moves)
 
-        def hours(count: float) -> None:
-            now[0] += 3600 * count
+    play()
 
-        opener = Opener(kind, tmp_path_factory.mktemp("store"), hours)
-        store, saved = opener(), None
-        over: list[int] = []
-        committed: list[int] = []
-        held: set[int] = set()
-        for move, amount in moves:
-            if move == "commit":
-                saved, committed = store.commit(), list(over)
-            elif move == "crash":
-                store, over, held = opener(saved), list(committed), set()
+
+def interrupted(opener: Opener, moves: list[tuple[str, int]]) -> None:
+    """Each position is somewhere, once, after these moves."""
+    store, saved = opener(), None
+    over: list[int] = []
+    committed: list[int] = []
+    held: set[int] = set()
+    for move, amount in moves:
+        if move == "commit":
+            saved, committed = store.commit(), list(over)
+        elif move == "crash":
+            store, over, held = opener(saved), list(committed), set()
+        else:
+            leases = store.lease(amount)
+            assert not set(orders(leases)) & ({*over} | held)
+            if move == "use":
+                store.use(orders(leases), step=1)
+            elif move == "discard":
+                store.discard(orders(leases), step=1, reason="stale")
+            elif move == "back":
+                store.give_back(leases)
             else:
-                leases = store.lease(amount)
-                assert not set(orders(leases)) & ({*over} | held)
-                if move == "use":
-                    store.use(orders(leases), step=1)
-                elif move == "discard":
-                    store.discard(orders(leases), step=1, reason="stale")
-                elif move == "back":
-                    store.give_back(leases)
-                else:
-                    held |= set(orders(leases))
-                over += orders(leases) if move in ("use", "discard") else []
-        store.use(held, step=2)
-        over += held
-        rest = orders(store.lease(60))
-        assert Counter(over + rest) == Counter(range(len(over) + len(rest))), "each is somewhere, once"
+                held |= set(orders(leases))
+            over += orders(leases) if move in ("use", "discard") else []
+    store.use(held, step=2)
+    over += held
+    rest = orders(store.lease(len(store.begun()) + 3))
+    assert Counter(over + rest) == Counter(range(len(over) + len(rest)))
 
 
 def test_what_was_put_is_there_once_whoever_is_killed(opener: Opener) -> None:
@@ -239,6 +249,9 @@ def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None
         assert sorted(path.name for path in (opener.folder / "pending").iterdir()) == [
             "step-1.bin", "step-1.closed", "step-1.jsonl"
         ]  # fmt: skip
+    elif isinstance(store, MongoStore):
+        assert [each["_id"] for each in store._find(RECORD, {})] == ["b"]
+        assert [each["_id"] for each in store._find(TASK, {})] == [1]
     else:
         assert isinstance(store, SqliteStore)
         assert store._base.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
@@ -305,7 +318,7 @@ def test_ends_beyond_what_the_checkpoint_knows_take_their_positions(opener: Open
 
 
 def test_a_checkpoint_of_another_store_hides_nothing(opener: Opener, tmp_path: Path) -> None:
-    other = replace(opener, folder=tmp_path / "other")
+    other = replace(opener, folder=tmp_path / "other", address=opener.address and f"{opener.address}_other")
     foreign = other()
     if isinstance(foreign, RunStore):
         foreign = RunStore(other.folder / "pending", ledger="another")
@@ -313,8 +326,8 @@ def test_a_checkpoint_of_another_store_hides_nothing(opener: Opener, tmp_path: P
     foreign.use([0], step=1)
     state = foreign.commit()
     store = opener()
-    if isinstance(store, SqliteStore):
-        with pytest.raises(ValueError, match="another store"):
+    if not isinstance(store, RunStore):
+        with pytest.raises(UserError, match="another store"):
             opener(state)
         return
     (lease,) = RunStore(opener.folder / "pending", ledger="own", at=state).lease(1)

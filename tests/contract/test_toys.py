@@ -7,19 +7,23 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from ajet.backbone.descriptors import SHIPPED
+from ajet.backbone.runner import Runner
+from ajet.backbone.verl.tickets import open_verl_store
 from ajet.cli import launcher
 from ajet.config import load_experiment
+from ajet.config.catalogue import Kind, Part
+from ajet.config.handed import hand_down
 from ajet.config.references import load_code, resolve_reference
-from ajet.config.schema.choices import ISOLATIONS, STORES, TRACKERS
+from ajet.descriptors import BACKBONES, CATALOGUE, READERS
 from ajet.record import RunDirectory
-from ajet.run.runner import Runner
-from ajet.run.verl.tickets import open_verl_store
+from ajet.run.runner import runner_of
+from ajet.schema.commands import program
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from tests.ajet_command import metric_rows
@@ -28,13 +32,6 @@ from tests.verl_fixtures import without_verl
 ROOT = Path(__file__).parents[2]
 TOYS = ROOT / "tests" / "toys"
 AGENT = """
-from ajet import Task
-
-class Tasks:
-    def __init__(self, config): pass
-    def tasks(self, split):
-        return [Task(task_id=str(number), main_query=f"What is {number} + 2?") for number in range(3)]
-
 async def agent(task, tuner):
     client = tuner.as_raw_openai_sdk_client()
     asked = [{"role": "user", "content": task.main_query}]
@@ -44,7 +41,7 @@ async def agent(task, tuner):
 YAML = f"""
 ajet:
   model: {{path: "embedded:tiny-tools", dtype: float32}}
-  task_reader: {{type: agent.py->Tasks}}
+  task_reader: {{type: {TOYS}/reader/reader.py->ToyReader}}
   data: {{train_batch_size: 1, max_prompt_length: 96, max_response_length: 32}}
   rollout:
     user_workflow: agent.py->agent
@@ -65,6 +62,7 @@ ajet:
       - {TOYS}/tracker/tracker.py->ToyTrackerThatFails
     algorithm: {{adv_estimator: {TOYS}/algorithm/algorithm.py->ToyAlgorithm}}
 toy: {{clip_high: 0.3}}
+toy_sums: {{count: 3}}
 """
 Command = Callable[..., tuple[int, str]]
 
@@ -106,6 +104,9 @@ def test_every_command_works_with_parts_that_others_wrote(run: Command, tmp_path
     assert sections["experiment"][0]["state"] == "ok"
     code, said = run(*CONF, "--dry-run")
     assert code == 0 and "1 task × 2 episodes" in said, "its layer"
+    code, said = run("plan", *CONF)
+    assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
+    assert f"Nothing was started. Start it: {program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 
@@ -149,10 +150,12 @@ def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("rollout.isolation", "agent.py->Tasks", "has no opened, start, stands, stop, close"),
+        ("rollout.isolation", f"{TOYS}/reader/reader.py->ToyReader", "has no opened, start, stands, stop, close"),
         ("store.type", "agent.py->agent", "is a function"),
         ("rollout.isolation", "threads", "did you mean thread?"),
-        ("store.type", "sqlite", "one of run_directory"),
+        ("store.type", "mysql", "one of run_directory"),
+        ("task_reader.type", "agent.py->agent", "is no task reader"),
+        ("task_reader.type", "random_dumy", "did you mean random_dummy?"),
         ("trainer_common.logger", "tensorbord", "did you mean tensorboard?"),
     ],
 )
@@ -162,10 +165,10 @@ def test_what_is_no_such_part_is_one_error(run: Command, key: str, value: str, s
     assert code == 2 and said in " ".join(told.split()) and "Traceback" not in told, told
 
 
-@pytest.mark.parametrize("name", sorted(SHIPPED))
+@pytest.mark.parametrize("name", sorted(BACKBONES))
 def test_each_descriptor_is_its_code(name: str) -> None:
-    backbone = SHIPPED[name]
-    assert backbone.name == name and issubclass(load_code(backbone.runner), Runner)
+    backbone = BACKBONES[name]
+    assert backbone.name == name and isinstance(runner_of(backbone), Runner)
     if backbone.opens is not None:
         assert load_code(backbone.opens).trains is ("trains" in backbone.can)
     if backbone.scorer is not None:
@@ -177,10 +180,32 @@ def test_each_descriptor_is_its_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [each for table in (TRACKERS, ISOLATIONS, STORES) for each in table.values() if each.code]
+    ("kind", "part"),
+    [(kind, each) for kind in get_args(Kind) for each in CATALOGUE.of(kind).values() if not each.later and each.code],
 )
-def test_each_line_of_the_tables_is_its_class(part) -> None:
-    assert isinstance(load_code(part.code), type)
+def test_each_line_of_the_tables_is_its_class(kind, part) -> None:
+    found = load_code(part.code)
+    assert isinstance(found, type) or (kind == "scorer" and callable(found))
+
+
+def test_the_configuration_knows_what_it_is_handed(run: Command) -> None:
+    """And of what comes with ajet, no name of code, and of backbones and kinds of parts no line of a table."""
+    try:
+        hand_down(lambda: replace(CATALOGUE, trackers={"abacus": Part()}, readers={**READERS, "oracle": Part()}))
+        code, said = run("config", "validate", *CONF, "trainer_common.logger=abacus", "task_reader.type=oracle")
+        assert code == 0, said
+        code, said = run("config", "validate", *CONF, "trainer_common.logger=console")
+        assert code == 2 and "one of abacus, or a reference such as tracker.py->MyTracker" in " ".join(said.split())
+    finally:
+        hand_down(lambda: CATALOGUE)
+    above = re.compile(r"""["']ajet\.[\w.]+(->|:)""")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in (ROOT / "ajet" / "config").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if above.search(line)
+    ]
+    assert found == []
 
 
 def test_a_store_of_ones_own_is_what_a_run_of_verl_opens(run: Command, tmp_path: Path) -> None:
@@ -219,7 +244,7 @@ finally:
 """
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "x.yaml").write_text(
-        "ajet:\n  model: {path: 'embedded:tiny-tools'}\n  task_reader: {type: agent.py->Tasks}\n"
+        "ajet:\n  model: {path: 'embedded:tiny-tools'}\n  task_reader: {type: random_dummy}\n"
         "  rollout: {user_workflow: agent.py->agent, max_model_len: 512, max_response_length_in_one_turn: 64}\n"
         "  data: {max_prompt_length: 256, max_response_length: 128}\n  trainer_common: {device: cuda}\n"
     )

@@ -132,7 +132,7 @@ class KnowsNothingAlone(KnowsNothing):
 def test_in_a_process_even_a_call_from_elsewhere_is_captured_and_the_worker_is_used_again():
     with stage(KnowsNothingAlone, isolation="process", max_env_worker=1, num_repeat=2) as made:
         (group,) = made.play(1)
-        assert len(made.rollout._isolation._idle) == 1
+        assert len(made.rollout._attempts.isolation._idle) == 1
     captured(group.episodes, "lost")
     assert [episode.metadata["errors"] for episode in group.episodes] == [[], []]
 
@@ -176,6 +176,39 @@ def test_hints_are_noted_once_and_recorded(path):
     logger.remove(number)
     assert len([line for line in said if "reasoning_effort" in line and "changes nothing" in line]) == 1
     assert [call.extra["ignored"]["reasoning_effort"] for call in calls] == ["low", "low"]
+
+
+NOTHING = {
+    "/chat/completions": {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+                          "safety_identifier": "s", "prompt_cache_key": "k"},
+    "/completions": {"user": "u"},
+    "/responses": {"user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s",
+                   "prompt_cache_key": "k", "max_tool_calls": 3},
+    "/messages": {"metadata": {"user_id": "u"}, "service_tier": "auto"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NOTHING)
+def test_what_asks_nothing_of_the_reply_is_said_once_and_recorded_and_values_without_effect_pass(path):
+    said: list[str] = []
+    number = logger.add(said.append, level="INFO", format="{message}")
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    prompt = {"/responses": {"input": "hi"}, "/completions": {"prompt": "hi"}}.get(path, prompt)
+    without: dict[str, Any] = {} if path == "/messages" else {"presence_penalty": 0, "frequency_penalty": 0.0}
+    if "completions" in path:
+        without |= {"logit_bias": {"5": 0}, "repetition_penalty": 1.0, "min_p": 0}
+    with scene("one", "two") as played:
+        at = played.tuner.as_oai_baseurl_apikey()
+        for _ in range(2):
+            headers = {"authorization": f"Bearer {at.api_key}"}
+            body = {"model": "m", **prompt, **NOTHING[path], **without}
+            answer = httpx.post(at.base_url + path, json=body, headers=headers)
+            assert answer.status_code == 200, answer.text
+        calls = played.session.close().calls
+    logger.remove(number)
+    told = [line for line in said if "changes nothing" in line]
+    assert len(told) == 1 and all(name in told[0] for name in NOTHING[path])
+    assert [call.extra["ignored"] for call in calls] == [NOTHING[path]] * 2
 
 
 @pytest.mark.parametrize("field", ["frequency_penalty", "presence_penalty", "logit_bias"])

@@ -11,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ PLAIN = {
     f"{TC}.optim.lr": 0.01,
     f"{TC}.optim.eps": 0.001,  # without it the first updates would show the gradient's sign alone
     f"{TC}.micro_batch_tokens": 4096,
+    f"{TC}.algorithm.mismatch_alarm": None,  # the engine's logprobs are made up
 }
 KL = {f"{TC}.use_kl_loss": True, f"{TC}.kl_loss_coef": 0.5}
 CAP = {f"{TC}.algorithm.is_cap": 1.5}
@@ -64,7 +66,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
         f"{TC}.optim.min_lr_ratio": 0.2,
         f"{TC}.total_training_steps": 3,
     },
-    "small micro batches": SMALL | KL | CAP,
+    "small micro batches, a tightened cap": SMALL | KL | CAP | {f"{TC}.algorithm.mismatch_alarm": 3.0},
+    "a loss and weights of whole replies, bounds that narrow with age": SMALL
+    | TWO
+    | {
+        f"{TC}.algorithm.policy_loss": "gspo",
+        f"{TC}.algorithm.clip_low": 0.001,
+        f"{TC}.algorithm.clip_high": 0.001,
+        f"{TC}.algorithm.is_mode": "geometric_truncate",
+        f"{TC}.algorithm.is_cap": 1e4,
+        f"{TC}.algorithm.importance_weight_cap_ratio": 1.5,
+        f"{TC}.algorithm.out_of_date_decay": 0.3,
+    },
     "small micro batches, two mini batches": SMALL | TWO | {f"{TC}.algorithm.clip_dual": 3.0},
 }
 """Each choice stands in one of them, most with others: a scenario costs three seconds."""
@@ -178,8 +191,8 @@ def two_ranks(updated):
     return updated[2]
 
 
-def local(ajet: dict[str, Any]) -> dict[str, Any]:
-    """The same by the local backbone."""
+def local(ajet: dict[str, Any], gaps: Sequence[float | None] = (None, None)) -> dict[str, Any]:
+    """The same by the local backbone. `gaps`: between engine and trainer, as the run measured them at each step."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -207,7 +220,8 @@ def local(ajet: dict[str, Any]) -> dict[str, Any]:
             step=number,
             reference=lambda samples: (trainer.logprobs(samples), trainer.logprobs(samples, reference=True)),
         )
-        metrics.append({**batch.metrics, **trainer.update(batch)})
+        alarm: Any = config.trainer_common.algorithm.mismatch_alarm
+        metrics.append({**batch.metrics, **trainer.update(batch, gap=gaps[number - 1], alarm=alarm)})
     return {"gradients": found, "metrics": metrics, "weights": named(weights.master(0, weights.size))}
 
 
@@ -224,7 +238,9 @@ def assert_alike(verls: dict[str, Any], ours: dict[str, Any]) -> None:
     names = ("loss", "grad_norm", "kl", "clip_fraction", "is_capped_fraction", "mismatch_kl", "logprob_gap_max")
     names += ("steps_skipped", "credit/samples", "credit/left_out_groups", "credit/advantage_abs_mean")
     for have, want in zip(verls["metrics"], ours["metrics"], strict=True):
-        names += tuple(name for name in want if name.startswith("stale_"))  # what the first step's weights sampled
+        names += tuple(
+            name for name in want if name.startswith(("stale_", "is_tightened_"))
+        )  # what the first step's weights sampled
         assert {name: have[name] for name in names} == pytest.approx(
             {name: want[name] for name in names}, rel=2e-3, abs=2e-5
         )
@@ -232,7 +248,8 @@ def assert_alike(verls: dict[str, Any], ours: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_gradient_is_the_local_backbones(one_rank, name):
-    assert_alike(one_rank[name], local(SETTINGS[name]))
+    gaps = [row.get("canary_gap") for row in one_rank[name]["metrics"]]
+    assert_alike(one_rank[name], local(SETTINGS[name], gaps))
 
 
 def test_the_rows_of_an_episode_do_not_show(one_rank):

@@ -7,6 +7,8 @@ what runs in verl's agent-loop processes.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.run.parts import Parts, assemble
 from ajet.schema.episode import Episode, Group
 from tests.ajet_command import ajet
+from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
 
 pytestmark = [pytest.mark.slow, without_verl]
@@ -62,9 +65,9 @@ def parts(tmp_path_factory):
 
 def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
     """Ticket k is for task k."""
-    from ajet.backbone.verl.engine import ServerEngine
+    from ajet.backbone.verl.agent.engine import ServerEngine
+    from ajet.backbone.verl.agent.host import Host
     from ajet.backbone.verl.mailbox import Closed, Grant
-    from ajet.run.verl.host import Host
 
     tokenizer = parts.backbone.tokenizer
     client = Servers(parts.backbone.engine, experiment.ajet.seed)
@@ -122,14 +125,52 @@ def test_the_episodes_are_those_of_the_local_backbone(parts):
     assert sum(len(episode.calls) > 1 for group in verl for episode in group.episodes) > 0, "some used the tool"
 
 
+RANKED = """
+from workflow import PriceAgent
+
+class Open(PriceAgent):
+    async def execute(self, workflow_task, tuner):
+        return (await super().execute(workflow_task, tuner)).model_copy(update={"reward": None})
+"""
+
+
+def test_attempts_are_ranked_in_a_process_of_verls(parts):
+    """By place: the judge says nothing, and the first that it is shown is the best."""
+    folder = parts.experiment.yaml_path.parent
+    (folder / "ranked.py").write_text(RANKED)
+
+    def by_place(asked: dict[str, Any]) -> str:
+        labels = re.findall(r"Attempt (\w+):", asked["messages"][1]["content"])
+        return json.dumps({"reason": "", "tiers": [[label] for label in labels], "undecided": []})
+
+    with judge_server(by_place) as server:
+        settings = [f"task_judge.judges=[{{model: m, base_url: '{server.url}'}}]", f"rollout.num_repeat={REPEATS}",
+                    "rollout.user_workflow=ranked.py->Open", "task_judge.model_judge.cache=false"]  # fmt: skip
+        chosen = load_experiment(
+            parts.experiment.yaml_path, backbone="local", overrides=settings, exp_dir=parts.experiment.root
+        )
+        made = host(parts, chosen, posted := [])
+
+        async def play() -> None:
+            asked = [made.group("u", 0, None, step=1, sessions=REPEATS) for _ in range(REPEATS)]
+            await asyncio.gather(*asked)
+
+        asyncio.run(play())
+        made.close()
+        assert len(server.seen) == 1
+    (group,) = posted
+    assert sorted(episode.reward for episode in group.episodes) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert all(episode.timelines for episode in group.episodes)
+
+
 def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_without(parts, monkeypatch):
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop.agent_loop import DictConfigWrap
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
+    from ajet.backbone.verl.agent import host as host_module
+    from ajet.backbone.verl.agent import loop as agent_loop
     from ajet.backbone.verl.rows import FIELDS
-    from ajet.run.verl import agent_loop
-    from ajet.run.verl import host as host_module
 
     made = host(parts, parts.experiment, [])
     monkeypatch.setattr(host_module, "_host", made)
@@ -166,7 +207,7 @@ def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_
         return await inner(self, workflow_task, tuner)
 
     inner, broken = parts.workflow.execute, {1}
-    monkeypatch.setattr(made._rollout._workflow_class, "execute", fails)
+    monkeypatch.setattr(made._rollout._attempts._workflow_class, "execute", fails)
     some = asyncio.run(group("c"))
     assert some[1] == [] and all(some[session] for session in (0, 2, 3)), "the others are trained"
     broken |= set(range(REPEATS))

@@ -52,7 +52,7 @@ def hooked(mode: str, **attributes: Any) -> Any:
     """Our trainer of a mode as it is after `init`, but for what verl puts there."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl import trainers  # noqa: F401 - registers ours
+    from ajet.backbone.verl.trainer import trainers  # noqa: F401 - registers ours
 
     config = deepcopy(composed(mode))
     trainer: Any = object.__new__(get_trainer_cls(config.trainer.v1.trainer_mode))
@@ -88,8 +88,8 @@ def private(ours: Any, base: Any) -> list[str]:
 
 
 def test_what_we_replace_is_verls_and_has_its_parameters(base):
-    from ajet.backbone.verl.hooks import CreditHooks
-    from ajet.backbone.verl.reporting import Reporting
+    from ajet.backbone.verl.trainer.hooks import CreditHooks
+    from ajet.backbone.verl.trainer.reporting import Reporting
 
     hooks = private(CreditHooks, base)
     assert hooks == [
@@ -129,9 +129,9 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl import trainers
     from ajet.backbone.verl.config.refusals import MODES
-    from ajet.backbone.verl.hooks import CreditHooks
+    from ajet.backbone.verl.trainer import trainers
+    from ajet.backbone.verl.trainer.hooks import CreditHooks
 
     for name in MODES:
         ours = get_trainer_cls(name)
@@ -146,7 +146,7 @@ def test_verl_meets_its_own_name_of_the_mode(base, monkeypatch, mode):
     """By which it chooses its replay buffer and reads the mode's section."""
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl import reporting, trainers  # noqa: F401 - registers ours
+    from ajet.backbone.verl.trainer import reporting, trainers  # noqa: F401 - registers ours
 
     def stop(self: Any, config: Any) -> None:
         assert config.trainer.v1.trainer_mode == mode
@@ -168,8 +168,8 @@ def test_workers_of_ours_are_those_of_the_mode(base, monkeypatch, mode, schedule
     from verl.experimental.separation.engine_workers import DetachActorWorker
     from verl.trainer.ppo.utils import Role
 
-    from ajet.backbone.verl.hooks import LR_SCHEDULE
-    from ajet.backbone.verl.workers import LinearTraining
+    from ajet.backbone.verl.trainer.hooks import LR_SCHEDULE
+    from ajet.backbone.verl.trainer.workers import LinearTraining
 
     trainer = hooked(mode, processor=object() if sees else None)
     trainer.config.trainer[LR_SCHEDULE] = schedule
@@ -202,7 +202,7 @@ def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
 
     from transfer_queue import KVBatchMeta
 
-    from ajet.backbone.verl.losses import ON_POLICY
+    from ajet.backbone.verl.trainer.losses import ON_POLICY
 
     sent: list[dict[str, Any]] = []
 
@@ -221,7 +221,7 @@ def test_a_batch_is_one_of_several_until_the_next_hand_over(between, steps):
 @pytest.mark.parametrize(("mode", "at_least"), [("sync", 0), ("colocate_async", 0), ("separate_async", 4)])
 def test_the_canary_takes_tokens_of_the_weights_that_the_trainer_has(monkeypatch, mode, at_least):
     """Apart, it has trained on since the last hand-over; in turns, the newest tokens are of its own weights."""
-    from ajet.backbone.verl import hooks
+    from ajet.backbone.verl.trainer import hooks
 
     asked: list[int] = []
     monkeypatch.setattr(hooks, "canary_gap", lambda *_, at_least: asked.append(at_least))
@@ -239,7 +239,7 @@ def test_the_mode_decides_what_we_think_it_does(base):
 def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
     """But for `async_save`, which we refuse; and there is no other callback than the one that the config names."""
     from ajet.backbone.verl.config import checkpoints
-    from ajet.run.verl.runner import SavedCallback
+    from ajet.backbone.verl.trainer.process import SavedCallback
 
     source = inspect.getsource(base._save_checkpoint)
     saved = source.index("self.actor_rollout_wg.save_checkpoint(")
@@ -252,7 +252,7 @@ def test_a_checkpoint_is_complete_when_its_callback_is_called(base):
 def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
-    from ajet.run.verl.tickets import Tickets
+    from ajet.backbone.verl.tickets import Tickets
     from ajet.schema.episode import Group
     from ajet.schema.task import Task
     from ajet.store import RunStore
@@ -278,7 +278,7 @@ def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
 
 def test_a_checkpoint_without_rows_is_gone_on_from(base):
     """verl begins to count them anew, and has none that were played."""
-    from ajet.run.verl.tickets import QUEUE, ROWS
+    from ajet.backbone.verl.tickets import QUEUE, ROWS
 
     saves, loads = inspect.getsource(base._save_checkpoint), inspect.getsource(base._load_checkpoint)
     for name in (ROWS, QUEUE):
@@ -305,7 +305,7 @@ def test_the_actors_schedule_is_made_where_we_replace_it(base):
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    from ajet.backbone.verl.workers import LinearActor, LinearDetachedActor
+    from ajet.backbone.verl.trainer.workers import LinearActor, LinearDetachedActor
 
     assert "self._build_lr_scheduler(optimizer)" in inspect.getsource(FSDPEngine._build_model_optimizer)
     assert "self.engine.initialize()" in inspect.getsource(TrainingWorker.reset)
@@ -322,7 +322,7 @@ def test_a_group_of_our_workers_passes_a_step():
     from verl.single_controller.ray.base import _bind_workers_method_to_parent
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-    from ajet.backbone.verl.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
+    from ajet.backbone.verl.trainer.workers import Actor, DetachedActor, LinearActor, LinearDetachedActor
 
     assert "self.lr_scheduler.step()" in inspect.getsource(FSDPEngine.lr_scheduler_step)
     for ours in (Actor, DetachedActor, LinearActor, LinearDetachedActor):

@@ -58,7 +58,7 @@ def played(renderer: Renderer, turns: list[dict]) -> Episode:
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
 def test_a_server_gets_pictures_and_ids_as_it_wants_them(server):
-    from ajet.backbone.verl.engine import ServerEngine
+    from ajet.backbone.verl.agent.engine import ServerEngine
 
     asked = []
 
@@ -89,7 +89,7 @@ def test_positions_of_rows_of_one_length_are_those_of_the_tokens():
     import torch
     from tensordict import TensorDict
 
-    from ajet.backbone.verl.workers import mended
+    from ajet.backbone.verl.trainer.workers import mended
 
     for lengths in ([6, 6, 6], [5, 6, 9], [16, 16, 16, 16]):
         rows = [torch.arange(4 * length).reshape(4, length) + 100 * at for at, length in enumerate(lengths)]

@@ -20,6 +20,7 @@ from ajet.record.viewer.image_text import text_of
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
+from tests.record_fixtures import episode
 from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, long_episode, played, with_image, write_run
 
 
@@ -110,7 +111,8 @@ def test_a_condition_that_makes_no_sense_is_named(root, query):
 def test_an_episode_and_its_tokens(root):
     client = client_of(root)
     page = client.get("/api/episode/e00111/of/one").json()
-    assert page["verdict"] == {"reward": 1.0, "success": True, "reason": "counted"} and len(page["calls"]) == 4
+    assert {"reward": 1.0, "success": True, "reason": "counted"}.items() <= page["verdict"].items()
+    assert page["verdict"]["parts"] == {"exact": 1.0, "style": None} and len(page["calls"]) == 4
     assert page["calls"][2]["fork"] == "template" and page["calls"][3]["error"] == "cancelled"
     episode = played(1, 1, 1, "4 = 2 + 2")
     found = client.get("/api/tokens/e00111/of/one?line=0&start=2&stop=20").json()
@@ -277,6 +279,21 @@ def test_the_bundle_holds_every_module_once():
 
 def test_what_the_page_shows_of_an_episode_is_plain_json():
     assert json.loads(json.dumps(episode_page(played(1, 0, 0, HOSTILE))))["messages"][2]["content"] == HOSTILE
+
+
+def test_a_page_has_the_tool_uses_with_their_times():
+    uses = episode_page(episode())["tool_uses"]
+    assert [(use["name"], use["ended"] - use["started"], use["error"]) for use in uses] == [
+        ("f", 0.25, ""), ("f", 0.25, "transport"),
+    ]  # fmt: skip
+
+
+def test_a_reward_says_over_how_many(tmp_path):
+    (tmp_path / "run").mkdir()
+    row = {"step": 1, "train/reward": 0.41, "train/episodes": 256, "train/scored": 228, "train/failed": 28}
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(row | {"train/failed/environment": 28}) + "\n")
+    (found,) = Library(tmp_path).runs()
+    assert (found["reward_short"], found["reward_over"]) == ("(228/256)", "over 228 of 256; 28 environment")
 
 
 def test_filters_read_no_nonsense():

@@ -12,6 +12,7 @@ import pytest
 
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
+from ajet.record.logs import main_log
 from ajet.record.viewer.app import Views
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
@@ -103,11 +104,22 @@ def test_from_the_index_to_a_token(tab, served):
     tab.locator(".t.v3").first.wait_for()
 
 
+def test_tool_uses_are_drawn_by_their_clock(tab, served):
+    _, address = served
+    tab.goto(f"{address}#/run/first/episode/e00311")
+    tab.locator(".tool-uses").get_by_text("transport").wait_for()
+    assert tab.locator(".scorers .badge").all_text_contents() == ["f1 1", "style no score"]
+    assert tab.locator(".waterfall .bar.tool.failed title").all_text_contents() == [
+        "add: 20 ms after 420 ms, transport"
+    ]
+
+
 def test_a_click_on_a_curve_opens_the_steps_episodes(tab, served):
     _, address = served
     tab.goto(f"{address}#/run/first")
     plot = tab.locator("figure.chart .u-over").first
     plot.wait_for()
+    assert tab.locator("figure.chart").first.get_attribute("data-marks") == "3: exact → f1"
     box = plot.bounding_box()
     plot.hover(position={"x": box["width"] / 2, "y": 20})
     plot.click(position={"x": box["width"] / 2, "y": 20})
@@ -167,11 +179,10 @@ def test_curves_show_signs_colours_are_runs_and_what_is_always_0_is_folded(tab, 
     tab.goto(f"{address}#/run/first?with=second")
     chart = tab.locator("figure.chart", has_text="KL")
     chart.get_by_text("-0.0051 nats").first.wait_for()  # what is newest stands in the legend
-    room = tab.evaluate("""() => {
+    room = chart.evaluate("""(figure) => {
       const text = document.createElement("canvas").getContext("2d");
-      const plot = document.querySelectorAll(".chart .u-over");
       text.font = "12px system-ui, sans-serif";
-      return [plot[1].offsetLeft, text.measureText("-0.005 nats").width];
+      return [figure.querySelector(".u-over").offsetLeft, text.measureText("-0.005 nats").width];
     }""")
     assert room[0] > room[1], "a sign that is cut off is another number"
     markers = "figure.chart .u-series:not(:first-child) .u-marker"
@@ -189,7 +200,7 @@ def test_a_failed_run_says_why_and_held_out_tasks_are_shown_before_and_after(tab
     told = {"outcome": "failed", "problem": "All 4 episodes of step 1 failed."}
     (root / "second" / "status.json").write_text(json.dumps(status | told))
     (root / "second" / "logs").mkdir()
-    (root / "second" / "logs" / "ajet.log").write_text("earlier\nthe last words\n")
+    main_log(root / "second").write_text("earlier\nthe last words\n")
     tab.goto(f"{address}#/run/second")
     tab.get_by_text("All 4 episodes of step 1 failed.").wait_for()
     tab.get_by_text("the log's end").click()
@@ -300,8 +311,7 @@ def test_a_hundred_thousand_tokens_scroll(tab, served):
     assert tab.locator(".t").count() < 20_000, "what is far from the window is not in the page"
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_every_page_fits_its_window(browser, served, width, scheme):
     _, address = served
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -1,4 +1,5 @@
-"""Checkpoints of tiny models by verl's own FSDPCheckpointManager: a program of two processes over gloo.
+"""Checkpoints of tiny models by verl's own FSDPCheckpointManager: a program of two processes over gloo. Each has the
+tokenizer of tiny-tools, and as many rows as that has tokens.
 
     python -m tests.contract.verl_checkpoints FOLDER
 
@@ -29,19 +30,20 @@ def main(rank: int, folder: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     from tests.local_fixtures import tiny_llama, tiny_qwen3
+    from tests.vllm_fixtures import VOCABULARY as WORDS
 
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=WORLD)
     mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
-    save(shard(tiny_qwen3(seed=1), mesh, fully_shard), folder / "fsdp2")
-    whole = FullyShardedDataParallel(tiny_qwen3(seed=2), device_mesh=mesh, device_id=torch.device("cpu"))
-    save(whole, folder / "fsdp1")
-    save(shard(adapted(tiny_llama(seed=3)), mesh, fully_shard), folder / "lora")
+    save(shard(tiny_qwen3(seed=1, vocab_size=WORDS), mesh, fully_shard), folder / "fsdp2")
+    whole = tiny_qwen3(seed=2, vocab_size=WORDS)
+    save(FullyShardedDataParallel(whole, device_mesh=mesh, device_id=torch.device("cpu")), folder / "fsdp1")
+    save(shard(adapted(tiny_llama(seed=3, vocab_size=WORDS)), mesh, fully_shard), folder / "lora")
     dist.destroy_process_group()
     if rank == 0:
         dist.init_process_group("gloo", init_method=f"file://{folder / 'store1'}", rank=0, world_size=1)
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-        save(shard(tiny_llama(seed=4).bfloat16(), mesh, fully_shard), folder / "single")
+        save(shard(tiny_llama(seed=4, vocab_size=WORDS).bfloat16(), mesh, fully_shard), folder / "single")
         dist.destroy_process_group()
 
 

@@ -107,7 +107,7 @@ class Group:
 
 
 def worker_of(config: Any, role: str) -> Any:
-    from ajet.backbone.verl.workers import Actor, LinearActor
+    from ajet.backbone.verl.trainer.workers import Actor, LinearActor
 
     kind = LinearActor if config.trainer.ajet_lr_schedule == "linear" else Actor
     worker = kind(config=deepcopy(config.actor_rollout_ref), role=role)  # it changes its own
@@ -123,8 +123,8 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     from ajet.algorithm import opened
     from ajet.algorithm.token_loss import TokenLoss
     from ajet.backbone.verl.config.credit import credit_settings
-    from ajet.backbone.verl.hooks import CreditHooks
-    from ajet.backbone.verl.losses import WeightedSum
+    from ajet.backbone.verl.trainer.hooks import CreditHooks
+    from ajet.backbone.verl.trainer.losses import WeightedSum
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)
@@ -237,7 +237,7 @@ def main(folder: Path, ports: list[str]) -> int:
     import verl.trainer.ppo.v1
     import verl.workers.engine_workers  # noqa: F401
 
-    import ajet.backbone.verl.hooks  # noqa: F401
+    import ajet.backbone.verl.trainer.hooks  # noqa: F401
 
     gc.freeze()
     gc.enable()

@@ -32,7 +32,7 @@ def test_it_plays_on_debug(tmp_path):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.extra_slow
 def test_it_trains_on_local(tmp_path):
     small = ["trainer_common.total_training_steps=2", "data.train_batch_size=2", "trainer_common.test_freq=-1"]
     done = ajet("--conf", str(YAML), "--backbone", "local", "trainer_common.threads=1", *small, cwd=tmp_path)

@@ -12,6 +12,7 @@ FILES = [
     "docs/architecture.md",
     "docs/algorithms.md",
     "docs/cli.md",
+    "docs/openapi.json",
 ]
 
 

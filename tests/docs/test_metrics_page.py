@@ -22,8 +22,9 @@ WRITERS = [
     "run/step_proof.py",
     "algorithm/credit_assignment.py",
 ]
-WRITERS += ["algorithm/importance.py", "run/staleness.py", "run/outlook.py"]
+WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/staleness.py", "run/outlook.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
+WRITERS += ["run/judge_metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/ranking.py"]
 SPLITS = "train|validation|debug"
 
 

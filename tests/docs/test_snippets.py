@@ -18,11 +18,30 @@ from ajet.config import load_experiment
 from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
 
 ALL = [block for page in PAGES for block in blocks(page)]
-LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript"}
-MOST_NOT_RUN = 3
+LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript", "dockerfile"}
+MOST_NOT_RUN = 6
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
-PARSED_ONLY = {"stop", "chat", "prove", "completion", "serve", "view", "episodes", "export", "eval", "report"}
-"""Commands that need a run, go on until they are stopped, or change the shell's own files."""
+PARSED_ONLY = {
+    "stop",
+    "chat",
+    "prove",
+    "audit",
+    "gc",
+    "status",
+    "completion",
+    "serve",
+    "view",
+    "episodes",
+    "export",
+    "eval",
+    "report",
+    "env",
+    "judge",
+}
+"""Commands that need a run, go on until they are stopped, change the shell's own files, or ask a
+model elsewhere."""
+INSTALLS = {ROOT / "tutorial" / "example_verifiers" / "README.md"}
+"""Pages whose first command makes an environment of packages from an index."""
 
 
 def name(page: Path) -> str:
@@ -91,8 +110,16 @@ def test_python_runs(block, tmp_path, monkeypatch):
             found()  # a workflow class is made once per episode without arguments
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "bash" for b in blocks(page))], ids=name)
+def with_commands() -> list:
+    """Pages that hold commands; whose first command installs an environment is extra slow."""
+    pages = [page for page in PAGES if any(block.language == "bash" for block in blocks(page))]
+    return [
+        pytest.param(page, id=name(page), marks=pytest.mark.extra_slow if page in INSTALLS else pytest.mark.slow)
+        for page in pages
+    ]
+
+
+@pytest.mark.parametrize("page", with_commands())
 def test_commands(page, tmp_path, monkeypatch, gsm8k, capfd):
     project = tmp_path / "project"
     project.mkdir()
@@ -141,7 +168,13 @@ def run_ajet(arguments: list[str], where: str, gsm8k: str) -> None:
         return
     given = list(arguments)
     if given[0].startswith("-") and "--help" not in given:
-        given += ["--dry-run", OFFLINE_MODEL]
+        yaml_file = Path(given[given.index("--conf") + 1]) if "--conf" in given else None
+        if yaml_file is not None and (beside := ROOT / yaml_file).is_file() and "  services:" in beside.read_text():
+            # its services would be started, and test_tutorials plays it
+            given = ["config", "validate", "--conf", str(beside)]
+        else:
+            given += ["--dry-run"]
+        given.append(OFFLINE_MODEL)
         if "math_agent" in " ".join(given):
             given.append(f"task_reader.huggingface_dat_repo.dataset_path={gsm8k}")
     with pytest.raises(SystemExit) as ended:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def launch_configuration() -> dict:
+def launch_configuration(name: str) -> dict:
     text = re.sub(r"^\s*//.*$", "", (ROOT / ".vscode" / "launch.json").read_text(), flags=re.M)
-    return json.loads(text)["configurations"][0]
+    return next(each for each in json.loads(text)["configurations"] if each["name"] == name)
 
 
 class Editor:
@@ -61,11 +61,15 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.extra_slow
-def test_a_breakpoint_in_the_workflow_stops(tmp_path):
-    """In `make test`, tests/unit/test_workflow.py has a debugger that is attached."""
-    configuration = launch_configuration()
+@pytest.mark.parametrize("name", ["Debug the tool template", "Debug the open YAML"])
+def test_a_breakpoint_in_the_workflow_stops(tmp_path, name):
+    """Offline, with what VS Code would put for `${file}`. In `make test`, tests/unit/test_workflow.py has a debugger
+    that is attached."""
+    configuration = launch_configuration(name)
     assert configuration["type"] == "debugpy" and configuration["module"] == "ajet.cli.launcher"
-    yaml = tmp_path / configuration["args"][configuration["args"].index("--conf") + 1]
+    opened = str(tmp_path / "some" / "where" / "opened.yaml")
+    arguments = [each.replace("${file}", opened) for each in configuration["args"]]
+    yaml = tmp_path / arguments[arguments.index("--conf") + 1]
     folder = yaml.parent
     folder.parent.mkdir(parents=True)
     made = ajet("init", str(folder), "--template", "tool", cwd=tmp_path)
@@ -75,8 +79,8 @@ def test_a_breakpoint_in_the_workflow_stops(tmp_path):
     line = next(n for n, text in enumerate(workflow.read_text().splitlines(), 1) if "task = workflow_task.task" in text)
 
     process = subprocess.Popen(
-        [sys.executable, "-c", LISTEN, configuration["module"], *configuration["args"]],
-        cwd=tmp_path, env=environment(PYDEVD_DISABLE_FILE_VALIDATION="1"), stdout=subprocess.PIPE,
+        [sys.executable, "-c", LISTEN, configuration["module"], *arguments],
+        cwd=tmp_path, env=environment(PYDEVD_DISABLE_FILE_VALIDATION="1", HF_HUB_OFFLINE="1"), stdout=subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stdout is not None

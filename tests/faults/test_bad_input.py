@@ -10,6 +10,12 @@ from tests.ajet_command import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
 
+
+def slow(*values):
+    """A case that comes to the person by the same way as its neighbours."""
+    return pytest.param(*values, marks=pytest.mark.extra_slow)
+
+
 WORKFLOW = """
 import asyncio
 from ajet import Workflow, WorkflowOutput
@@ -153,8 +159,8 @@ def test_a_prompt_longer_than_the_model(project):
     [
         ("Raises", ["the agent is broken", "a breakpoint there"]),
         ("Hangs", ["timeout", "rollout.episode_timeout"]),
-        ("WrongType", ["returned a int", "let `execute` return a WorkflowOutput"]),
-        ("NeverCalls", ["no_model_call", "give the client the tuner"]),
+        slow("WrongType", ["returned a int", "let `execute` return a WorkflowOutput"]),
+        slow("NeverCalls", ["no_model_call", "give the client the tuner"]),
     ],
 )
 def test_a_broken_workflow_is_a_failed_episode(project, workflow, expected):
@@ -171,7 +177,7 @@ def test_a_workflow_that_never_calls_the_model_trains_nothing(project):
     assert "without calling the model through its tuner" in done.stdout
 
 
-@pytest.mark.parametrize("judge", ["Raises", "NaN"])
+@pytest.mark.parametrize("judge", ["Raises", slow("NaN")])
 def test_a_broken_judge_is_a_failed_episode(project, judge):
     done = launch(project, "rollout.user_workflow=workflow.py->Asks", f"task_judge.judge_protocol=judge.py->{judge}")
     assert "4 failed" in done.stdout and "hint (judge)" in done.stdout, done.stdout

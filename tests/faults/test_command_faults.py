@@ -19,7 +19,7 @@ from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
 from ajet.workflow.command.running import Order, Running
 from tests.command_agents import agent, answer, program, shell
-from tests.rollout_fixtures import stage, time_is_up
+from tests.rollout_fixtures import HoldsNothing, stage, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -196,7 +196,7 @@ def test_a_keeper_that_is_killed_is_a_failed_episode(tmp_path):
     assert "its keeper was ended from outside" in str(failure)
 
 
-class Fine:
+class Fine(HoldsNothing):
     """Any answer is worth 1."""
 
     async def verdict(self, workflow_task: Any, output: WorkflowOutput) -> Any:

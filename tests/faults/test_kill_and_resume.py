@@ -1,6 +1,7 @@
 """kill -9 and Ctrl-C at random moments, validations among them, then the same command again: nothing lost, nothing
 trained twice, every bit the same."""
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ajet.record import EpisodeFiles
+from ajet.record.logs import main_log
+from ajet.run.audit import audit_whole
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows, start
 
@@ -70,13 +73,15 @@ def check_whole(run: Path, reference: Path) -> None:
     for step in validated:
         assert logprobs(run, step) == logprobs(reference, step), f"validation after step {step}"
     assert learned(run) == learned(reference)
+    audited = audit_whole(run)
+    assert audited.ok and audited.state is not None and len(audited.state.steps) == STEPS, audited.changes
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.extra_slow) for n in range(2, 8))])
 def test_kill_9_at_random_moments(project, uninterrupted, seed, tmp_path):
     moments, name = random.Random(seed), f"killed{seed}"
     run = project / "launcher_record" / name
-    for _ in range(3):
+    for _ in range(2 if seed == 1 else 3):
         process = start(*launch(project), f"experiment_name={name}", cwd=project, log=tmp_path / "log")
         target = len(metric_rows(run)) + 1
         while process.poll() is None and len(metric_rows(run)) < target:
@@ -86,6 +91,8 @@ def test_kill_9_at_random_moments(project, uninterrupted, seed, tmp_path):
         process.wait()
     done = ajet(*launch(project), f"experiment_name={name}", cwd=project)
     assert done.returncode == 0, done.stdout
+    said = [line for line in main_log(run).read_text().splitlines() if "resumed after step" in line]
+    assert said and all("skipped 0, doubled 0" in line for line in said), said
     check_whole(run, uninterrupted)
 
 
@@ -101,6 +108,27 @@ def test_ctrl_c_keeps_what_is_done(project, uninterrupted, tmp_path):
     done = ajet(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project)
     assert done.returncode == 0, done.stdout
     check_whole(run, uninterrupted)
+
+
+@pytest.mark.extra_slow
+def test_sigterm_lets_the_step_end_and_asks_to_be_queued_again(project, tmp_path):
+    name, log = "preempted", tmp_path / "log"
+    run = project / "launcher_record" / name
+    process = start(*launch(project), f"experiment_name={name}", "trainer_common.save_freq=99999", cwd=project, log=log)
+    while process.poll() is None and json.loads(status(run)).get("phase") != "rollout":
+        time.sleep(0.02)
+    under_way = json.loads(status(run))["step"]
+    process.terminate()
+    assert process.wait(timeout=60) == 75, log.read_text()
+    (saved,) = run.glob("checkpoints/step-*")
+    assert int(saved.name[5:]) >= under_way, "the step that was being played when the signal came"
+    audited = audit_whole(run)
+    assert audited.ok and audited.checkpoints == [int(saved.name[5:])], audited.changes
+
+
+def status(run: Path) -> str:
+    file = run / "status.json"
+    return file.read_text() if file.exists() else "{}"
 
 
 def test_ajet_stop_ends_a_live_run_as_ctrl_c_would(project, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import psutil
 import pytest
 
 from ajet.cli.launcher import main
+from tests.ajet_command import start
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +121,54 @@ def test_a_worker_that_an_attempt_left_changed_is_replaced(tmp_path: Path, capsy
 def test_a_workflow_that_closes_its_standard_output_keeps_its_episode(tmp_path: Path) -> None:
     closes, looks = played(tmp_path, "closes", "looks")
     assert closes["status"] == looks["status"] == "completed"
+
+
+OPENS = """
+import os, time
+from pathlib import Path
+from ajet import Workflow, WorkflowOutput
+
+def note(what):
+    with open("opened", "a") as file:
+        file.write(f"{what}\\n")
+
+class Does(Workflow):
+    async def execute(self, task, tuner):
+        for name in ("session", "sandbox"):
+            tuner.resources.callback(note, f"close {name}")
+        note(f"open {os.getpid()}")
+        Path("held").touch()
+        time.sleep(600)  # deaf to any cancellation
+        return WorkflowOutput(reward=1.0)
+"""
+
+
+def test_a_worker_whose_run_is_killed_closes_what_its_attempt_opened_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(OPENS)
+    (tmp_path / "tasks.jsonl").write_text('{"main_query": "q"}\n')
+    (tmp_path / "x.yaml").write_text(YAML)
+    run = start("--conf", "x.yaml", cwd=tmp_path, log=tmp_path / "log")
+    try:
+        held = tmp_path / "held"
+        assert until(held.exists, run=run), (tmp_path / "log").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    opened = tmp_path / "opened"
+    assert until(lambda: len(opened.read_text().splitlines()) == 3), opened.read_text()
+    first, *closed = opened.read_text().splitlines()
+    assert closed == ["close sandbox", "close session"], "the last one first"
+    assert _ended(int(first.removeprefix("open "))), "the worker outlived the run that started it"
+
+
+def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 120.0) -> bool:
+    """Whether it becomes true in time, and before the run ends."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end or (run is not None and run.poll() is not None):
+            return true()
+        time.sleep(0.02)
+    return True
 
 
 def _ended(pid: int) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import resource
+import sqlite3
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -44,14 +46,17 @@ def fault(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Nothing can be opened; what is open goes on."""
+    """Nothing can be opened; what is open goes on. No garbage of earlier tests gives descriptors back meanwhile."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()
+    gc.disable()
     free = os.dup(0)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         yield
     finally:
+        gc.enable()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -168,6 +173,21 @@ def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_reco
     assert len(kept) == 3 and late["episode"] not in kept
 
 
+@pytest.mark.parametrize("problem", [sqlite3.OperationalError("database is locked"), OSError(28, "No space left")])
+def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_group(tmp_path, monkeypatch, problem):
+    def refused():
+        raise problem
+
+    limits = {"num_repeat": 1, "gateway": {"idle_timeout": 0.1}}
+    with counter(tasks=2, backlog=9, pending=tmp_path, **limits) as served:
+        monkeypatch.setattr(served.store, "bring", refused)
+        for _ in range(2):  # who looks for idle ones goes on
+            made = served.open()
+            group = served.desk.results.get(timeout=10)
+            assert isinstance(group, Group) and [episode.uuid for episode in group.episodes] == [made["episode"]]
+            assert group.episodes[0].failure is not None
+
+
 def test_an_episode_given_up_on_a_full_disk_is_gone_at_once(tmp_path):
     folder = tmp_path / "pending"
     with counter(backlog=9, pending=folder) as served:
@@ -248,7 +268,7 @@ class Broken:
 
 def test_a_mistake_of_ours_has_the_shape_of_every_error():
     with counter(tasks=1) as served:
-        served.desk._tasks = Broken()  # type: ignore[assignment]
+        served.desk._groups._tasks = Broken()  # type: ignore[assignment]
         answer = served.client.post("/episodes", json={})
         told = answer.json()["error"]
         assert (answer.status_code, told["code"]) == (500, "internal_error") and "bug" not in told["message"]

@@ -291,9 +291,9 @@ def asked(episodes: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
 @without_verl
 def test_the_groups_that_wait_in_a_checkpoint_of_verl_are_read(version: str, tmp_path: Path):
     """With what a launch restores them with; `test_a_killed_run_of_verl_goes_on` launches."""
+    from ajet.backbone.verl.tickets import Tickets, open_verl_store, without_rows
     from ajet.config import Experiment
     from ajet.record.checkpoints import Checkpoints
-    from ajet.run.verl.tickets import Tickets, open_verl_store, without_rows
 
     old = unpacked(version, "verl", tmp_path)
     state = old.checkpoint()["state"]

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.verl.cluster.leftovers import mapped
 from ajet.record import EpisodeFiles
+from ajet.run.audit import audit_whole
 from ajet.run.summary import Tally
-from ajet.run.verl.leftovers import mapped
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
 
@@ -101,6 +102,13 @@ def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_on
         assert {outcome.step for _, outcome in recorded} <= {row["step"], None}
         assert accounted(recorded) == row["train/sampled_tokens"]
         assert sum(episode.sampled_tokens for episode, _ in recorded) == row["train/sampled_tokens"]
+
+
+def test_each_step_is_a_link_of_the_chain_and_all_of_it_is_as_it_was_committed(life):
+    run, _ = life
+    audited = audit_whole(run.run)
+    assert audited.ok and audited.state is not None, audited.changes
+    assert {row["step"] for row in run.rows()} == audited.state.steps.keys() and audited.state.kept
 
 
 def test_no_process_and_no_shared_memory_outlives_the_run(life):

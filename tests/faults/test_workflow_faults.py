@@ -62,7 +62,15 @@ def test_each_fault_costs_its_own_episode_only(isolation: str) -> None:
 
     with (
         time_is_up(lambda: len(made.seen) == 90),  # all but those that hang
-        stage(Everything, script, judge=MoodyJudge(), isolation=isolation, num_repeat=5, max_env_worker=100) as made,
+        stage(
+            Everything,
+            script,
+            judge=MoodyJudge(),
+            isolation=isolation,
+            num_repeat=5,
+            max_env_worker=100,
+            breaker={"share": None},
+        ) as made,  # what fails here fails for good: that is no outage
     ):
         groups = made.play(20)
         tally = made.rollout.tally

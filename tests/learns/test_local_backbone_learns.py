@@ -7,6 +7,7 @@ show as no progress.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from ajet.algorithm import credit
 from ajet.backbone.local.trainer import Trainer
+from ajet.config import Experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.episode import Episode, Group, Verdict
@@ -45,10 +47,31 @@ async def sample_groups(engine, draw, step):
     return groups
 
 
+@pytest.mark.extra_slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy_loss": "gspo", "clip_low": 0.003, "clip_high": 0.004},
+        {"policy_loss": "cispo"},
+        {"policy_loss": "sapo"},
+        {"policy_loss": "clipped", "is_cap": 2.0, "is_mode": "geometric_mask", "is_floor": 0.5},
+        {"preset": "minirl"},
+        {"preset": "grpo"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_each_loss_learns_to_repeat_a_token(settings):
+    """With two optimizer steps to a batch, so that ratios move."""
+    tree = {"trainer_common": {"mini_batch_num": 2, "use_kl_loss": False, "algorithm": settings}}
+    config = Experiment.from_dict({"ajet": tree}, base=Path.cwd()).ajet
+    config.trainer_common.optim.lr = 0.01
+    learns(tiny_qwen3(vocab_size=VOCABULARY, tie_word_embeddings=False), config)
+
+
 @pytest.mark.parametrize(
     "estimator, rank, dtype",
     [
-        pytest.param("grpo", 0, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param("grpo", 0, torch.bfloat16, marks=pytest.mark.extra_slow),
         pytest.param("rloo", 0, torch.float32, marks=pytest.mark.extra_slow),
         pytest.param("grpo", 0, torch.float32, marks=pytest.mark.extra_slow),
         pytest.param("grpo", 8, torch.float32, marks=pytest.mark.extra_slow),
@@ -56,10 +79,17 @@ async def sample_groups(engine, draw, step):
     ],
 )
 def test_it_learns_to_repeat_a_token(estimator, rank, dtype):
-    """One of the product here: estimators differ in the advantages alone, which are held to their formulas in
-    tests/unit/test_algorithm_advantages.py; adapters and dtype in the trainer (tests/unit/test_local_trainer.py)."""
+    """That a run of this backbone learns is in test_spine_learns.py. Estimators differ in the advantages alone, which
+    are held to their formulas in tests/unit/test_algorithm_advantages.py; adapters and dtype in the trainer
+    (tests/unit/test_local_trainer.py)."""
     model = tiny_qwen3(vocab_size=VOCABULARY, dtype=dtype, tie_word_embeddings=False)
     config = config_of(algorithm__adv_estimator=estimator, lora__rank=rank, optim__lr=0.01)
+    gaps = learns(model, config)
+    assert max(gaps) < (1e-3 if dtype == torch.float32 else 0.2), "engine and trainer are the same policy"
+
+
+def learns(model, config):
+    """The gaps between engine and trainer at each step of a run that learned it."""
     trainer = Trainer(model, config)
     engine = TransformersEngine(trainer.policy.model, max_num_seqs=TASKS * REPEATS)
     draw = np.random.default_rng(0)
@@ -75,4 +105,4 @@ def test_it_learns_to_repeat_a_token(estimator, rank, dtype):
     engine.close()
     assert np.mean(rewards[:2]) < 0.35, "it cannot do it at first"
     assert np.mean(rewards[-5:]) > 0.9, f"rewards: {np.round(rewards[::5], 2)}"
-    assert max(gaps) < (1e-3 if dtype == torch.float32 else 0.2), "engine and trainer are the same policy"
+    return gaps

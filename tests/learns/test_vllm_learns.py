@@ -3,6 +3,7 @@ handed over. In float32 engine and trainer must agree on every token of every st
 
 import pytest
 
+from ajet.record.episodes import read_recorded
 from ajet.run.summary import Tally
 from tests.ajet_command import ajet, metric_rows
 from tests.vllm_fixtures import skip_without_vllm
@@ -29,3 +30,27 @@ def test_the_tool_agent_learns_with_vllm(tmp_path):
     assert len(gaps) == 12 and max(gaps) < 1e-3, "engine and trainer are the same policy at every step"
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
+
+    checked = ajet("export", run.name, "--check", "--engine", "vllm", "--at-most", "4", cwd=tmp_path)
+    assert checked.returncode == 0 and "does what the run's model did" in checked.stdout, checked.stdout
+    assert "4 of 4 greedy replies as transformers" in checked.stdout, checked.stdout
+
+
+def test_held_out_tasks_are_evaluated_with_vllm_as_with_transformers(tmp_path):
+    """Greedy, in float32: the same answers, token by token."""
+    skip_without_vllm()
+    made = ajet("init", "tool", "--template", "tool", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout
+    (yaml,) = (tmp_path / "tool").glob("*.yaml")
+    common = ["eval", str(yaml), "--model", "embedded:tiny-tools", "--at-most", "4", "model.dtype=float32"]
+    replies = []
+    for engine in ("transformers", "vllm"):
+        folder = tmp_path / engine
+        done = ajet(*common, f"rollout.engine={engine}", "--exp-dir", str(folder), cwd=tmp_path, timeout=300)
+        assert done.returncode == 0, done.stdout
+        (record,) = folder.glob("*/eval/*/episodes/*.jsonl")
+        episodes = [episode for episode, _ in read_recorded(record)]
+        found = {each.task.task_id: [call.response_ids.tolist() for call in each.calls] for each in episodes}
+        assert len(found) == 4 and all(found.values())
+        replies.append(found)
+    assert replies[0] == replies[1]

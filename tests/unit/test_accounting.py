@@ -2,13 +2,14 @@
 
 import os
 import signal
+import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
-from ajet.run.interrupt import Interrupts
+from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
@@ -127,6 +128,43 @@ def test_an_interrupt_that_a_finalizer_swallows_ends_the_run_at_the_next_step():
         with interrupts.held():
             reached.append("what goes on")
     assert reached == ["what is saved then", "what goes on"]
+
+
+def test_sigterm_lets_what_is_played_end_within_its_grace_and_asks_for_another_start():
+    interrupts, reached = Interrupts(), []
+    with interrupts.installed():
+        with pytest.raises(Preempted), interrupts.patient(60):
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("the rest of the play")
+            with interrupts.held():
+                reached.append("the update")
+            reached.append("never")
+        with pytest.raises(Preempted), interrupts.patient(60):
+            os.kill(os.getpid(), signal.SIGTERM)
+            reached.append("a whole block")
+        with pytest.raises(Preempted):
+            os.kill(os.getpid(), signal.SIGTERM)
+        interrupts.heard()
+        with interrupts.held():
+            reached.append("what is saved then")
+    assert reached == ["the rest of the play", "the update", "a whole block", "what is saved then"]
+
+
+def test_the_grace_ends_in_time_or_when_nothing_more_can_come():
+    interrupts, waiting = Interrupts(), threading.Event()
+    with interrupts.installed():
+        with pytest.raises(Preempted), interrupts.patient(0.05):
+            os.kill(os.getpid(), signal.SIGTERM)
+            waiting.wait()
+        open_ = [True]
+        with pytest.raises(Preempted), interrupts.patient(60, worth=lambda: bool(open_)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            open_.clear()
+            waiting.wait()
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts.patient(60):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert raised.type is KeyboardInterrupt, "a person does not wait"
 
 
 def test_a_second_interrupt_does_not_wait():

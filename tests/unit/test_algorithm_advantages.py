@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,3 +175,29 @@ def test_kl_in_reward_without_a_reference_is_refused():
 def test_no_groups():
     batch = credit([], config_of())
     assert batch.samples == [] and batch.trained_tokens == 0
+
+
+def test_advantages_are_scaled():
+    group = [group_of(*(episode_of(r, uuid=str(n)) for n, r in enumerate([1.0, 0.0, 0.5])))]
+    plain, scaled = (credit(group, config_of(algorithm__adv_scaling=scale)) for scale in (1.0, 2.5))
+    for one, other in zip(plain.samples, scaled.samples, strict=True):
+        np.testing.assert_allclose(other.advantages, 2.5 * one.advantages, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_balanced_groups_train_on_nearly_as_many_failures_as_successes(dynamic):
+    """AgentRL's numbers: of nine of reward 0 and one of another, 1 + 1 and 1; the baseline is over all ten."""
+    rewards = [0.0] * 9 + [0.8]
+    group = group_of(*(replace(episode_of(r, (3,), uuid=str(n)), repeat=n) for n, r in enumerate(rewards)))
+    equal = group_of(episode_of(1.0, (2,), uuid="x"), episode_of(1.0, (2,), uuid="y"))
+    changes = {"algorithm__balance_sample": True, "algorithm__dynamic_sampling": dynamic}
+    config = config_of(algorithm__adv_estimator="rloo", algorithm__loss_aggregation="token", **changes)
+    batch = credit([group, equal], config)
+    left = [uuid for uuid, each in batch.outcomes.items() if each.untrained.get("balanced") == 3]
+    assert len(left) == 7 and "9" not in left and batch.metrics["credit/balanced_episodes"] == 7
+    assert batch.outcomes["9"].advantage == pytest.approx(0.8)
+    assert len(batch.samples) == 3 and credit([group, equal], config).outcomes == batch.outcomes
+    tokens = 9 if dynamic else 13
+    assert {sample.weight for sample in batch.samples} == {1 / tokens}
+    many = group_of(*(episode_of(r, uuid=str(n)) for n, r in enumerate([0.0, 1.0, 1.0, 1.0, 1.0])))
+    assert len(credit([many], config).samples) == 1 + 3

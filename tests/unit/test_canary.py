@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ajet.backbone.local import LocalBackbone
-from ajet.backbone.verl.fresh_tokens import canary_gap
+from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
 from ajet.config import Experiment
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError

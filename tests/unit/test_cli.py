@@ -62,7 +62,7 @@ def launched(monkeypatch):
 
 def test_help_is_grouped_and_short(run):
     code, text, _ = run("--help")
-    assert code == 0 and len(text.splitlines()) <= 55
+    assert code == 0 and len(text.splitlines()) <= 64
     for word in ("Experiment", "Start", "--conf", "--dry-run", "--backbone", "config", "init", "chat", "stop"):
         assert word in text
     assert "launch " not in text
@@ -112,7 +112,7 @@ def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched
     code, out, err = run(
         "--backbone", "local", "rollout.num_repeat=2", "--conf", "x.yaml", "--exp-dir", "runs", "--fresh",
         "--resume", "never", "--with-ray", "--with-logview", "--debug", "A|B", "--skip-check-avail-gpu",
-        "--prefix", "p", "--dry-run", "trainer_common.test_freq=-1",
+        "--prefix", "p", "--with-appworld", "--with-lake", "--dry-run", "trainer_common.test_freq=-1",
     )  # fmt: skip
     assert code == 0, err
     ((experiment, options),) = launched
@@ -120,7 +120,8 @@ def test_a_first_dash_means_launch_and_every_flag_arrives(project, run, launched
     assert experiment.ajet.trainer_common.test_freq == -1 and experiment.root == project / "runs"
     assert options.fresh and options.dry_run and options.with_logview and options.skip_check_avail_gpu
     assert (options.resume, options.debug_tags, options.with_ray) == ("never", "A|B", True)
-    assert "--prefix has no effect" in out and "--with-ray has no effect" in out
+    assert (options.services, options.prefix) == (("appworld", "lake"), "p")
+    assert "--with-ray has no effect" in out
 
 
 def test_the_word_launch_and_quoted_choices(project, run, launched):
@@ -232,7 +233,7 @@ def test_kill_and_autokill(project, run, monkeypatch, launched):
 def test_a_name_that_no_run_has_is_said(project, run):
     code, text, _ = run("--kill", "nope")
     assert code == 0 and "There is no run named nope" in text
-    for verb in ("stop", "chat", "episodes", "prove", "view"):
+    for verb in ("stop", "chat", "episodes", "prove", "audit", "view"):
         code, _, shown = run(verb, "nope")
         assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, verb
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ajet.cli import exit as exits
 from ajet.cli import launcher
-from ajet.run.cluster.slurm import BESIDE
+from ajet.run.cluster.slurm import BESIDE, PREEMPTED
 from tests.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
@@ -39,14 +40,18 @@ echo "$@" "$RAY_AUTH_MODE ${#RAY_AUTH_TOKEN}" >>"$TOLD/started"
 while :; do sleep 0.02; done
 """
 RUN = """#!/usr/bin/env bash
-trap 'echo run >>"$TOLD/ended"; exit 0' TERM
+trap 'echo run >>"$TOLD/ended"; exit "${CODE:-0}"' TERM
 until [ "$(wc -l <"$TOLD/started")" = 2 ]; do sleep 0.02; done
 printf '%s\\n' "$PWD" "$RAY_ADDRESS" "$@" >"$TOLD/run"
 [ -n "$WAITS" ] || exit 3
 while :; do sleep 0.02; done
 """
+SCONTROL = """#!/bin/sh
+echo "$@" >>"$TOLD/scontrol"
+printf 'one\\ntwo\\n'
+"""
 COMMANDS = {
-    "srun": SRUN, "ray": RAY, "ajet": RUN, "scontrol": "#!/bin/sh\nprintf 'one\\ntwo\\n'\n",
+    "srun": SRUN, "ray": RAY, "ajet": RUN, "scontrol": SCONTROL,
     "hostname": "#!/bin/sh\necho 10.1.2.3 10.9.9.9\n",
     "python": f'#!/bin/sh\n[ "$1 $2 $3" = "-I -m {BESIDE}" ] && shift 3 && exec "$@"\n',
 }  # fmt: skip
@@ -135,14 +140,17 @@ def test_the_run_is_started_beside_the_head_and_its_code_is_the_scripts(script: 
     assert told(script, "ended") == ["workers", "head"] and not Path(temporary).exists()
 
 
-def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray(script: Path) -> None:
-    process, end = started(script, WAITS="yes"), time.monotonic() + 30
+@pytest.mark.parametrize("again", [True, False], ids=["a run that goes on", "a run that had ended"])
+def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray_and_is_queued_again(script: Path, again: bool) -> None:
+    code = str(PREEMPTED if again else 0)
+    process, end = started(script, WAITS="yes", CODE=code), time.monotonic() + 30
     while not (script.parent / "told" / "run").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    code, said = finished(script, process)
-    assert code == 143, said
+    ended, said = finished(script, process)
+    assert ended == 143 and PREEMPTED == exits.PREEMPTED, said
     assert told(script, "ended") == ["run", "workers", "head"]
+    assert told(script, "scontrol")[1:] == ([f"requeue {3_000_000 + os.getpid()}"] if again else [])
     (signalled,) = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH --signal")]
     assert signalled.startswith("#SBATCH --signal=B:TERM@"), "it is the script that hears it, before the limit"
 

@@ -72,6 +72,15 @@ def test_a_mistake_in_an_override(tmp_path, override, words):
         assert word in str(error), str(error)
 
 
+@pytest.mark.parametrize("override", ["++mine.l.x=3", "mine.l.7=3", "mine.l.0.a.b=3", "~mine.l.x"])
+def test_an_override_into_a_list_that_names_none_of_its_places(tmp_path, override):
+    error = refused(tmp_path, "mine: {l: [{a: []}, 2]}\n", override)
+    assert "is a list" in error.what and error.where == f"override {override}" and "the whole list" in error.expected
+    (tmp_path / "x.yaml").write_text("mine: {l: [1, 2]}\n")
+    longer = load_experiment(tmp_path / "x.yaml", overrides=["mine.l=[1,2,3]", "mine.l.2=9"])
+    assert longer.config.to_dict()["mine"] == {"l": [1, 2, 9]}
+
+
 def test_several_mistakes_are_shown_together(tmp_path):
     error = refused(tmp_path, "ajet:\n  sed: 1\n  rollout: {num_repeat: x, top_p: 3}\n  model: {path: <YOUR_M>}\n")
     for part in ("4 settings", "x.yaml:2:3", "ajet.seed", "x.yaml:3:25", "x.yaml:3:35", "x.yaml:4:17"):
@@ -89,9 +98,8 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
     ("tree", "sentence"),
     [
         ({"backbone": "trinity"}, "The trinity backbone is not part of this version"),
-        ({"task_reader": {"type": "env_service"}}, "The env_service reader is not part of this version"),
+        ({"environment": {"sandbox": "wasm"}}, "Python compiled to WebAssembly is not part of this version"),
         ({"task_reader": {"type": "data_generation"}}, "The data_generation reader is not part of this version"),
-        ({"task_judge": {"judge_type": "rubrics_auto_grader"}}, "The rubrics_auto_grader judge is not part of"),
         ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),
         (
             {"backbone": "verl", "rollout": {"deterministic": True}},

@@ -155,3 +155,12 @@ def test_each_reason_ends_a_line_and_is_in_the_docs():
     for why in declared | {*ACCEPTED.values()}:
         assert why and not why.endswith(".") and "\n" not in why, why
         assert why in page, why
+
+
+def test_the_section_of_the_agent_that_comes_with_ajet_does_nothing_for_a_model_alone(tmp_path):
+    section = "rollout.mcp_agent.parallel=2"
+    assert "ajet.rollout.mcp_agent.parallel" in idle(tmp_path, "local", section)
+    for agent in ("mcp_agent", "mine.py->MadeOfIt"):
+        assert not idle(tmp_path, "local", section, f"rollout.user_workflow='{agent}'").keys() & {
+            "ajet.rollout.mcp_agent.parallel"
+        }

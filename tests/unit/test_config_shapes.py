@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment
+from ajet.config.compose import by_hydra, merged
+from ajet.config.locations import preset_file
+from ajet.config.overrides import parse_overrides
+from ajet.config.resolution import unresolved
 from ajet.schema.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 BLOCKS = """
 hydra:
@@ -150,6 +156,38 @@ def test_the_flag_wins_over_override_and_yaml(tmp_path):
     assert load(tmp_path, "ajet: {backbone: verl}").ajet.backbone == "verl"
     assert load(tmp_path, "ajet: {backbone: verl}", "backbone=local").ajet.backbone == "local"
     assert load(tmp_path, "ajet: {backbone: verl}", backbone="local").ajet.backbone == "local"
+
+
+LAYERED = """
+ajet:
+  backbone: local
+  rollout: {num_repeat: 7, compute_madness_checklist: [nonsense]}
+  data:
+  task_reader: {reasoning_gym: {params: {a: [1, {b: 2}], c: null}}}
+  trainer_common: {optim: {lr: 1e-6}}
+verl: {actor_rollout_ref: {actor: {clip_ratio: '${ajet.rollout.num_repeat}'}}}
+own: {when: 2024-01-02, deep: {er: [on, 1_000, 0o17]}}
+"""
+LAYERED_OVERRIDES = (
+    "rollout.compute_madness_checklist=[wrong_toolcall,nonsense]", "trainer_common.optim.lr=1e-5",
+    "task_reader.reasoning_gym.params={a: 1, b: 'x y', 3: [q]}", "model.path='with space, and comma'",
+    "rollout.episode_timeout=null", "rollout.user_workflow=my/work flow.py->It's", "+verl.trainer.new=true",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", [None, "verl"])
+def test_layers_are_merged_as_hydra_composes_them(tmp_path, flag):
+    (tmp_path / "layered.yaml").write_text(LAYERED)
+    shipped = sorted(ROOT.glob("tutorial/*/*.yaml"))[:2]
+    for path in [tmp_path / "layered.yaml", *(shipped if flag is None else ())]:
+        overrides = LAYERED_OVERRIDES if path.stem == "layered" else ()
+        experiment = load_experiment(path, overrides=overrides, backbone=flag)
+        parsed = parse_overrides(overrides, roots=experiment.sections, backbones=["verl"])
+        chosen = [layer for layer in (experiment.backbone.layer,) if layer]
+        layers, more = experiment.layers, {"chosen": [*chosen, preset_file("minirl")], "flag": flag}
+        ours, hydras = merged(layers, parsed, **more), by_hydra(layers, parsed, **more)
+        assert unresolved(ours) == unresolved(hydras) and list(ours) == list(hydras)
+        assert ours._get_flag("struct") and hydras._get_flag("struct")
 
 
 def test_any_working_directory_and_hydras_state_is_left_alone(tmp_path, monkeypatch):

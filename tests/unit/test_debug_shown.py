@@ -14,6 +14,7 @@ from ajet.run.episode_panel import hint_of, printable, show_episode
 from ajet.run.own_frames import frames_of
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
+from ajet.schema.tool_use import ToolUse
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, failure: Failure) -> list[str]:
@@ -39,6 +40,17 @@ def test_frames_that_are_cut_off_do_not_begin_with_carets(monkeypatch: pytest.Mo
     frames = "call()\n    ^^^^\n" + "".join(f"line {n}\n" for n in range(5))
     lines = shown(monkeypatch, Failure("agent", "Bad", "text", traceback=f"{frames}w.Bad: text\n"))
     assert lines[2:-1] == [f"line {n}" for n in range(5)]
+
+
+def test_tools_are_shown_with_their_time_and_what_they_failed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(panel, "console", Console(file=out, width=80))
+    uses = [
+        ToolUse("look", {"at": 1}, "x", "", 1.0, 1.25, server="eyes"),
+        ToolUse("call", {}, "gone", "", 1.0, 3.5, error="transport"),
+    ]
+    show_episode(Episode("u", Task(task_id="t"), 0, 1, "debug", tool_uses=uses))
+    assert 'eyes: look({"at":1}) 0.25 s' in out.getvalue() and "call({}) 2.50 s ✗ transport" in out.getvalue()
 
 
 OTHERS = '  File "/env/lib/python3.11/site-packages/openai/_base.py", line 9, in post\n    raise Refused()\n'

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ajet.backbone.verl.checkup import verl_findings as verl
 from ajet.cli import launcher
 from ajet.engine.weight_shapes import embedding_shapes
 from ajet.run.checkup.network import network
 from ajet.run.checkup.packages import packages
-from ajet.run.checkup.verl import verl
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
@@ -65,11 +65,11 @@ except SystemExit as done:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     report, _, last = done.stdout.rpartition("code ")
     assert last.strip() == "0 heavy []", done.stdout + done.stderr
-    assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 3
+    assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 5  # attacks on a sandbox among it
     told = json.loads(report)
     assert told["healthy"] is True and list(told["sections"]) in (
-        ["machine", "packages", "verl", "network"],
-        ["machine", "packages", "network"],
+        ["machine", "packages", "verl", "network", "sandbox"],
+        ["machine", "packages", "network", "sandbox"],
     )
     topics = [each["topic"] for found in told["sections"].values() for each in found]
     for topic in ("python", "cores", "memory", "gpu", "disk", "ajet", "[local]", "ports", "gateway", "ray"):

@@ -77,7 +77,11 @@ def test_a_judge_that_does_not_decide_gives_no_score(result):
         ((True, True), Verdict(1.0, True)),
         ((np.float32(0.5), np.bool_(False)), Verdict(0.5, False)),
         ((0.0, None), Verdict(0.0, None)),
-        ([0.25, 1], Verdict(0.25, True)),
+        ((0.25, 1), Verdict(0.25, True)),
+        ([0.25, True], Verdict(0.25, True)),
+        ([0.25, None], Verdict(0.25, None)),
+        ([0.25, 1], Verdict(1.25, None, turns=(0.25, 1.0))),
+        ([0.5, 0.25, 0.25], Verdict(1.0, None, turns=(0.5, 0.25, 0.25))),
         (Verdict(0.5, True, "half right"), Verdict(0.5, True, "half right")),
         (0.5, Verdict(0.5, None)),
         (np.float32(0.5), Verdict(0.5, None)),
@@ -102,6 +106,7 @@ def test_what_judges_may_answer(result, expected):
         ("1.0", True),
         (1.0, "yes"),
         ([1.0, "x"], True),
+        [1.0, "x"],
         (1.0,),
         "good",
         math.nan,
@@ -253,7 +258,6 @@ def test_without_any_judge(tmp_path):
         ("judge.py->Broken", ConfigError, "missing"),
         ("judge.py->NoJudge", ConfigError, "is no judge"),
         ("judge.py->three", ConfigError, r"(?s)called with \(task, output\).*judge.py:\d+.*def three\(task, output\):"),
-        ("ajet.task_judge.env_service_as_judge->EnvServiceJudge", ConfigError, "not part of this version"),
     ],
 )
 def test_what_is_wrong_with_a_judge_is_said_before_the_run(tmp_path, protocol, error, message):

@@ -134,7 +134,7 @@ def aged(samples, version):
     return samples
 
 
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.extra_slow), 2])
 def test_stale_tokens_get_the_truncated_ratio_by_default(parts):
     """Where training is asynchronous, nothing else said: the update is that of weights that the advantages hold."""
     samples, plain = aged(random_samples(turns=1), 2), random_samples(turns=1)
@@ -196,7 +196,7 @@ def test_several_mini_batches_clip_against_the_policy_before_the_first():
     assert single.update(TrainingBatch(1, samples))["clip_fraction"] == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.extra_slow), torch.bfloat16])
 def test_the_same_batch_gives_the_same_bits(dtype):
     runs = []
     for _ in range(2):

@@ -22,10 +22,18 @@ from tests.local_fixtures import (
 )  # fmt: skip
 
 pytestmark = pytest.mark.slow
+OTHERS = pytest.mark.extra_slow  # four seconds each: one with adapters in bfloat16, one with neither, stand for them
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(
+    ("dtype", "rank"),
+    [
+        (torch.float32, 0),
+        (torch.bfloat16, 4),
+        pytest.param(torch.float32, 4, marks=OTHERS),
+        pytest.param(torch.bfloat16, 0, marks=OTHERS),
+    ],
+)
 def test_a_checkpoint_restores_every_bit(tmp_path, dtype, rank):
     """Two steps, save, one more; and from the checkpoint the same one more."""
     config = config_of(optim__lr=0.01, lora__rank=rank)
@@ -119,7 +127,7 @@ def test_a_disk_that_fills_is_an_error_that_says_so(tmp_path, limit):
     assert trainer.update(TrainingBatch(1, random_samples()))["steps_skipped"] == 0, "training can go on"
 
 
-@pytest.mark.parametrize("lr", [1e-5, 1e-4])
+@pytest.mark.parametrize("lr", [1e-5, pytest.param(1e-4, marks=OTHERS)])
 def test_merged_adapters_keep_small_updates(tmp_path, lr):
     """In bfloat16, after three steps: the merged weights have moved as far in the update's direction as it went."""
     from safetensors.torch import load_file

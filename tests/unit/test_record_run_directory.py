@@ -54,7 +54,15 @@ def test_a_new_run_describes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         logger.info("started with {}", "literal-secret")
         assert run.resumed is None and run.name == "demo" and run.path == tmp_path / "demo"
     files = {str(path.relative_to(run.path)): path for path in run.path.rglob("*") if path.is_file()}
-    names = {"given.yaml", "resolved.yaml", "command", "environment.json", "run.json", "status.json", "logs/ajet.log"}
+    names = {
+        "given.yaml",
+        "resolved.yaml",
+        "command",
+        "environment.json",
+        "run.json",
+        "status.json",
+        "logs/demo_trainer_0.log",
+    }
     assert names <= set(files) and "lock.json" not in files
     for name, path in files.items():
         text = path.read_text()

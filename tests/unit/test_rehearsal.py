@@ -34,10 +34,12 @@ def trained(*, rehearse: bool, dtype: torch.dtype, **settings: Any) -> tuple[tor
 @pytest.mark.parametrize(
     ("dtype", "settings"),
     [
-        (torch.float32, {}),
+        pytest.param(torch.float32, {}, marks=pytest.mark.extra_slow),
         (torch.bfloat16, {"mini_batch_num": 2}),
-        (torch.float32, {"use_kl_loss": True, "gradient_checkpointing": True}),
-        (torch.float32, {"lora__rank": 2}),
+        pytest.param(
+            torch.float32, {"use_kl_loss": True, "gradient_checkpointing": True}, marks=pytest.mark.extra_slow
+        ),
+        pytest.param(torch.float32, {"lora__rank": 2}, marks=pytest.mark.extra_slow),
     ],
 )
 def test_a_run_is_the_same_bit_for_bit_with_and_without(dtype: torch.dtype, settings: dict[str, Any]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -14,6 +16,9 @@ from ajet.record.attempts import Attempt
 from ajet.record.comparison import compare, noise_floor, paired_p
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.scores import Scores, pass_at_k, worth_of_failure
+from ajet.run.evaluation import report
+from ajet.run.evaluation.models import Model
+from ajet.run.evaluation.play import Evaluated, Result
 from ajet.run.summary import flips
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
@@ -76,6 +81,25 @@ def test_tags_are_scored_apart_and_a_task_with_two_counts_for_both():
         "level=1": 1,
         "level=2": 2,
     }
+
+
+def test_scorers_that_stages_chose_are_scored_apart_and_shown_with_what_each_gave(capsys, monkeypatch):
+    """A row a choice, and the mean of each scorer over those that it gave a score."""
+    monkeypatch.setattr(report.console, "width", 160)
+    given = [
+        ("exact", 1.0, {"exact": 1.0}),
+        ("exact", 0.0, {"exact": 0.0}),
+        ("f1+exact", 0.5, {"f1": 0.5, "exact": None}),
+    ]
+    scores = Scores([an_attempt("t", at, reward, scorer=name, parts=parts, seconds=1.0)
+                     for at, (name, reward, parts) in enumerate(given)])  # fmt: skip
+    assert {name: each.reward for name, each in scores.by_scorer().items()} == {"exact": 0.5, "f1+exact": 0.5}
+    assert scores.each_scorer() == {"exact": (0.5, 2, 3), "f1": (0.5, 1, 1)}
+    result = Result((Evaluated(Model("m"), Path("r"), scores, {}),), tasks=1, repeats=3, sampling="greedy", seed=0)
+    report.show(result)
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any(line.startswith("scorer f1+exact") for line in shown) and "m exact 0.500 2/3" in shown
+    assert json.loads(report.spelled(result))["models"][0]["scorers"]["exact"]["reward"] == 0.5
 
 
 def test_where_nobody_says_success_there_is_no_pass_rate_and_rewards_are_compared():

@@ -9,10 +9,10 @@ from loguru import logger
 
 from ajet.algorithm import Algorithm
 from ajet.algorithm.importance import stale_metrics
+from ajet.algorithm.staleness import announce
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
 from ajet.config.schema.trainer_common import TrainerCommon
-from ajet.run.staleness import announce
 from tests.verl_fixtures import experiment, without_verl
 
 ALGORITHM = "trainer_common.algorithm"
@@ -51,9 +51,17 @@ def said_by(function, *arguments) -> str:
 
 
 def test_a_run_says_what_stale_tokens_get():
-    assert "up to 4 steps old are trained on with importance weight min(" in said_by(announce, 2.0, 4)
-    assert "engine's, 2)" in said_by(announce, 2.0, 4)
-    assert "by earlier weights are trained on with importance weight 1 (" in said_by(announce, None, None)
+    assert "up to 4 steps old are trained on with importance weight min(" in said_by(
+        announce, TrainerCommon(mode="colocate_async"), 4
+    )
+    assert "engine's, 2)" in said_by(announce, TrainerCommon(mode="colocate_async"), 4)
+    assert "by earlier weights are trained on with importance weight 1 (" in said_by(announce, TrainerCommon(), None)
+    for written, said in (
+        ({"old_policy": "behaviour"}, "the ratio to the policy that sampled them"),
+        ({"is_mode": "geometric_mask"}, "importance weights up to 2, geometric_mask"),
+    ):
+        found = TrainerCommon.model_validate({"mode": "colocate_async", "algorithm": written})
+        assert said in said_by(announce, found, 4)
 
 
 @without_verl
@@ -62,7 +70,7 @@ def test_a_run_says_what_stale_tokens_get():
 )
 def test_a_run_of_verl_says_it_in_its_asynchronous_modes(mode, said, cap):
     from ajet.backbone.verl.config import verl_config
-    from ajet.run.verl.train import announce_staleness
+    from ajet.backbone.verl.train import announce_staleness
 
     config = verl_config(experiment({"trainer_common.mode": mode}))
     correction = config["algorithm"]["rollout_correction"]

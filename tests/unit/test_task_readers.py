@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loguru import logger
 
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError
@@ -83,6 +84,23 @@ def test_a_prompt_of_messages_opens_the_dialogue() -> None:
 def test_bad_rows_say_why(row: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRow, match=why):
         task_of(row, Columns())
+
+
+def test_rows_without_a_question_are_tasks_and_that_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "held_out.jsonl").write_text('{"goal": 1}\n')
+    files = {"training": {"file_path": "tasks.jsonl"}, "validation": {"file_path": "held_out.jsonl"}}
+    jsonl(tmp_path, {"goal": 24, "nums": [1, 2]}, {"question": "q"}, {"goal": 9, "nums": [3]})
+    reader = open_reader(experiment(tmp_path, "jsonl_dataset_file", jsonl_dataset_file=files))
+    said: list[str] = []
+    sink = logger.add(said.append, format="{message}")
+    try:
+        found = [(task.main_query, task.metadata) for task in reader.tasks("train")]
+        reader.tasks("validation")
+    finally:
+        logger.remove(sink)
+    assert found == [("", {"goal": 24, "nums": [1, 2]}), ("q", {"question": "q"}), ("", {"goal": 9, "nums": [3]})]
+    (line,) = said
+    assert "2 of 3 tasks have no text question: none of the columns goal, nums is one of" in line
 
 
 rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["q1", "q2", "q3"])), max_size=12)
@@ -565,10 +583,9 @@ def test_reasoning_gym_errors(tmp_path: Path) -> None:
 
 
 def test_readers_of_later_versions_refuse_in_one_sentence(tmp_path: Path) -> None:
-    for kind in ("env_service", "data_generation"):
-        with pytest.raises(ConfigError, match=r"this version of ajet\.") as caught:
-            open_reader(experiment(tmp_path, kind))
-        assert "jsonl_dataset_file" in caught.value.expected
+    with pytest.raises(ConfigError, match="not part of this version") as caught:
+        open_reader(experiment(tmp_path, "data_generation"))
+    assert "jsonl_dataset_file" in caught.value.expected
 
 
 def test_a_users_reader_by_reference(tmp_path: Path) -> None:

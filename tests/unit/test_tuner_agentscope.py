@@ -130,6 +130,7 @@ def test_what_agentscope_checks_holds():
         assert isinstance(tuner, ChatModelBase) and isinstance(tuner, ModelTuner)
         assert isinstance(tuner.as_agentscope_model(), OpenAIChatModel)
         assert tuner.as_agentscope_model() is tuner.as_agentscope_model()
+        assert tuner.as_agentscope_model().config is tuner.config
         config = ReActAgent.CompressionConfig.model_validate(
             {"enable": False, "agent_token_counter": Counter(), "trigger_threshold": 1, "compression_model": tuner}
         )

@@ -13,7 +13,7 @@ from ajet.algorithm import credit, opened
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.backbone.verl.config import verl_config
 from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.losses import WeightedSum
+from ajet.backbone.verl.trainer.losses import WeightedSum
 from ajet.config import Experiment
 from tests.local_fixtures import episode_of, group_of
 from tests.verl_fixtures import experiment, nested, without_verl
@@ -39,7 +39,23 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
         {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.5},
         {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.adv_estimator": "reinforce_plus_plus"},
         {f"{TC}.algorithm.adv_estimator": "package.algorithm->Mine"},
-    ],
+        {
+            f"{TC}.algorithm.policy_loss": "minirl",
+            f"{TC}.algorithm.old_policy": "behaviour",
+            f"{TC}.algorithm.is_cap": None,
+            f"{TC}.algorithm.is_mode": "geometric_mask",
+            f"{TC}.algorithm.is_floor": 0.5,
+            f"{TC}.algorithm.importance_weight_cap_ratio": 4.0,
+            f"{TC}.algorithm.strict_in_bound": True,
+            f"{TC}.algorithm.out_of_date_decay": 0.1,
+            f"{TC}.algorithm.balance_sample": True,
+            f"{TC}.algorithm.adv_scaling": 2.0,
+            f"{TC}.algorithm.mismatch_alarm": 0.3,
+            f"{TC}.algorithm.tau_positive": 1.5,
+            f"{TC}.algorithm.tau_negative": 1.6,
+        },
+        {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.old_policy": "behaviour"},
+    ],  # fmt: skip
 )
 def test_what_the_layer_writes_is_read_back(ajet):
     chosen = experiment(ajet)
@@ -49,7 +65,12 @@ def test_what_the_layer_writes_is_read_back(ajet):
         assert getattr(have.rollout, name) == getattr(want.rollout, name)
     for name in READ:
         assert getattr(have.trainer_common, name) == getattr(want.trainer_common, name)
-    bounds = {"clip_dual": want.trainer_common.algorithm.clip_dual or 1e9, "is_cap": want.trainer_common.importance_cap}
+    alarm = want.trainer_common.mismatch_alarm(rounded=True)
+    bounds = {
+        "mismatch_alarm": alarm,
+        "clip_dual": want.trainer_common.algorithm.clip_dual or 1e9,
+        "is_cap": want.trainer_common.importance_cap,
+    }
     assert have.trainer_common.algorithm == want.trainer_common.algorithm.model_copy(update=bounds)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.verl import cluster
-from ajet.backbone.verl.cluster_resources import Demand
+from ajet.backbone.verl.cluster import ray_cluster as cluster
+from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config import verl_config
 from ajet.schema.errors import UserError
 from tests.verl_fixtures import experiment, without_verl

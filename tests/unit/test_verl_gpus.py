@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ajet.backbone.verl.gpus import Gpu, gpus, refuse_busy
+from ajet.backbone.verl.cluster.gpus import Gpu, gpus, refuse_busy
 from ajet.schema.errors import UserError
 
 

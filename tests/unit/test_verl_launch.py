@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.verl import cpu, reporting
+from ajet.backbone.verl import cpu
 from ajet.backbone.verl.mailbox import Died, Phase, Stepped
-from ajet.backbone.verl.reporting import Reporting, Stopped
+from ajet.backbone.verl.trainer import reporting
+from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
 from ajet.config import Experiment
+from ajet.config.references import load_code
 from ajet.run.interrupt import Interrupts
+from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed
 from tests.verl_fixtures import without_verl
 
@@ -115,7 +118,7 @@ class Heard:
 def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]]], problem: Any = None) -> Heard:
     """What was heard in rounds of (whether the trainer has ended, letters)."""
     ray = pytest.importorskip("ray")
-    from ajet.run.verl.train import _listen
+    from ajet.backbone.verl.train import _listen
 
     done, heard, left = object(), Heard(), iter(rounds)
     now: list[Any] = []
@@ -183,7 +186,7 @@ def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
 
 @without_verl
 def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
-    from ajet.run.verl.train import _config
+    from ajet.backbone.verl.train import _config
 
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "What is {n}?"}}\n' for n in range(8)))
     tree = {
@@ -196,14 +199,29 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     run: Any = SimpleNamespace(path=tmp_path / "run", run_id="r", resumed=None)
-    fresh, order, words = _config(experiment, run, own=True)
+    sink: Any = RunSink(experiment, run, None)  # type: ignore[arg-type]
+    fresh, order, words = _config(experiment, run, sink, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
     assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
     folder = run.path / "checkpoints" / "step-4"
     run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.identity()})
-    trainer = _config(experiment, run, own=True)[0]["trainer"]
+    trainer = _config(experiment, run, sink, own=True)[0]["trainer"]
     assert (trainer["resume_mode"], trainer["resume_from_path"]) == ("resume_path", str(folder / "global_step_4"))
     assert trainer["val_before_train"] is False, "it was done before"
     del run.resumed.state["verl"]
     with pytest.raises(ConfigError, match="another backbone"):
-        _config(experiment, run, own=True)
+        _config(experiment, run, sink, own=True)
+
+
+@without_verl
+@pytest.mark.parametrize(
+    ("earlier", "now"),
+    [
+        ("agent_loop->WorkflowLoop", "agent.loop->WorkflowLoop"),
+        ("agent_workers->AgentWorkers", "agent.workers->AgentWorkers"),
+        ("runner->SavedCallback", "trainer.process->SavedCallback"),
+        ("leftovers->beside", "cluster.leftovers->beside"),
+    ],
+)
+def test_names_that_a_config_of_verl_may_hold_go_on_to_mean_what_they_did(earlier: str, now: str) -> None:
+    assert load_code(f"ajet.run.verl.{earlier}") is load_code(f"ajet.backbone.verl.{now}")

@@ -240,7 +240,7 @@ def test_the_users_sections_win_and_may_refer_to_everything():
 def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
     for strategy in ("fsdp", "megatron"):
         folder = layer._config_folder("verl")
-        assert folder is not None and set(layer._verls_defaults(folder, strategy)) == set(layer.ROOTS)
+        assert folder is not None and set(layer._verls_defaults(folder, strategy == "megatron")) == set(layer.ROOTS)
         tree = verl_config(experiment({"trainer_common.strategy": strategy}))
         open_ends = [path for path, value in leaves(tree) if isinstance(value, str) and value.startswith(("${", "???"))]
         assert open_ends == [("reward", "reward_model", "rollout", "name")]  # verl's own; no reward model is used

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.backbone.verl.mini_batches import deal
+from ajet.backbone.verl.trainer.mini_batches import deal
 
 PARTS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 

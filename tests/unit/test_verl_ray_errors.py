@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet.backbone.verl.ray_errors import last_line
+from ajet.backbone.verl.cluster.ray_errors import last_line
 
 
 def test_an_error_of_another_process_is_its_last_line():

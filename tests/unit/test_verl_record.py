@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,26 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.backbone.verl.mailbox import Closed, Credited, Died, Grant, Phase, Process, Saved, Stepped, Validated
+from ajet.backbone.verl.mailbox import (
+    Closed,
+    Credited,
+    Died,
+    Grant,
+    Phase,
+    Process,
+    Saved,
+    Stepped,
+    Validated,
+    _Mailbox,
+)
+from ajet.backbone.verl.record import DEATHS, HOPELESS, Record
+from ajet.backbone.verl.tickets import Tickets, open_verl_store
 from ajet.config import Experiment
+from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.prove import prove_recorded
-from ajet.run.runner import Sink
+from ajet.run.sink import RunSink
 from ajet.run.summary import Tally
-from ajet.run.verl.record import DEATHS, HOPELESS, Record
-from ajet.run.verl.tickets import Tickets, open_verl_store
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
 from ajet.schema.errors import UserError
@@ -69,7 +82,9 @@ def opened(
     tickets = Tickets(open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after)
     tickets.asked(LAST_TICKET)
     shown.grants = tickets.due()
-    record = Record(experiment, run, Sink(experiment.ajet, run, shown), 9, tickets, words=words)
+    sink = RunSink(experiment, run, shown)
+    sink.begin(words, total=9)
+    record = Record(experiment, run, sink, tickets)
     yield record, run, shown
     run.close("finished")
 
@@ -337,3 +352,18 @@ def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
         record.take(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
     assert "trainer_common.canary" in str(said.value) and len(str(said.value).splitlines()) < 20
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
+
+
+def test_the_tools_that_the_first_of_its_processes_found_are_the_runs(tmp_path):
+    def told(text):
+        return [{"type": "function", "function": {"name": "echo", "description": text, "parameters": {}}}]
+
+    box = _Mailbox()
+    one, other = (Pins(lambda found: asyncio.run(box.pin(found))) for _ in range(2))
+    with opened(tmp_path) as (record, run, _):
+        assert one(told("Say it.")) == told("Say it.")
+        with pytest.raises(ToolsChanged, match="Ignore it"):
+            other(told("Ignore it."))
+        [letter] = asyncio.run(box.take(1))
+        record.take(letter)
+        assert read_pinned(run.path) == told("Say it.")

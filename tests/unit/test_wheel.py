@@ -59,7 +59,9 @@ def python(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedPr
 
 def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    for source, inside in (("ajet", "ajet"), ("default_config", "ajet/default_config"), ("tutorial", "ajet/tutorial")):
+    shipped = {"ajet": "ajet", **{name: f"ajet/{name}" for name in ("default_config", "tutorial", "deploy")}}
+    shipped |= {name: f"ajet/names/{name}" for name in ("train", "env")}
+    for source, inside in shipped.items():
         tracked = subprocess.run(["git", "ls-files", source], cwd=ROOT, capture_output=True, text=True, check=True)
         files = {inside + line.removeprefix(source) for line in tracked.stdout.splitlines() if (ROOT / line).exists()}
         assert files and files <= names, files - names
@@ -70,8 +72,12 @@ def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path)
 
 
 def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None:
-    told = "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
-    place, advice = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
+    checkout = "[p for p in sys.path if os.path.exists(os.path.join(p, 'pyproject.toml'))]"  # of the editable install
+    told = f"import os, sys; sys.path[:] = [p for p in sys.path if p not in {checkout}]; "
+    told += "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
+    told += "; import train.adapter.verl.common as c, env.train_env as e; print(c.__file__); print(e.__file__)"
+    place, advice, *names = python(unpacked, tmp_path, "-c", told).stdout.splitlines()
+    assert all(Path(name).is_relative_to(unpacked / "ajet" / "names") for name in names) and len(names) == 2
     assert Path(place).is_relative_to(unpacked)
     assert '"ajet[local]' in advice and " -e " not in advice, "a wheel is not installed from a clone"
 

@@ -190,7 +190,7 @@ RUNS: dict[str, Callable[[Path], Path]] = {"local": local, "debug": debug, "serv
 def neutral(run: Path) -> None:
     """The machine's name goes; logs of Ray's processes, which nothing reads again, go. Raises ValueError for a path."""
     for path in run.glob("logs/*"):
-        if path.name != "ajet.log":
+        if not re.fullmatch(r"ajet.log|.*_(trainer|serve|debug)_0.log", path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     named = f'"host": {json.dumps(platform.node())}'.encode()
     for path in (path for path in run.rglob("*") if path.is_file()):

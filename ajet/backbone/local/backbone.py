@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,13 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.backbone.canary import Canary, gap_of
-from ajet.backbone.contract import Rehearsal, Update
+from ajet.backbone.contract import Rehearsal, Scorer, Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
 from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
-from ajet.schema.batch import Sample, TrainingBatch
-from ajet.schema.call import Floats
+from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,19 +59,19 @@ class LocalBackbone:
         self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy)
         self.engine: TokenEngine | ChatEngine = self._sampler
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
+        self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
+        self._gap: float | None = None
         self._ask_canary()
 
-    def logprobs(
-        self, samples: list[Sample], *, reference: bool = False, temperature: float | None = None
-    ) -> list[Floats]:
-        """[T] per sample at mask-1 positions (0 elsewhere), at `temperature` or the rollout's."""
-        return self.trainer.logprobs(samples, reference=reference, temperature=temperature)
+    def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
+        """Of the present weights, or of the reference model."""
+        return self.trainer.scorer(reference=reference)
 
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""
         with self._sampler.paused():
             release_memory()
-            metrics = self.trainer.update(batch)
+            metrics = self.trainer.update(batch, gap=self._gap, alarm=self._alarm)
         return Update(self.version, metrics | self._weights_changed())
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
@@ -100,7 +100,9 @@ class LocalBackbone:
     def _ask_canary(self) -> dict[str, float]:
         if self._canary.tolerance is None:
             return {}
-        gap = gap_of(*scored_reply(self._sampler, self.trainer, self.tokenizer))
+        with self.scorer() as scorer:
+            gap = gap_of(*scored_reply(self._sampler, scorer, self.tokenizer, version=self.version))
+        self._gap = gap
         self._canary.judge(gap, version=self.version)
         return {"canary_gap": gap}
 

@@ -4,7 +4,8 @@ Per trained token: weight * its `ajet.algorithm.token_loss`. All inputs lie in o
 quantity over all samples of an optimizer step; a row's targets find theirs by sample and offset.
 
 Which old policy the ratio refers to: with one mini batch the update is on-policy, the old logprobs are the present
-ones and the ratio is exactly 1; with several they are those from before the first of them. Where the engine's own
+ones and the ratio is exactly 1; with several, or where a loss or a weight is of whole replies, they are those from
+before the first of them, computed in a pass of their own. Where the engine's own
 logprobs differ (another program, or older weights), `is_cap` weighs by them. Stale tokens are those that a policy
 version before the one being updated sampled; they are counted, and change nothing by themselves.
 """
@@ -20,7 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ajet.algorithm.token_loss import Terms, TokenLoss
+from ajet.algorithm.replies import replies_of
+from ajet.algorithm.token_loss import Replies, Terms, TokenLoss
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
@@ -57,7 +59,7 @@ class Tally:
 
 @dataclass(slots=True)
 class StepLoss:
-    """The losses of one optimizer step over `samples`. `old` and `reference`: [T] per sample, or None."""
+    """The losses of one optimizer step over `samples`. `old`, `present` and `reference`: [T] per sample, or None."""
 
     samples: Sequence[Sample]
     tokens: TokenLoss
@@ -65,6 +67,8 @@ class StepLoss:
     compare_engine: bool
     """Whether the trainer's logprobs mean the same as the engine's: no truncation by top_p or top_k."""
     old: Sequence[Floats] | None = None
+    present: Sequence[Floats] | None = None
+    """The policy's logprobs as this step finds it; None: they are `old`."""
     version: int = 0
     """The policy's, before the update."""
     tally: Tally = field(default_factory=Tally)
@@ -75,6 +79,8 @@ class StepLoss:
     _stale: npt.NDArray[np.bool_] = field(init=False)
     _old: Floats | None = field(init=False)
     _reference: Floats | None = field(init=False)
+    _ages: Floats | None = field(init=False)
+    _replies: tuple[Floats | None, Floats | None] = field(init=False)
 
     def __post_init__(self) -> None:
         lengths = [sample.timeline.ids.size for sample in self.samples]
@@ -86,6 +92,32 @@ class StepLoss:
         self._old = np.concatenate(self.old) if self.old is not None else None
         given = [sample.reference for sample in self.samples if sample.reference is not None]
         self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
+        bounds = self.tokens.bounds
+        ages = [self.version - sample.timeline.versions for sample in self.samples]
+        self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.by_age else None
+        self._replies = self._of_replies() if self.tokens.over_replies else (None, None)
+
+    def _of_replies(self) -> tuple[Floats | None, Floats | None]:
+        """What `Replies` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError without
+        `old`."""
+        if self._old is None:
+            raise ValueError("a loss of whole replies needs the policy's logprobs before the update")
+        mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
+        mask_S = [torch.from_numpy(sample.timeline.mask) for sample in self.samples]
+        counts = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
+        replies = torch.cat([replies_of(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
+        present = np.concatenate(self.present) if self.present is not None else self._old
+        own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old, self._engine))
+        told = self.tokens.replies(own, old, engine, replies[mask])
+
+        def spread(values: Tensor | None) -> Floats | None:
+            if values is None:
+                return None
+            found = np.zeros(mask.numel(), np.float32)
+            found[mask.numpy()] = values.numpy()
+            return found
+
+        return spread(told.drift), spread(told.gaps)
 
     @property
     def needs_reference(self) -> bool:
@@ -109,6 +141,8 @@ class StepLoss:
             self._stale[at],
             pick(self._old) if self._old is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
+            pick(self._ages) if self._ages is not None else None,
+            Replies(*(pick(values) if values is not None else None for values in self._replies)),
         )
 
 
@@ -123,6 +157,8 @@ class RowLoss:
     stale: npt.NDArray[np.bool_]
     old: Tensor | None
     reference: Tensor | None
+    ages: Tensor | None
+    replies: Replies
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
         """The summed loss of the targets `at`."""
@@ -135,6 +171,8 @@ class RowLoss:
             self.advantages[at],
             engine_T=self.engine[at],
             reference_T=self.reference[at] if self.reference is not None else None,
+            ages_T=self.ages[at] if self.ages is not None else None,
+            replies=Replies(*(values[at] if values is not None else None for values in self.replies)),
         )
         if terms.capped is not None:
             tally.capped += int(terms.capped.sum())

@@ -67,9 +67,9 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     elif os.environ.get("OMP_NUM_THREADS", "").isdigit():
         count, why = int(os.environ["OMP_NUM_THREADS"]), "OMP_NUM_THREADS"
     else:
-        cores, busy = _cores(), _busy_cores()
-        count = max(1, math.floor(cores - busy + NOISE))
-        why = f"{cores} cores, {busy:.1f} of them busy with other processes"
+        free, busy = cores(), _busy_cores()
+        count = max(1, math.floor(free - busy + NOISE))
+        why = f"{free} cores, {busy:.1f} of them busy with other processes"
     torch.set_num_threads(count)
     logger.info("{} thread{} on {} ({})", count, "" if count == 1 else "s", device.type, why)
     return count
@@ -83,19 +83,19 @@ def release_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Physical cores within this process's affinity and its control group's quota."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    cores = max(1, min(physical, math.ceil(allowed * physical / logical)))
+    count = max(1, min(physical, math.ceil(allowed * physical / logical)))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
-            cores = max(1, min(cores, math.floor(int(quota) / int(period))))
+            count = max(1, min(count, math.floor(int(quota) / int(period))))
     except (OSError, ValueError):
         pass
-    return cores
+    return count
 
 
 def _busy_cores() -> float:

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet.backbone.canary import PROMPT, REPLY
+from ajet.backbone.scoring import scored
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.timeline import SampledSpan, Timeline
 
 if TYPE_CHECKING:
+    from ajet.backbone.contract import Scorer
     from ajet.backbone.local.engines import PausableEngine
-    from ajet.backbone.local.trainer import Trainer
 
 
-def scored_reply(engine: PausableEngine, trainer: Trainer, tokenizer: Any) -> tuple[Floats, Floats]:
-    """[T] each: the engine's logprobs of its reply at temperature 1, and the trainer's."""
+def scored_reply(engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int) -> tuple[Floats, Floats]:
+    """[T] each: the engine's logprobs of its reply at temperature 1, and the trainer's. `version`: of the weights."""
     room = engine.max_model_len
     prompt = np.asarray(tokenizer.encode(PROMPT, add_special_tokens=False), np.int32)[: max(1, room - REPLY)]
     reply, logprobs = engine.greedy(prompt, min(REPLY, room - prompt.size))
@@ -29,8 +30,8 @@ def scored_reply(engine: PausableEngine, trainer: Trainer, tokenizer: Any) -> tu
     found = np.zeros(ids.size, np.float32)
     found[mask] = logprobs
     span = (SampledSpan(0, prompt.size, ids.size),)
-    versions = np.where(mask, trainer.version, -1).astype(np.int32)
+    versions = np.where(mask, version, -1).astype(np.int32)
     timeline = Timeline(0, "canary", "canary", ids, mask, found, found, versions, span)
     sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
-    [own] = trainer.logprobs([sample], temperature=1.0)
+    [own] = scored(scorer, [sample], tokens=ids.size, temperature=1.0)
     return found[mask], own[mask]

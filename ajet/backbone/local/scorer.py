@@ -1,4 +1,4 @@
-"""The trainer's forward pass without a trainer: log-probabilities at the weights of one policy version.
+"""The trainer's forward pass as a scorer: of the weights that a trainer has, or of a policy version without a trainer.
 
 Invariant: model, weights and packing are those that an update of that version computes with, bit for bit; there is
 no optimizer, no engine and no gradient.
@@ -17,10 +17,40 @@ from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import Experiment
 
 
-class Scorer:
+class ForwardScorer:
+    """Of a model that is there. `weights`: some of it."""
+
+    def __init__(self, forward: PackedForward, weights: Tensor) -> None:
+        self._forward = forward
+        self.dtype = str(weights.dtype).removeprefix("torch.")
+        self.device = weights.device.type
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether rows may hold trees."""
+        return self._forward.packed
+
+    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
+        """[K] of the row's targets."""
+        found: Floats = self._forward.logprobs(row, temperature).cpu().numpy()
+        return found
+
+    def truncated(
+        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
+    ) -> tuple[Floats, Floats]:
+        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
+        rounding may move `slack` of the mass over top_p's border."""
+        low, high = self._forward.truncated(row, temperature, top_p, top_k, slack=slack)
+        return low.cpu().numpy(), high.cpu().numpy()
+
+
+class Scorer(ForwardScorer):
     """Of the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises UserError."""
 
     def __init__(self, experiment: Experiment, checkpoint: Path | None = None) -> None:
@@ -41,31 +71,12 @@ class Scorer:
         self._policy = Policy(model, lora=config.trainer_common.lora, reference=False)
         if checkpoint is not None:
             checkpoints.read_weights(checkpoint, self._policy)
-        self.dtype = str(self._policy.weights.values.dtype).removeprefix("torch.")
-        self.device = device.type
+        super().__init__(self._policy.forward, self._policy.weights.values)
 
     @staticmethod
     def version_of(checkpoint: Path) -> int:
         """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
         return checkpoints.version_of(checkpoint)
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether rows may hold trees."""
-        return self._policy.forward.packed
-
-    def logprobs(self, row: PackedRow, temperature: float = 1.0) -> Floats:
-        """[K] of the row's targets."""
-        found: Floats = self._policy.forward.logprobs(row, temperature).cpu().numpy()
-        return found
-
-    def truncated(
-        self, row: PackedRow, temperature: float, top_p: float, top_k: int, *, slack: float
-    ) -> tuple[Floats, Floats]:
-        """[K] the lowest and the highest log-probability that the row's targets can have after top_k and top_p, where
-        rounding may move `slack` of the mass over top_p's border."""
-        low, high = self._policy.forward.truncated(row, temperature, top_p, top_k, slack=slack)
-        return low.cpu().numpy(), high.cpu().numpy()
 
     def widen(self) -> bool:
         """Compute in float32 from here on, with the same weights. False where the device has no room for that: then

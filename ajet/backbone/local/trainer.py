@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from ajet.algorithm import opened
 from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.learning_rate import Schedule
 from ajet.algorithm.mini_batches import mini_batches
+from ajet.algorithm.mismatch import tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
@@ -29,6 +30,8 @@ from ajet.backbone.local.losses import StepLoss, Tally
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW
 from ajet.backbone.local.policy import Policy
+from ajet.backbone.local.scorer import ForwardScorer
+from ajet.backbone.scoring import scored
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -71,33 +74,44 @@ class Trainer:
         self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None
     ) -> list[Floats]:
         """[T] per sample: of the policy or the reference at the rollout's temperature, where the mask is 1, else 0."""
-        found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
-        with self._model(reference) as forward:
-            for row in self._rows(samples, forward):
-                values = forward.logprobs(row, temperature or self.temperature).cpu().numpy()
-                for index in np.unique(row.targets.sample):
-                    mine = row.targets.sample == index
-                    found[index][row.targets.offset[mine]] = values[mine]
-        return found
+        with self.scorer(reference=reference) as scorer:
+            return scored(
+                scorer,
+                samples,
+                tokens=self.settings.micro_batch_tokens,
+                temperature=temperature or self.temperature,
+            )
 
-    def update(self, batch: TrainingBatch) -> dict[str, float]:
-        """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics."""
+    @contextmanager
+    def scorer(self, *, reference: bool = False) -> Iterator[ForwardScorer]:
+        """Of the present weights, or of the reference model. Raises ValueError where none was asked for."""
+        with self.policy.reference() if reference else nullcontext(self.policy.forward) as forward:
+            yield ForwardScorer(forward, self.policy.weights.values)
+
+    def update(self, batch: TrainingBatch, *, gap: float | None = None, alarm: float | None = None) -> dict[str, float]:
+        """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics. `gap`: nats
+        a token between the logprobs of engine and trainer of these weights, where that was measured; above `alarm` the
+        importance weights are bounded more tightly."""
         began = time.monotonic()
         parts = mini_batches(batch.samples, self.settings.mini_batch_num)
         lr = self.schedule.at(batch.step - 1)
         tallies: list[Tally] = []
         norms: list[float] = []
         tokens = 0
+        tokens_loss = self.tokens.tightened(gap, alarm)
         with self._all_or_nothing(len(parts)):
-            old = self.logprobs(batch.samples, temperature=batch.temperature) if len(parts) > 1 else None
-            for part in parts:
+            looks_back = len(parts) > 1 or self.tokens.over_replies
+            old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
+            for number, part in enumerate(parts):
                 samples = [batch.samples[index] for index in part]
+                moved = number > 0 and self.tokens.policy.over_replies
                 loss = StepLoss(
                     samples,
-                    self.tokens,
+                    tokens_loss,
                     mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
                     compare_engine=not self.truncates,
                     old=[old[index] for index in part] if old is not None else None,
+                    present=self.logprobs(samples, temperature=batch.temperature) if moved else None,
                     version=self.version,
                 )
                 tokens += self._gradients(loss, batch.temperature)
@@ -105,7 +119,12 @@ class Trainer:
                 tallies.append(loss.tally)
         release_memory()
         self.version += 1
-        return self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
+        metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
+        if tokens_loss is not self.tokens:
+            assert gap is not None and tokens_loss.is_cap is not None
+            metrics |= tightened_metrics(gap, tokens_loss.is_cap)
+            warn_of_mismatch(metrics, alarm)
+        return metrics
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
@@ -115,7 +134,8 @@ class Trainer:
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num),
         ):
-            loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, version=self.version)
+            old = self.logprobs(samples) if self.tokens.over_replies else None
+            loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
             self._gradients(loss, self.temperature, passes=2)  # those of several passes are float32
         release_memory()
 
@@ -156,14 +176,6 @@ class Trainer:
 
     def _rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
         return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
-
-    @contextmanager
-    def _model(self, reference: bool) -> Iterator[PackedForward]:
-        if not reference:
-            yield self.policy.forward
-            return
-        with self.policy.reference() as forward:
-            yield forward
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """The data set that verl reads: tickets to train, one row each, and the validation tasks.
 
 Invariant: a ticket holds its number and nothing else, so verl's own loader only counts, from 0 in each launch; which
-task it is for, the run's own process says when it is played (ajet/run/verl/tickets.py).
+task it is for, the run's own process says when it is played (ajet/backbone/verl/tickets.py).
 """
 
 from __future__ import annotations

@@ -118,7 +118,14 @@ class Saved:
     folder: str
 
 
-Letter = Process | Phase | TicketAsked | Closed | GaveUp | Stepped | Validated | Saved | Died
+@dataclass(frozen=True, slots=True)
+class ToolsFound:
+    """What the run's first attempt was offered, as a request's `tools`."""
+
+    tools: list[Any]
+
+
+Letter = Process | ToolsFound | Phase | TicketAsked | Closed | GaveUp | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:
@@ -129,6 +136,7 @@ class _Mailbox:
         self._stop = False
         self._grants: dict[int, Grant] = {}
         self._granted = 0
+        self._tools: list[Any] | None = None
         self._more = asyncio.Condition()
 
     async def put(self, letters: list[Letter]) -> None:
@@ -143,6 +151,13 @@ class _Mailbox:
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]
+
+    async def pin(self, found: list[Any]) -> list[Any]:
+        """The run's tools: those that the first to ask has found."""
+        if self._tools is None:
+            self._tools = found
+            self._letters.put_nowait(ToolsFound(found))
+        return self._tools
 
     async def know(self, grants: Sequence[Grant], open: Collection[int]) -> None:
         """What the next tickets are for; of the earlier ones, only those of these positions are asked for again."""
@@ -204,6 +219,13 @@ class Sender:
         """What a ticket is for."""
         granted: Grant = await self._box.grant.remote(ticket)
         return granted
+
+    def pin(self, found: list[Any]) -> list[Any]:
+        """The run's tools, whoever found them first."""
+        import ray
+
+        pinned: list[Any] = ray.get(self._box.pin.remote(found))
+        return pinned
 
     def stopping(self) -> bool:
         """Whether the run shall end."""

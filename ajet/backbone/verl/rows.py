@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ajet.record.episode_bytes import packed, unpacked
-from ajet.schema.call import Call
+from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group
 from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
@@ -154,13 +154,13 @@ def _empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> 
 def _verdict(episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int) -> dict[str, Any]:
     """verl adds `reward` to `reward_extra_info` by itself; a second one would count twice in its validation."""
     success = episode.verdict.success if episode.verdict else None
-    runs = [run for call in calls for run in call.versions]
+    span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)
     return {
         "reward_score": episode.reward,
         "extra_fields": {
             "reward_extra_info": {"success": None if success is None else float(success)},
-            "min_global_steps": min((run.low for run in runs), default=policy_version),
-            "max_global_steps": max((run.high for run in runs), default=policy_version),
+            "min_global_steps": span.low,
+            "max_global_steps": span.high,
             "ajet": about,
         },
     }

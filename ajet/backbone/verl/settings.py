@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.backbone.verl import cpu
+from ajet.backbone.verl.cluster.gpus import gpus
 from ajet.backbone.verl.config import SEPARATE, ModelLimits, read_limits, verl_config
-from ajet.backbone.verl.gpus import gpus
 
 if TYPE_CHECKING:
     from ajet.config import Experiment

@@ -16,6 +16,7 @@ _OTHERS_TESTS = "it is a switch of another system's own tests"
 _JUDGES_MODEL = "judges read it from `task_judge`"
 _SERVED = "`ajet serve` is what agents elsewhere are served by"
 _RECORDED = "every episode is kept in the run directory's `episodes/`"
+_ALL_EXAMPLES = "all examples are looked at, until the stop rules end it"
 _TRACES = "the reader of traces is not part of this version"
 
 ACCEPTED: Mapping[str, str] = {
@@ -27,9 +28,13 @@ ACCEPTED: Mapping[str, str] = {
     "context_tracker.alien_llm_model": _JUDGES_MODEL,
     "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
     "task_reader.feedback_tracing": _TRACES,
+    "task_judge.rubrics_auto_grader.sampling_mode": _ALL_EXAMPLES,
+    "task_judge.rubrics_auto_grader.num_reference_samples": _ALL_EXAMPLES,
+    "task_judge.rubrics_auto_grader.aggregation_mode": "what the labels agree with is kept",
     "trainer_common.save_trajectory_as_json_file": _RECORDED,
     "trainer_common.val_print_to_markdown_file_path": _RECORDED,
     "trainer_common.train_print_to_markdown_file_path": _RECORDED,
+    "trainer_common.algorithm.retrained_interval": "an episode is trained on once (`max_trained_count`)",
     "trainer_common.val_max_num_task_clip_method": "all validation tasks are played",
     "trainer_common.optim.optimizer_impl": "it is torch's",
     "trainer_common.optim.zero_indexed_step": "the first step is 1",
@@ -66,6 +71,11 @@ UNCHANGED: Mapping[str, Unchanged] = {
     "trainer_common.val_max_num_task_each_validation": Unchanged(
         None, "All validation tasks are played: give the reader a smaller validation split."
     ),
+    "trainer_common.algorithm.max_trained_count": Unchanged(
+        1,
+        "The ledger gives each group to one step, so that none is lost and none trained twice; "
+        "ajet.trainer_common.mini_batch_num makes several optimizer steps of it.",
+    ),
     "trainer_common.ppo_epochs": Unchanged(
         1, "A batch is trained on once; ajet.trainer_common.mini_batch_num says in how many optimizer steps."
     ),
@@ -82,18 +92,26 @@ UNCHANGED: Mapping[str, Unchanged] = {
 """Below `ajet`."""
 
 MOVED: Mapping[str, str] = {
+    "rollout.agentscope_workflow": "rollout.user_workflow",
+    "rollout.agentscope_learn_protocol": "rollout.user_workflow",
+    "rollout.agentscope_disable_toolcalls": "rollout.force_disable_toolcalls",
+    "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
+    "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
+    "task_judge.rubrics_auto_grader.generate_number": "task_judge.rubrics_auto_grader.query_specific_generate_number",
     "lora.lora_rank": "trainer_common.lora.rank",
     "lora.lora_alpha": "trainer_common.lora.alpha",
     "lora.target_modules": "trainer_common.lora.target_modules",
     "trainer_common.optim.lr_scheduler_type": "trainer_common.optim.lr_schedule",
 }
-"""Below `ajet`: another name, and ours."""
+"""Below `ajet`: another name, and ours. One that names a section stands for all that is in it."""
 
 
 def moved(path: Sequence[Any]) -> tuple[Any, ...]:
     """Our name of the key at `path` below `ajet`; the same one where it is ours."""
-    other = MOVED.get(".".join(map(str, path)))
-    return tuple(other.split(".")) if other is not None else tuple(path)
+    for n in range(len(path), 0, -1):
+        if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
+            return (*ours.split("."), *path[n:])
+    return tuple(path)
 
 
 def changed(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:

@@ -16,6 +16,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from ajet.config.backbones import Capability
+from ajet.config.catalogue import Kind
+from ajet.config.handed import known
+from ajet.config.schema.choices import require_known
 
 SERVE = "serve"
 """Stands for `ajet serve` where a key has an effect there and not in a launch on the same backbone, or the reverse."""
@@ -45,6 +48,16 @@ class Section(BaseModel):
                 raise ValueError(f"true/false where {type_name(annotation)} belongs")
         return value
 
+    @field_validator("*", mode="after")
+    @classmethod
+    def _a_part_that_is_known(cls, value: Any, info: ValidationInfo) -> Any:
+        """Or a reference to one."""
+        kind: Kind | None = meta(cls.model_fields[info.field_name]).get("part") if info.field_name else None
+        if kind is not None:
+            for name in [value] if isinstance(value, str) else value or ():
+                require_known(name, kind)
+        return value
+
 
 def key(
     default: Any,
@@ -54,7 +67,11 @@ def key(
     idle: Mapping[str, str | None] | None = None,
     later: Mapping[Any, str] | None = None,
     needs: Mapping[Any, Capability] | None = None,
+    unless: tuple[str, str] | None = None,
     kind: str | None = None,
+    part: Kind | None = None,
+    lists: Kind | None = None,
+    when: tuple[str, ...] | None = None,
     **constraints: Any,
 ) -> Any:
     """A key of a section.
@@ -65,7 +82,11 @@ def key(
     backbones a key has none, their descriptors say.
     later: values that are refused for now, each with the sentence that says so.
     needs: values that are refused where the backbone cannot do what they ask for.
+    unless: another key, and its value with which this one is read even where a backbone's descriptor says it is not.
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
+    part: it names parts of this kind, or refers to the user's own; `{names}` in the description are those known.
+    lists: the same, where the user's code may register more under names of its own, so that none is refused here.
+    when: the key that chooses it, and the values for which it is read, as a section has it.
     """
     extra: dict[str, Any] = {"training": training}
     if idle is not None:
@@ -74,8 +95,16 @@ def key(
         extra["later"] = [[value, sentence] for value, sentence in later.items()]
     if needs is not None:
         extra["needs"] = [[value, capability] for value, capability in needs.items()]
+    if unless is not None:
+        extra["unless"] = list(unless)
     if kind is not None:
         extra["kind"] = kind
+    if part is not None:
+        extra |= {"part": part, "kind": "reference"}
+    if lists is not None:
+        extra["lists"] = lists
+    if when is not None:
+        extra["when"] = list(when)
     return Field(default=default, description=description, json_schema_extra=extra, **constraints)
 
 
@@ -86,16 +115,18 @@ def section(
     training: bool = True,
     idle: Mapping[str, str | None] | None = None,
     when: tuple[str, str] | None = None,
+    or_own: bool = False,
 ) -> Any:
     """A nested mapping with its own keys; `training=False` and `idle` apply to all of them.
 
     when: the key that chooses it, and the value for which its keys are read; for any other they have no effect.
+    or_own: a reference of the user's there may read them, too.
     """
     extra: dict[str, Any] = {} if training else {"training": False}
     if idle is not None:
         extra["idle"] = dict(idle)
     if when is not None:
-        extra["when"] = list(when)
+        extra |= {"when": list(when), "or_own": or_own}
     return Field(default_factory=model, description=description, json_schema_extra=extra or None)
 
 
@@ -110,12 +141,36 @@ def meta(field: FieldInfo) -> dict[str, Any]:
     return extra if isinstance(extra, dict) else {}
 
 
+def described(field: FieldInfo) -> str:
+    """What a key or a section is for."""
+    text, notes = field.description or "", meta(field)
+    if "lists" in notes:
+        return text.replace(
+            "{names}", ", ".join(name for name, each in known().of(notes["lists"]).items() if each.code)
+        )
+    return text.replace("{names}", ", ".join(known().of(notes["part"]))) if "part" in notes else text
+
+
+def refused(field: FieldInfo) -> list[tuple[Any, str]]:
+    """Values of a key that this version refuses, each with the sentence that says so."""
+    notes = meta(field)
+    parts = known().of(notes["part"]) if "part" in notes else {}
+    listed = [(value, sentence) for value, sentence in notes.get("later", ())]
+    return [*listed, *((name, part.later) for name, part in parts.items() if part.later)]
+
+
 def subsection(field: FieldInfo) -> type[Section] | None:
     """The model of a nested section; None for a plain key."""
     annotation = field.annotation
     if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
         return None
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def sections_of(field: FieldInfo) -> type[Section] | None:
+    """The model of each value of a mapping by names; None for any other key."""
+    values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
+    return next((each for each in values if isinstance(each, type) and issubclass(each, Section)), None)
 
 
 class Reason(NamedTuple):
@@ -131,7 +186,10 @@ class Choice(NamedTuple):
 
     said_by: tuple[str, ...]
     key: str
-    value: str
+    values: tuple[str, ...]
+    """One of them."""
+    or_own: bool
+    """A reference to something of the user's own does, too."""
 
 
 @lru_cache(maxsize=4)
@@ -153,7 +211,9 @@ def _walk(
         notes["idle"] = inherited["idle"] | {
             place: why and Reason(path, why) for place, why in own.get("idle", {}).items()
         }
-        notes["when"] = inherited["when"] + ([Choice(path, *own["when"])] if "when" in own else [])
+        notes["when"] = inherited["when"] + (
+            [Choice(path, own["when"][0], tuple(own["when"][1:]), own.get("or_own", False))] if "when" in own else []
+        )
         nested = subsection(field)
         if nested is None:
             yield path, field, notes
@@ -175,6 +235,8 @@ def type_name(annotation: Any) -> str:
         return _PLAIN[annotation]
     if annotation is Any:
         return "anything"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return f"mapping of {', '.join(annotation.model_fields)}"
     if origin is Annotated:
         return type_name(args[0])
     if str(origin) == "typing.Literal":

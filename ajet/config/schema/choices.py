@@ -1,43 +1,15 @@
-"""Values that are a known name or a reference to something of the user's own, and the names that are known: trackers,
-isolations and stores that come with ajet, with their code.
+"""Values that are a known name or a reference to something of the user's own.
 
-Invariant: these tables are the only lists of them. Schema, documentation and the rooms that own the code read them; a
-reference to a class of the user's is taken wherever a name is. They name code as text, since settings are checked
-without it (`references.class_of` finds it); a contract test holds each line against its class.
+Invariant: a reference to a class of the user's is taken wherever a name is. Which names are known is the catalogue's to
+say; what is neither is one error, with the nearest of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What is known of one without importing it."""
-
-    code: str
-    """A reference to its class; empty where this version has none."""
-    variables: tuple[str, ...] = ()
-    """Environment variables that it reads, which a job on a cluster must get."""
-    interactive: bool = True
-    """Whether it takes what is defined in the running program or notebook."""
-
-
-TRACKERS = {
-    "console": Part("ajet.record.trackers.console->ConsoleTracker"),
-    "tensorboard": Part("ajet.record.trackers.tensorboard->TensorboardTracker"),
-    "wandb": Part("", variables=("WANDB_API_KEY",)),
-    "swanlab": Part("", variables=("SWANLAB_API_KEY",)),
-    "mlflow": Part("", variables=("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN")),
-}
-ISOLATIONS = {
-    "thread": Part("ajet.rollout.isolation.thread->ThreadIsolation"),
-    "loop": Part("ajet.rollout.isolation.loop->LoopIsolation"),
-    "process": Part("ajet.rollout.isolation.process->ProcessIsolation", interactive=False),
-}
-STORES = {"run_directory": Part("ajet.store.run_store->RunStore")}
+from ajet.config.catalogue import Kind, brought, own
+from ajet.config.handed import known
 
 
 def is_reference(text: str) -> bool:
@@ -48,14 +20,14 @@ def is_reference(text: str) -> bool:
     return bool(arrow and left and right.strip().isidentifier())
 
 
-def name_or_reference(names: Sequence[str], example: str) -> Callable[[str], str]:
-    """A validator: one of `names`, or a reference such as `example`."""
-
-    def check(text: str) -> str:
-        if text in names or is_reference(text):
-            return text
-        near = get_close_matches(text, names, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(f"one of {', '.join(names)}, or a reference such as {example}{hint}")
-
-    return check
+def require_known(text: str, kind: Kind) -> None:
+    """Raises ValueError unless `text` names a part of this kind or refers to one."""
+    names = [*known().of(kind)]
+    if text in names or is_reference(text):
+        return
+    names += brought(kind)  # asked last: it looks at every installed package
+    if text in names:
+        return
+    near = get_close_matches(text, names, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ValueError(f"one of {', '.join(names)}, or a reference such as {own(kind)}{hint}")

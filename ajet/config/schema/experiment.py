@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 
-from ajet.config.schema.base import Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, section
 from ajet.config.schema.context_tracker import ContextTracker
 from ajet.config.schema.data import Data
 from ajet.config.schema.debug import Debug
+from ajet.config.schema.environment import Environment
 from ajet.config.schema.gateway import Gateway
 from ajet.config.schema.model import Model
+from ajet.config.schema.reasons import OWN_AGENTS
 from ajet.config.schema.rollout import Rollout
+from ajet.config.schema.services import Companion
 from ajet.config.schema.store import Store
 from ajet.config.schema.task_judge import TaskJudge
 from ajet.config.schema.task_reader import TaskReader
@@ -54,7 +57,16 @@ class AjetConfig(Section):
     data: Data = section(Data, "Lengths and batch size.")
     rollout: Rollout = section(Rollout, "How tasks are turned into episodes.")
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
+    environment: Environment = section(
+        Environment, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
+    )
     task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
+    services: dict[str, Companion] = key(
+        {},
+        "Programs that a run needs beside it, by name: each is started before it and ended after it. "
+        "`{command, cwd, env, ready, timeout, only_with_flag}`, see docs/environments.md.",
+        training=False,
+    )
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
     trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
     store: Store = section(Store, "The ledger of tasks, episodes and groups.")

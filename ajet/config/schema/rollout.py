@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import AfterValidator
+from typing import Literal
 
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.choices import ISOLATIONS, name_or_reference
+from ajet.config.schema.mcp_agent import McpAgent
 from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_TRINITY, NO_VALIDATION, OWN_AGENTS
 
 
@@ -75,12 +73,30 @@ class Vllm(Section):
     )
 
 
+class BreakerSettings(Section):
+    """When new attempts pause because what is outside of the model fails."""
+
+    share: float | None = key(
+        0.5,
+        "Share of the last `window` attempts lost to engine, tool, environment, sandbox or judge above which no new "
+        "one begins until one that is tried is not lost; null: never.",
+        training=False,
+        ge=0,
+        lt=1,
+    )
+    window: int = key(64, "Attempts that the share is over; with fewer it says nothing.", training=False, ge=1)
+    patience: float = key(
+        1800.0, "Seconds of such a pause after which attempts go on as they come.", training=False, gt=0
+    )
+
+
 class Rollout(Section):
     """How tasks are turned into episodes."""
 
     user_workflow: str | None = key(
         None,
-        "Reference to a Workflow class or a function `(task, tuner)`, e.g. `workflow.py->MathAgentWorkflow`.",
+        "Reference to a Workflow class or a function `(task, tuner)`, e.g. `workflow.py->MathAgentWorkflow`; or "
+        "`mcp_agent`, the agent that comes with ajet.",
         kind="reference",
         idle={SERVE: OWN_AGENTS},
     )
@@ -94,12 +110,13 @@ class Rollout(Section):
         "An OpenAI-compatible server, for `engine: endpoint`.",
         when=("rollout.engine", "endpoint"),
     )
-    isolation: Annotated[str, AfterValidator(name_or_reference(tuple(ISOLATIONS), "isolation.py->MyIsolation"))] = key(
+    isolation: str = key(
         "thread",
         "Where workflow code runs. thread: a thread and event loop per episode; loop: one shared loop (for code known "
-        "to be async); process: the only one whose hang can be killed; or a reference to an isolation of your own.",
+        "to be async); process: in processes, whose hangs can be killed; sandbox: a process an attempt that sees its "
+        "project folder and the gateway, nothing else; or a reference to an isolation of your own.",
         training=False,
-        kind="reference",
+        part="isolation",
         idle={SERVE: OWN_AGENTS},
     )
     max_env_worker: int = key(
@@ -110,7 +127,17 @@ class Rollout(Section):
         ge=1,
     )
     episode_timeout: float | None = key(600.0, "Seconds after which an episode fails; null waits for ever.", gt=0)
+    tool_timeout: float | None = key(
+        None,
+        "Seconds after which one use of an async function that `tuner.tool` wraps ends as a timeout; less where its "
+        "episode has less time left. null: only then.",
+        idle={SERVE: OWN_AGENTS},
+        gt=0,
+    )
     max_retries: int = key(1, "Further attempts at an episode that failed for a retryable reason.", ge=0)
+    breaker: BreakerSettings = section(
+        BreakerSettings, "When new attempts pause because what is outside of the model fails.", training=False
+    )
     group_deadline: float | None = key(
         None, "Seconds after which a group closes with the episodes it has (at least `min_group`); null waits.", gt=0
     )
@@ -131,12 +158,25 @@ class Rollout(Section):
         le=1,
     )
     top_k: int = key(-1, "Sample among the k likeliest tokens; -1 does not truncate. See `top_p`.", ge=-1)
-    gamma: float = key(1.0, "Discount over a list of per-turn rewards.", ge=0, le=1)
+    gamma: float = key(1.0, "Discount over a list of per-turn rewards, in the reward of the attempt.", ge=0, le=1)
+    train_turn: str | None = key(
+        None,
+        "Reference to a function `(call, episode) -> bool`: whether a call of a trained agent is trained; otherwise "
+        "its tokens are context. null: all are.",
+        kind="reference",
+    )
     val_kwargs: ValKwargs = section(
         ValKwargs, "Sampling during validation.", training=False, idle={SERVE: NO_VALIDATION}
     )
     max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
     max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
+    mcp_agent: McpAgent = section(
+        McpAgent,
+        "The agent that comes with ajet, for `user_workflow: mcp_agent`.",
+        idle={SERVE: OWN_AGENTS},
+        when=("rollout.user_workflow", "mcp_agent"),
+        or_own=True,
+    )
     multi_turn: MultiTurn = section(MultiTurn, "Limits of an episode with several turns.")
     force_disable_toolcalls: bool = key(False, "Drop `tools` from every request and parse no tool calls.")
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import AfterValidator
-
 from ajet.config.schema.base import Section, key
-from ajet.config.schema.choices import STORES, name_or_reference
+
+_SHARED = ("store.type", "sqlite", "mongodb")
 
 
 class Store(Section):
     """The ledger: which task is leased, which group is closed, what a step has used."""
 
-    type: Annotated[str, AfterValidator(name_or_reference(tuple(STORES), "store.py->MyStore"))] = key(
+    type: str = key(
         "run_directory",
-        f"Where it is kept: {', '.join(STORES)}, or a reference to a store of your own.",
-        kind="reference",
+        "Where it is kept: {names}, or a reference to a store of your own. The folder of the run is for one process, a "
+        "file of SQLite for those of one machine, MongoDB for any number (docs/store.md).",
+        part="store",
+    )
+    uri: str | None = key(
+        None,
+        "Its address: `sqlite:PATH` (null: `store.sqlite` in the folder of the run), or `mongodb://HOST:PORT/DATABASE` "
+        "(null: this machine, port 27017; without a database it is named as the run). User and password are in the "
+        "environment: `AJET_STORE_USER`, `AJET_STORE_PASSWORD`.",
+        training=False,
+        when=_SHARED,
+    )
+    lease_seconds: float = key(
+        120.0,
+        "After so long without a word of the process that plays a task, another may play it. What the trainer plays "
+        "itself is played again when it is started again.",
+        training=False,
+        when=_SHARED,
+        gt=0,
+    )
+    max_attempts: int = key(
+        5,
+        "A task whose attempts failed so often, or whose players fell silent, is set aside with the reasons.",
+        training=False,
+        when=_SHARED,
+        ge=1,
     )

@@ -1,25 +1,15 @@
-"""`task_reader`: where tasks come from. Each type has a section of its own name."""
+"""`task_reader`: where tasks come from. Each reader that has keys has a section of its own name."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, SecretStr
+from pydantic import SecretStr
 
 from ajet.config.schema.base import SERVE, Section, key, section
-from ajet.config.schema.choices import name_or_reference
 from ajet.config.schema.reasons import NO_VALIDATION
 
 NOT_HELD_OUT = {SERVE: NO_VALIDATION}
-READERS = (
-    "huggingface_dat_repo",
-    "jsonl_dataset_file",
-    "random_dummy",
-    "reasoning_gym",
-    "env_service",
-    "data_generation",
-    "tracing",
-)
 
 
 class HuggingfaceDatRepo(Section):
@@ -52,6 +42,46 @@ class JsonlDatasetFile(Section):
 
     training: TaskFile = section(TaskFile, "Tasks to train on.")
     validation: ValidationFile = section(ValidationFile, "Tasks to validate on.")
+
+
+class Agentrl(Section):
+    """AgentRL's task files: `id, query, answer, scorer, answer_schema` a line."""
+
+    training: TaskFile = section(TaskFile, "Tasks to train on.")
+    validation: ValidationFile = section(ValidationFile, "Tasks to validate on.")
+
+
+class BenchmarkTraining(Section):
+    """A local copy of a benchmark's split."""
+
+    file_path: str | None = key(None, "A file or folder as it is published, or FOLDER/SPLIT.", kind="path")
+
+
+class BenchmarkValidation(Section):
+    """A local copy of a split that is not trained on."""
+
+    file_path: str | None = key(None, "The same; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT)
+
+
+class Benchmark(Section):
+    """A local copy of a benchmark, as it is published."""
+
+    training: BenchmarkTraining = section(BenchmarkTraining, "Tasks to train on.")
+    validation: BenchmarkValidation = section(BenchmarkValidation, "Tasks to validate on.")
+
+
+class Gaia(Benchmark):
+    """A local copy of GAIA: metadata.jsonl, and the files of its tasks beside it."""
+
+    files_at: str | None = key(
+        None, "Folder in which the environment has the tasks' files; null: where they lie on this machine."
+    )
+
+
+class HotpotQa(Benchmark):
+    """A local copy of HotpotQA."""
+
+    context: bool = key(False, "Put a row's paragraphs before its question.")
 
 
 class EnvService(Section):
@@ -153,19 +183,7 @@ class Columns(Section):
 class TaskReader(Section):
     """Where tasks come from."""
 
-    type: Annotated[str, AfterValidator(name_or_reference(READERS, "reader.py->MyReader"))] = key(
-        "huggingface_dat_repo",
-        f"One of {', '.join(READERS)}, or a reference to a reader of your own.",
-        kind="reference",
-        later={
-            "env_service": "The env_service reader is not part of this version; a reader of your own "
-            "(reader.py->MyReader) can list its tasks, and a workflow can talk to it.",
-            "data_generation": "The data_generation reader is not part of this version; write the tasks to a file "
-            "and read it with jsonl_dataset_file.",
-            "tracing": "The tracing reader is not part of this version; write the recorded questions to a file "
-            "and read it with jsonl_dataset_file.",
-        },
-    )
+    type: str = key("huggingface_dat_repo", "One of {names}, or a reference to a reader of your own.", part="reader")
     on_bad_row: Literal["error", "skip"] = key(
         "error", "A row that is no task: an error that names its line, or left out and counted."
     )
@@ -177,6 +195,24 @@ class TaskReader(Section):
     )
     jsonl_dataset_file: JsonlDatasetFile = section(
         JsonlDatasetFile, "JSON Lines files.", when=("task_reader.type", "jsonl_dataset_file")
+    )
+    agentrl: Agentrl = section(
+        Agentrl,
+        "AgentRL's task files. A row's own `scorer` scores it; without one, the scorers of `task_judge`, or `agentcpm` "
+        "where neither they nor a judge are named.",
+        when=("task_reader.type", "agentrl"),
+    )
+    gsm8k: Benchmark = section(
+        Benchmark, "GSM8K; scorer `math` unless `task_judge` names another.", when=("task_reader.type", "gsm8k")
+    )
+    math: Benchmark = section(
+        Benchmark, "MATH; scorer `math` unless `task_judge` names another.", when=("task_reader.type", "math")
+    )
+    gaia: Gaia = section(
+        Gaia, "GAIA; scorer `gaia` unless `task_judge` names another.", when=("task_reader.type", "gaia")
+    )
+    hotpotqa: HotpotQa = section(
+        HotpotQa, "HotpotQA; scorer `f1` unless `task_judge` names another.", when=("task_reader.type", "hotpotqa")
     )
     random_dummy: RandomDummy = section(
         RandomDummy, "Tasks that carry nothing but a random number.", when=("task_reader.type", "random_dummy")

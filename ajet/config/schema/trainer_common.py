@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from ajet.config.algorithms import ALGORITHMS, OWN
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.choices import TRACKERS, name_or_reference
 from ajet.config.schema.reasons import NO_TRINITY, NO_VALIDATION
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
 
+CANARY_FLOAT32, CANARY_ROUNDED = 0.01, 0.2
+"""What `canary: auto` is: nats between the logprobs of engine and trainer, in float32 and in types of fewer bits."""
+ALARM = 0.5
+"""What `mismatch_alarm: auto` is of that."""
+
 
 class Algorithm(Section):
     """The policy gradient."""
 
-    adv_estimator: Annotated[str, AfterValidator(name_or_reference(tuple(ALGORITHMS), OWN))] = key(
+    adv_estimator: str = key(
         "grpo",
-        f"How rewards become advantages: one of {', '.join(ALGORITHMS)}, or a reference to an algorithm of your own.",
-        kind="reference",
+        "How rewards become advantages: one of {names}, or a reference to an algorithm of your own.",
+        part="algorithm",
+    )
+    preset: Literal["minirl", "grpo"] | None = key(
+        None,
+        "Settings to lay under the YAML, which wins: AgentRL's recommended ones for MINIRL or GRPO.",
     )
     norm_adv_by_std: bool = key(True, "GRPO: divide by the group's standard deviation (Dr.GRPO: false).")
     clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
@@ -34,11 +41,56 @@ class Algorithm(Section):
         "Mean over episodes of their mean token loss; mean over all tokens; or mean over episodes of the sum over "
         "tokens divided by the maximal length.",
     )
+    policy_loss: str | None = key(
+        None,
+        "The loss of a token: one of {names}, or a reference to one of your own; null: the algorithm's own, which is "
+        "clipped for all that come with ajet.",
+        part="loss",
+    )
+    old_policy: Literal["proximal", "behaviour"] = key(
+        "proximal",
+        "What the ratio refers to: proximal, the policy before the update, computed again by the trainer (with "
+        "`is_cap` decoupled PPO); behaviour, the one that sampled, as it was recorded (AgentRL): then `is_cap` must "
+        "not be a number.",
+    )
+    tau_positive: float = key(1.0, "SAPO: how fast the gate closes where the advantage is positive.", gt=0)
+    tau_negative: float = key(1.05, "SAPO: the same where it is negative.", gt=0)
     is_cap: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
         "Truncate the importance weights against the engine's logprobs at this value; null: no weights. auto: 2.0 "
         "where earlier weights may have sampled (ajet serve; verl's asynchronous modes), null elsewhere.",
     )
+    is_mode: Literal[
+        "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
+    ] = key(
+        "token_truncate",
+        "Of what an importance weight is: a token, its whole reply (product), or the reply's geometric mean; truncate "
+        "holds it at `is_cap`, mask does not train tokens beyond it. Read with `is_cap`.",
+    )
+    is_floor: float = key(0.0, "With a mask: a lower importance weight is not trained, either.", ge=0)
+    mismatch_alarm: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
+        "auto",
+        "Nats between the logprobs of engine and trainer of the same weights, on average: beyond, a run says so and "
+        "brings `is_cap` closer to 1, to (cap - 1) * alarm / gap above it. auto: half of what `trainer_common.canary` "
+        "allows; null: never.",
+    )
+    importance_weight_cap_ratio: Annotated[float, Field(gt=0)] | None = key(
+        None,
+        "AgentRL: tokens whose ratio is beyond 1 + clip_high * this (and advantage positive) or 1 - clip_low * this "
+        "(negative) are not trained; null: all are.",
+    )
+    strict_in_bound: bool = key(False, "AgentRL: those bounds are 1 + clip_high and 1 - clip_low.")
+    out_of_date_decay: float | None = key(
+        None,
+        "AgentRL: the bounds narrow by exp(-this * age), the age of a token in policy versions; null: they do not.",
+        ge=0,
+    )
+    balance_sample: bool = key(
+        False,
+        "AgentRL: of a group's attempts of reward 0 train at most one more than there are others, of the others at "
+        "most two more than there are of reward 0; all of them are in the baseline.",
+    )
+    adv_scaling: float = key(1.0, "Advantages are multiplied by it.", gt=0)
     dynamic_sampling: bool = key(
         False,
         "Leave groups with nothing to learn from, such as those whose rewards are all equal, out of the batch (DAPO); "
@@ -50,6 +102,13 @@ class Algorithm(Section):
         "standard deviation, a judge's rounding would count as much as right and wrong.",
         ge=0,
     )
+    process_weight: float = key(
+        1.0,
+        "Weight of what rewards of parts (steps, agents, uses of tools, texts) add to the advantages of their own "
+        "tokens; 0: only the attempt's reward counts.",
+        ge=0,
+    )
+    step_discount: float = key(0.95, "GiGPO: how much of a step's reward counts for the step before it.", ge=0, le=1)
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
 
@@ -91,23 +150,23 @@ class Megatron(Section):
     expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
 
 
-Tracker = Annotated[str, AfterValidator(name_or_reference(tuple(TRACKERS), "tracker.py->MyTracker"))]
-
-
 class TrainerCommon(Section):
     """How the policy is updated, validated and saved."""
 
-    mode: Literal["sync", "colocate_async", "separate_async"] = key(
+    mode: Literal["sync", "async", "colocate_async", "separate_async"] = key(
         "sync",
-        "sync: play a batch, then train on it, in turns. On verl also colocate_async: unfinished episodes go on with "
-        "the new weights; separate_async: engines and trainer at once, on GPUs of their own.",
-        needs={"colocate_async": "streams", "separate_async": "streams"},
+        "sync: play a batch, then train on it, in turns. On local also async: samplers play, in processes of their "
+        "own, while it trains; unfinished episodes go on with the new weights. On verl also colocate_async: unfinished "
+        "episodes go on with the new weights; separate_async: engines and trainer at once, on GPUs of their own.",
+        idle={SERVE: "clients play while it trains"},
+        needs={"async": "decouples", "colocate_async": "streams", "separate_async": "streams"},
     )
     max_staleness: int | None = key(
         4,
-        "Training steps between an episode's first weights and those that it trains, at most; null: any number (verl, "
-        "in its asynchronous modes; ajet serve, which drops older groups).",
+        "Training steps between an episode's first weights and those that it trains, at most; null: any number (in "
+        "the asynchronous modes; ajet serve; on local and there older groups are dropped).",
         idle={SERVE: None},
+        unless=("trainer_common.mode", "async"),
         ge=0,
     )
     max_staleness_strategy: Literal["drop", "wait"] = key(
@@ -166,18 +225,38 @@ class TrainerCommon(Section):
         "Keep also the checkpoint with the best validation; a later one is better only by more than chance explains.",
         training=False,
     )
+    keep_episodes: int | None = key(
+        None,
+        "Training steps whose episodes stay in the record, beside those after the oldest checkpoint; null: all.",
+        training=False,
+        ge=0,
+    )
+    keep_arrays: int | None = key(
+        None,
+        "The same for token arrays alone: without them an episode is shown and counted, and not proven; null: all.",
+        training=False,
+        ge=0,
+    )
     resume: str = key(
         "auto", "auto goes on with a run of the same configuration; never; or the path of a checkpoint.", training=False
+    )
+    grace: float = key(
+        60.0,
+        "Seconds after SIGTERM in which the present step may end (in `ajet serve` also episodes of clients), before a "
+        "checkpoint is saved and the run ends with exit code 75, as to be started again; 0: at once.",
+        training=False,
+        idle={SERVE: None},
+        ge=0,
     )
     checkpoint_base_dir: str | None = key(
         None, "Folder for checkpoints; null is the run directory's `checkpoints/`.", training=False
     )
-    logger: Tracker | list[Tracker] = key(
+    logger: str | list[str] = key(
         "console",
-        f"Trackers, one or a list: {', '.join(TRACKERS)}, or a reference to one of your own. metrics.jsonl is always "
-        "written. One that is not installed warns and is left out.",
+        "Trackers, one or a list: {names}, one that an installed package brings, or a reference to one of your own. "
+        "metrics.jsonl is always written. One that cannot be opened, or fails, warns and is left out.",
         training=False,
-        kind="reference",
+        part="tracker",
     )
     log_freq: int = key(1, "Report metrics every n steps.", training=False, ge=1)
     device: str = key(
@@ -218,5 +297,19 @@ class TrainerCommon(Section):
         """`algorithm.is_cap`, with what `auto` is in this mode. (`ajet serve` settles it for itself.)"""
         cap = self.algorithm.is_cap
         if cap == "auto":
-            return None if self.mode == "sync" else STALE_CAP
+            in_turns = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
+            return None if in_turns else STALE_CAP
         return cap
+
+    def canary_tolerance(self, *, rounded: bool) -> float | None:
+        """`canary`, with what `auto` is. `rounded`: the trainer computes in a type of fewer bits than float32."""
+        if isinstance(self.canary, str):
+            return CANARY_ROUNDED if rounded else CANARY_FLOAT32
+        return self.canary
+
+    def mismatch_alarm(self, *, rounded: bool) -> float | None:
+        """`algorithm.mismatch_alarm`, likewise."""
+        alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
+        if isinstance(alarm, str):
+            return None if tolerance is None else ALARM * tolerance
+        return alarm

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ajet.config.cache import cache_root
 from ajet.engine.embedded.wheel import WheelModel
-from ajet.engine.model_cache import Progress, cache_root, kept_entry
+from ajet.engine.model_cache import Progress, kept_entry
 from ajet.schema.errors import UserError
 
 _SHIPPED = {"tiny-tools": Path(__file__).parent / "tiny_tools"}

@@ -21,17 +21,20 @@ from ajet.gateway.dialects.response_format import read_response_format
 from ajet.gateway.dialects.token_logprobs import token_logprobs
 from ajet.gateway.turn import Piece, Refused, Turn, TurnRequest, choices
 
+_ASIDES = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
+"""They ask nothing of the reply."""
 TAKEN = {
+    *_ASIDES,
     "model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stop", "logprobs", "top_logprobs",
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "stream", "stream_options", "seed",
     "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_p",
     "reasoning_effort", "verbosity", "modalities",
-    # These ask nothing of the reply.
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 }  # fmt: skip
 """The fields of a request that this dialect knows."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logit_bias": ({},),
+    "logit_bias": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -100,6 +103,7 @@ class ChatDialect:
             top_logprobs=top,
             json_schema=read_response_format(body.get("response_format")),
             passed=fields.not_neutral(body, _NEUTRAL),
+            asides=fields.given(body, _ASIDES),
             notes={"model": model} if model else {},
         )
         stream = fields.boolean(body, "stream", False)

@@ -28,7 +28,7 @@ TAKEN = {
 }  # fmt: skip
 """The fields of a request that this dialect knows."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logit_bias": ({},),
+    "logit_bias": (),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
@@ -95,6 +95,7 @@ class CompletionsDialect:
             logprobs=logprobs is not None,
             top_logprobs=logprobs or 0,
             passed=fields.not_neutral(body, _NEUTRAL),
+            asides=fields.given(body, ("user",)),
             notes={"model": model} if model else {},
         )
         turns = [turn for prompt in prompts for turn in choices(replace(shared, prompt=prompt), count)]

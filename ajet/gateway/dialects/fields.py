@@ -65,8 +65,19 @@ def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
 def not_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """The fields of `neutral` that ask for something: given, and none of their neutral values."""
     return {
-        name: body[name] for name, values in neutral.items() if body.get(name) is not None and body[name] not in values
+        name: body[name]
+        for name, values in neutral.items()
+        if body.get(name) is not None and body[name] not in values and not _biases_nothing(name, body[name])
     }
+
+
+def _biases_nothing(name: str, value: Any) -> bool:
+    return name == "logit_bias" and isinstance(value, dict) and not any(value.values())
+
+
+def given(body: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The fields of `names` that are there, in their order."""
+    return {name: value for name, value in body.items() if name in names and value is not None}
 
 
 def top_p(body: Mapping[str, Any]) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.gateway.dialects.fields import boolean, text, unsupported, wrong
-from ajet.gateway.json_schema import problem_of_schema
+from ajet.schema.json_schema import problem_of_schema
 
 
 def read_response_format(value: Any) -> Mapping[str, Any] | None:

@@ -8,14 +8,18 @@ cannot be opened, and `metrics.jsonl` always remains.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.config.catalogue import brought
+from ajet.config.handed import known
 from ajet.config.references import class_of, load_code
-from ajet.config.schema.choices import TRACKERS, is_reference
-from ajet.record.trackers.contract import TrackedRun, Tracker
+from ajet.config.schema.choices import is_reference
+from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
+from ajet.record.trackers.patience import within
 from ajet.schema.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -38,15 +42,18 @@ class Trackers:
         """To each."""
         self._tell(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
-    def close(self) -> None:
-        """Each of them. Idempotent."""
-        self._tell(lambda tracker: tracker.close())
+    def close(self, outcome: str = "finished") -> None:
+        """Each of them, at the end of a run that ended so. Idempotent."""
+        for tracker in self.opened:
+            tracker.outcome = outcome
+        self._tell(lambda tracker: tracker.close(), closing=True)
         self.opened.clear()
 
-    def _tell(self, told: Callable[[Tracker], None]) -> None:
+    def _tell(self, told: Callable[[Tracker], None], *, closing: bool = False) -> None:
         for tracker in list(self.opened):
+            patience = _patience(type(tracker), closing=closing)
             try:
-                told(tracker)
+                within(patience, partial(told, tracker), what=type(tracker).__name__)
             except Exception as error:  # noqa: BLE001 - a service's client or the user's code: the run goes on without
                 name = type(tracker).__name__
                 logger.warning("{} failed ({}: {}) and is left out from now on", name, type(error).__name__, error)
@@ -58,29 +65,34 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     the folder that references are relative to."""
     wanted = [names] if isinstance(names, str) else list(names)
     opened: dict[str, Tracker] = {}
+    shipped = known().trackers
     for name in dict.fromkeys(wanted):
-        if name in TRACKERS and not TRACKERS[name].code:
-            known = ", ".join(each for each, part in TRACKERS.items() if part.code)
-            reason = f"ajet has no tracker of this name yet (known: {known})."
-        else:
-            try:
-                opened[name] = _class_of(name, base or Path.cwd())(run)
-                continue
-            except MissingExtra as error:
-                reason = f"{error.what} {error.do}"
-            except UserError as error:
-                reason = error.what
-            except Exception as error:  # noqa: BLE001 - a service's client or the user's code
-                reason = f"{type(error).__name__}: {error}."
+        try:
+            made = _class_of(name, base or Path.cwd())
+            opened[name] = within(_patience(made), partial(made, run), what=name)
+            continue
+        except MissingExtra as error:
+            reason = f"{error.what} {error.do}"
+        except UserError as error:
+            reason = error.what
+        except Exception as error:  # noqa: BLE001 - a service's client or the user's code
+            reason = f"{type(error).__name__}: {str(error).rstrip('.')}."
         logger.warning("logger {}: {} The numbers go to the console and to metrics.jsonl.", name, reason)
         if "console" not in opened:
-            opened["console"] = load_code(TRACKERS["console"].code)(run)
+            opened["console"] = load_code(shipped["console"].code)(run)
     return list(opened.values())
 
 
 def _class_of(name: str, base: Path) -> type[Tracker]:
-    if not is_reference(name) and name not in TRACKERS:
-        raise UserError(f"There is no tracker of this name (known: {', '.join(TRACKERS)}).")
+    there = {**known().trackers, **brought("tracker")}
+    if not is_reference(name) and name not in there:
+        raise UserError(f"There is no tracker of this name (known: {', '.join(there)}).")
     does = ("metrics", "episodes", "close")
     like = "ajet.record.trackers.Tracker"
-    return class_of(name, TRACKERS, base=base, what="ajet.trainer_common.logger", does=does, like=like)
+    return class_of(name, there, base=base, what="ajet.trainer_common.logger", does=does, like=like)
+
+
+def _patience(kind: type[Any], *, closing: bool = False) -> float | None:
+    """Seconds that one of this kind is waited for; a class of the user's need not be derived from ours."""
+    patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
+    return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience

@@ -29,6 +29,8 @@ INDENT = 12
 class ConsoleTracker(Tracker):
     """Prints what the line of a step leaves out: reward and times are there already."""
 
+    patience_s = None
+
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """One line; nothing when the event has none of these numbers (a validation)."""
         shown = [f"{word} {short(numbers[name])}" for name, word in SHOWN.items() if name in numbers]

@@ -1,6 +1,7 @@
 """What a tracker is, and what it knows of its run.
 
-Invariant: a tracker is told, and decides nothing: whatever it raises is warned about, and it is told no more.
+Invariant: a tracker is told, and decides nothing: whatever it raises is warned about, and it is told no more. None is
+waited for longer than it says itself.
 """
 
 from __future__ import annotations
@@ -8,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.schema.episode import Episode, Outcome
+
+PATIENCE_S = 20.0
+"""Seconds that a tracker may take to open, and again each time it is told something."""
+CLOSING_S = 60.0
+"""Seconds that it may take to send the rest at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,8 @@ class TrackedRun:
     """The run directory; a tracker's own files go into a folder in it."""
     resumed_step: int | None = None
     """The step that it continues from: what was tracked of later ones did not happen. None: from nothing."""
+    redact: Redactor = SHAPES_ONLY
+    """What text of episodes must pass before it leaves the process."""
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -36,7 +45,15 @@ class TrackedRun:
 
 class Tracker:
     """Derive from it, write `metrics`, and name the class in `trainer_common.logger`. Made with the run; raises
-    MissingExtra, or anything else, where it cannot work: then the console stands in."""
+    MissingExtra, or anything else, where it cannot work: then the console stands in.
+
+    It is made and told in a thread, one call after the other, and left out where one takes longer than `patience_s`
+    seconds (`close`: than `closing_s`). None: in the thread that tells it, and waited for."""
+
+    patience_s: ClassVar[float | None] = PATIENCE_S
+    closing_s: ClassVar[float] = CLOSING_S
+    outcome: str = "finished"
+    """How the run ended (finished, interrupted, failed); set before `close`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run

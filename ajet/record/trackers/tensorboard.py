@@ -13,6 +13,8 @@ class TensorboardTracker(Tracker):
     """Writes scalars to `tensorboard/` in the run directory; after a resume, viewers drop what was written for later
     steps."""
 
+    patience_s = None
+
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
         try:

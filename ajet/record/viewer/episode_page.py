@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
-from ajet.record.episodes import recorded_of
+from ajet.record.episodes import arrays_of, recorded_of
 from ajet.record.plain_json import plain
+from ajet.record.verdicts import encode_verdict
 from ajet.record.viewer.episode_table import Place, read_line
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
@@ -32,7 +33,7 @@ def read_episode(place: Place) -> tuple[Episode, Outcome]:
     """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
     for a broken line."""
     row = parse_object(read_line(place))
-    with place.path.with_suffix(".bin").open("rb") as blobs:
+    with arrays_of(place.path) as blobs:
         return recorded_of(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
@@ -43,6 +44,7 @@ def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int |
         "uuid": episode.uuid,
         "step": episode.step if step is None else step,
         "played_for": episode.step,
+        "policy": episode.policy,
         "split": episode.split,
         "repeat": episode.repeat,
         "status": episode.status,
@@ -53,7 +55,7 @@ def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int |
         "ended": episode.ended,
         "advantage": outcome.advantage,
         "task": plain(episode.task),
-        "verdict": asdict(episode.verdict) if episode.verdict else None,
+        "verdict": encode_verdict(episode.verdict) if episode.verdict else None,
         "failure": asdict(episode.failure) if episode.failure else None,
         "checks": episode.checks,
         "untrained": dict(episode.untrained_with(outcome)),
@@ -62,6 +64,7 @@ def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int |
         "metrics": plain(episode.metrics),
         "messages": plain(episode.messages),
         "tools": plain(episode.tools),
+        "tool_uses": [asdict(use) for use in episode.tool_uses],
         "calls": [_call(call) for call in episode.calls],
         "lines": [
             {"leaf": line.leaf, "agent": line.agent, "length": len(line.ids), "trained": line.sampled} for line in lines

@@ -16,6 +16,7 @@ from typing import Any
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.earlier_schemas import todays
 from ajet.record.episodes import NAME
+from ajet.record.last_words import last_words
 from ajet.record.viewer.image_text import text_of
 
 QUERY = 160
@@ -151,7 +152,7 @@ def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
         "split": line["split"],
         "task": task.get("task_id", ""),
         "query": query[:QUERY],
-        "answer": _answer(line["messages"])[:QUERY],
+        "answer": last_words(line["messages"])[:QUERY],
         "repeat": line["repeat"],
         "status": line["status"],
         "reward": verdict.get("reward"),
@@ -170,16 +171,6 @@ def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
         if not isinstance(row[name], kind):
             raise TypeError(f"{name} is a {type(row[name]).__name__}")
     return row
-
-
-def _answer(messages: list[Any]) -> str:
-    """The last words of the model; the calls of tools where it said none."""
-    said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
-    if not said:
-        return ""
-    calls = [call.get("function") or {} for call in said[-1].get("tool_calls") or () if isinstance(call, dict)]
-    told = [f"{call.get('name')}({call.get('arguments')})" for call in calls]
-    return text_of(said[-1].get("content")).strip() or " ".join(told)
 
 
 _NUMBER = (int, float)

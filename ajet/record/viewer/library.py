@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import parse_object
+from ajet.record.denominators import numbers_of, over
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
+from ajet.record.logs import main_log
 from ajet.record.status import read_status, recorded_processes
 from ajet.schema.errors import AjetError, UserError
 
@@ -76,6 +78,8 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
     """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
     status = _status(folder)
     rewards = last_values(folder / "metrics.jsonl", ("train/reward", "debug/reward"), together=NUMBERS)
+    played = "debug" if rewards["train/reward"] is None else "train"
+    counts = last_values(folder / "metrics.jsonl", (), together=numbers_of(played))
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
@@ -89,15 +93,23 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "started": _number(status.get("started")),
         "updated": _number(status.get("updated")) or _changed(folder),
         **rewards,
+        "reward_over": over(counts, played) or None,
+        "reward_short": _short(counts, played),
         "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
         "held_out_short": short(rewards),
     }
 
 
+def _short(counts: dict[str, float | None], prefix: str) -> str | None:
+    """Scored of all, where that is not all."""
+    scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
+    return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
+
+
 def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     """The last lines of a run's log; "" without one."""
     try:
-        with (folder / "logs" / "ajet.log").open("rb") as file:
+        with main_log(folder).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - window))
             text = file.read().decode(errors="replace")
     except OSError:

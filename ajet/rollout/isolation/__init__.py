@@ -1,4 +1,4 @@
-"""Where user code runs: `thread`, `loop` or `process`, behind one contract.
+"""Where user code runs: `thread`, `loop`, `process` or `sandbox`, behind one contract.
 
 In: attempts. Out: a future with the workflow's output, or with what it raised. Invariant: user code never runs on the
 loops of the gateway, the engine or the rollout, so whatever it does, a timeout is noticed and the others go on.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.config.handed import known
 from ajet.config.references import class_of
-from ajet.config.schema.choices import ISOLATIONS
 from ajet.rollout.attempt import Attempt
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
@@ -62,7 +62,7 @@ def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: E
     Raises UserError."""
     kind = class_of(
         experiment.ajet.rollout.isolation,
-        ISOLATIONS,
+        known().isolations,
         base=experiment.base,
         what="ajet.rollout.isolation",
         does=("opened", "start", "stands", "stop", "close"),

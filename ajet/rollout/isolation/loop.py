@@ -6,6 +6,7 @@ later one: the next attempt gets a new loop.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ class LoopIsolation:
         self._loops = [self._new()]
         self._running: dict[Attempt, tuple[Future[WorkflowOutput], UserLoop]] = {}
         self._threads = ThreadIsolation()
-        self._live: set[Attempt] = set()
+        self._live: dict[Attempt, asyncio.Task[Any]] = {}
         self._stopped: set[Attempt] = set()
 
     @staticmethod
@@ -48,7 +49,7 @@ class LoopIsolation:
     def abandoned(self) -> int:
         """Tasks that go on although their episode was stopped."""
         with self._lock:
-            return len(self._stopped & self._live) + self._threads.abandoned
+            return len(self._stopped & self._live.keys()) + self._threads.abandoned
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
         """Begin as a task; a plain `execute` gets a thread of its own."""
@@ -63,8 +64,10 @@ class LoopIsolation:
         return future
 
     def stands(self, attempt: Attempt) -> str:
-        """See Isolation; the loop's watchdog names what blocks it."""
-        return self._threads.stands(attempt)
+        """See Isolation."""
+        with self._lock:
+            task, found = self._live.get(attempt), self._running.get(attempt)
+        return found[1].stands(task) if task is not None and found is not None else self._threads.stands(attempt)
 
     def stop(self, attempt: Attempt) -> None:
         """Cancel the task; leave the loop if it hears nothing."""
@@ -88,11 +91,13 @@ class LoopIsolation:
             loop.close()
 
     async def _noted(self, attempt: Attempt) -> WorkflowOutput:
+        task = asyncio.current_task()
+        assert task is not None
         with self._lock:
-            self._live.add(attempt)
+            self._live[attempt] = task
         try:
             return await perform(attempt)
         finally:
             with self._lock:
-                self._live.discard(attempt)
+                self._live.pop(attempt, None)
                 self._stopped.discard(attempt)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
-from ajet.rollout.isolation.frames import place, users_frame
+from ajet.rollout.isolation.frames import place, stands, users_frame
 from ajet.rollout.isolation.thread import DaemonThreads
 
 T = TypeVar("T")
@@ -50,6 +50,11 @@ class UserLoop:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run it here. Cancelling the future cancels the task."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stands(self, task: asyncio.Task[Any]) -> str:
+        """Where the person's code stands in one of its tasks: where the loop's thread does, for the one that has it."""
+        has_it = asyncio.current_task(self._loop) is task
+        return stands(self._thread.ident if has_it else None, task)
 
     def close(self) -> None:
         """Cancel everything and end the thread, if it listens. Idempotent; does not wait."""

@@ -1,81 +1,104 @@
-"""The other side of `process`: a program that runs one attempt after the other.
+"""The other side of `process` and `sandbox`: a program that runs one attempt after the other.
 
-Invariants: it holds no key but those of the attempt at hand and asks for them over its pipe; every message bears the
-number of the attempt that it is about; only this very process speaks on the pipe: one that user code forked from it has
-no pipe, and ends where that code ends. It says what an attempt left changed. It ends its whole family when the process
-that started it is gone. Arguments: the numbers of the connection, and of a pipe that lives as long as that process.
+Invariants: it holds no key but those of the attempt at hand and asks for them over its channel; every message bears the
+number of the attempt that it is about; only this very process speaks there: one that user code forked from it has no
+channel, and ends where that code ends. It says what an attempt left changed. It ends its whole family when the process
+that started it is gone. Arguments: the descriptors of the channel, and of a socket that lives as long as that process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 import psutil
 
 from ajet.config import resolve_reference
+from ajet.environment.family import adopt_orphans, end_descendants
+from ajet.environment.pinned import Pin, Told
+from ajet.environment.replay import ReplayMiss
+from ajet.record.tool_uses import bounded, kept
 from ajet.rollout.attempt import is_plain, perform, perform_plain
 from ajet.rollout.failure import EpisodeFailed, Stage, classify, failed
-from ajet.rollout.isolation.family import adopt_orphans, end_descendants
-from ajet.rollout.isolation.process import GRACE, LONGEST, Home
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message
+from ajet.rollout.isolation.frames import stands
+from ajet.rollout.isolation.messages import (
+    Home,
+    decode_answer,
+    decode_attempt,
+    decode_failure,
+    decode_home,
+    encode_failure,
+    encode_output,
+    encode_question,
+)
 from ajet.rollout.isolation.surroundings import Surroundings
 from ajet.rollout.isolation.thread import DaemonThreads
+from ajet.rollout.isolation.worker_handle import CLOSED, GRACE, WHERE
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
-from ajet.schema.task import WorkflowTask
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.schema.tool_use import ToolUse
 from ajet.workflow.ambient import AGENT, entering
 from ajet.workflow.function import KEY, as_workflow
 from ajet.workflow.resources import Resources
+from ajet.workflow.tools import Replayed
 
 
 class Line:
-    """This process's end of the pipe; `attempt` is the number of the one that may ask. Thread-safe."""
+    """This process's end of the channel; `attempt` is the number of the one that may ask. Thread-safe."""
 
     def __init__(self, number: int) -> None:
         os.set_inheritable(number, False)
-        self._connection = Connection(number)
+        self._number = number
+        self._channel = Channel(number, number)
         self._lock = threading.Lock()
         self.owner = os.getpid()
         self.attempt = 0
         os.register_at_fork(after_in_child=self._cut)
 
-    def hear(self) -> Any:
+    def hear(self) -> Message:
         """The next message. Raises EOFError when the other side is gone."""
-        return self._connection.recv()
+        return self._channel.receive()
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
         """One question, one answer. Raises EpisodeFailed."""
         if os.getpid() != self.owner:
             raise failed("forked", "a forked process asked for a model: make its client before the fork")
+        body = encode_question(kind, value)
         with self._lock:
             if attempt != self.attempt:
                 raise failed("stopped", "its episode is over", boundary="ajet")
-            self._connection.send((attempt, kind, value))
-            number, good, answer = self._connection.recv()
-        if number != attempt:
+            self._channel.send(attempt, kind, body)
+            answer = self._channel.receive()
+        if answer.about != attempt:
             os._exit(os.EX_PROTOCOL)
-        if good == "ok":
-            return answer
-        raise EpisodeFailed(answer) if isinstance(answer, Failure) else failed("endpoint", answer, boundary="ajet")
+        if answer.kind == "ok":
+            return decode_answer(kind, answer.body)
+        if answer.kind == "failed":
+            raise EpisodeFailed(decode_failure(answer.body))
+        raise failed("endpoint", answer.body, boundary="ajet")
 
-    def end(self, message: bytes) -> None:
+    def open_for(self, attempt: int) -> bool:
+        """Whether this very process may still speak of that attempt."""
+        return os.getpid() == self.owner and attempt == self.attempt
+
+    def end(self, body: bytes) -> None:
         """The last word of an attempt: nobody asks in its name after it."""
         with self._lock:
-            self.attempt = 0
-            self._connection.send_bytes(message)
+            ended, self.attempt = self.attempt, 0
+            self._channel.send(ended, "ended", body)
 
     def _cut(self) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, self._connection.fileno(), inheritable=False)
+        os.dup2(nothing, self._number, inheritable=False)
         os.close(nothing)
 
 
@@ -100,19 +123,65 @@ class FarEndpoints:
         """See the schema's `Endpoints`."""
         return bool(self.ask("context_full", None))
 
+    def tool_used(self, use: ToolUse) -> None:
+        """See the schema's `Endpoints`. A forked process has no way to say so."""
+        use = kept(use)  # before the channel, on which a message has a longest size
+        try:
+            self.ask("tool_used", use)
+        except EpisodeFailed:
+            if self._line.open_for(self._attempt):
+                raise
+
+    def pinned(self, found: Told) -> list[dict[str, Any]]:
+        """See `ajet.environment.pinned.Pin`."""
+        pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
+        return pinned
+
     def ask(self, kind: str, value: Any) -> Any:
         """One question, one answer. Raises EpisodeFailed."""
         return self._line.ask(self._attempt, kind, value)
 
 
+class FarReplay:
+    """The `Replayed` of an attempt, on this side."""
+
+    def __init__(self, endpoints: FarEndpoints) -> None:
+        self._endpoints = endpoints
+
+    def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolUse | None:
+        """See `ajet.environment.replay.Walk`. Raises ReplayMiss."""
+        found: ToolUse | None = self._asked("replay", (name, bounded(arguments)))
+        return found
+
+    def tools(self) -> list[dict[str, Any]] | None:
+        """The same."""
+        found: list[dict[str, Any]] | None = self._asked("replayed_tools", None)
+        return found
+
+    def _asked(self, kind: str, value: Any) -> Any:
+        try:
+            return self._endpoints.ask(kind, value)
+        except EpisodeFailed as problem:
+            if problem.failure.kind == ReplayMiss.__name__:
+                raise ReplayMiss(problem.failure.message) from problem
+            raise
+
+
 class FarAttempt:
     """What `perform` needs of an Attempt, on this side."""
 
-    def __init__(self, workflow_class: type[Any], task: WorkflowTask, config: Any, endpoints: FarEndpoints) -> None:
+    def __init__(
+        self, workflow_class: type[Any], task: WorkflowTask, config: Any, endpoints: FarEndpoints, began: float
+    ) -> None:
+        self.began = began
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
         self.resources = Resources()
+        self.running: asyncio.Task[Any] | None = None
+        """Where its code is asynchronous and has begun."""
         self._endpoints = endpoints
+        self.replay: Replayed | None = FarReplay(endpoints) if config.ajet.environment.replay else None
+        self.pin: Pin = endpoints.pinned
 
     def open(self, trainable: Collection[str] | None) -> FarEndpoints:
         """Have the session opened."""
@@ -147,8 +216,9 @@ def _end_as_program(ending: BaseException) -> None:
     os._exit(1)
 
 
-async def _perform(attempt: FarAttempt, owner: int) -> Any:
+async def _perform(attempt: FarAttempt, owner: int) -> WorkflowOutput:
     asyncio.get_running_loop().set_default_executor(DaemonThreads())
+    attempt.running = asyncio.current_task()
     with forks_end_here(owner):
         return await perform(attempt)
 
@@ -162,23 +232,27 @@ class Player:
         """The one at hand."""
         entering(home.ambient)
 
-    def play(self, number: int, task: WorkflowTask, config: Any) -> bytes:
+    def play(self, number: int, task: WorkflowTask, config: Any, began: float) -> bytes:
         """One attempt; answers the message to send."""
         self._line.attempt = number
-        before, outcome = self._outcome(number, task, config)
+        before, outcome = self._outcome(number, task, config, began)
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
         entering(self._home.ambient)
         left = before.left() if before is not None else []
+        if isinstance(outcome, Failure):
+            return encode_failure(outcome, left)
         try:
-            message = pickle.dumps((number, "ended", (*outcome, left)))
-        except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects pickle themselves
-            return _refused(number, f"the output cannot leave its process: {problem}", left)
-        if len(message) > LONGEST:
-            return _refused(number, f"the output is {len(message)} bytes long; at most {LONGEST} leave a process", left)
-        return message
+            body = encode_output(outcome, left)
+        except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects speak for themselves
+            return _refused(f"the output cannot leave its process: {problem}", left)
+        if len(body) > LONGEST:
+            return _refused(f"the output is {len(body)} bytes long; at most {LONGEST} leave a process", left)
+        return body
 
-    def _outcome(self, number: int, task: WorkflowTask, config: Any) -> tuple[Surroundings | None, tuple[str, Any]]:
+    def _outcome(
+        self, number: int, task: WorkflowTask, config: Any, began: float
+    ) -> tuple[Surroundings | None, WorkflowOutput | Failure]:
         attempt: FarAttempt | None = None
         before: Surroundings | None = None
         owner = self._line.owner
@@ -191,41 +265,47 @@ class Player:
                 from ajet.workflow import tuner  # noqa: F401 - what ajet itself loads is no change of the attempt's
 
                 before = Surroundings.now()
-                attempt = self.attempt = FarAttempt(workflow_class, task, config, endpoints)
+                attempt = self.attempt = FarAttempt(workflow_class, task, config, endpoints, began)
                 if is_plain(attempt):
-                    return before, ("output", perform_plain(attempt))
-                return before, ("output", asyncio.run(_perform(attempt, owner)))
+                    return before, perform_plain(attempt)
+                return before, asyncio.run(_perform(attempt, owner))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
-            return before, ("failed", classify(problem, attempt.stage if attempt else "construct"))
+            return before, classify(problem, attempt.stage if attempt else "construct")
 
 
-def _refused(number: int, why: str, left: list[str]) -> bytes:
-    return pickle.dumps((number, "ended", ("failed", failed("wrong_type", why).failure, left)))
+def _refused(why: str, left: list[str]) -> bytes:
+    return encode_failure(failed("wrong_type", why).failure, left)
 
 
 def main() -> None:
-    """Serve until the pipe closes."""
+    """Serve until the channel closes."""
     line = Line(int(sys.argv[1]))
     life = int(sys.argv[2])
     os.set_inheritable(life, False)
     adopt_orphans()
-    player = Player(line, line.hear())
+    player = Player(line, decode_home(line.hear().body))
     threading.Thread(target=_end_when_told, args=(life, player), daemon=True).start()
     while True:
         try:
-            number, task, config = line.hear()
+            message = line.hear()
         except EOFError:
             return
-        line.end(player.play(number, task, config))
+        line.end(player.play(message.about, *decode_attempt(message.body)))
 
 
 def _end_when_told(life: int, player: Player) -> None:
-    """When the process that started this one stops the attempt at hand, or is gone: what the attempt opened is closed.
-    Then that process ends this one, which stands still to say that it may, or this one ends itself."""
-    told = os.read(life, 1)
+    """Say where the attempt at hand stands, as often as that is asked. When the process that started this one stops
+    the attempt, or is gone: what the attempt opened is closed. Then that process ends this one, which says that it may
+    and stands still, or this one ends itself."""
+    while (told := os.read(life, 1)) == WHERE:
+        task = player.attempt.running if player.attempt is not None else None
+        with suppress(OSError):  # it is gone: the next read says so
+            os.write(life, f"{stands(threading.main_thread().ident, task)}\n".encode(errors="replace"))
     if player.attempt is not None:
         player.attempt.resources.close_beside().join(GRACE)
     if told:
+        with suppress(OSError):
+            os.write(life, CLOSED)
         os.kill(os.getpid(), signal.SIGSTOP)
     end_descendants(psutil.Process())
     os.killpg(os.getpgrp(), signal.SIGKILL)

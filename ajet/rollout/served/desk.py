@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.breaker import Breaker
 from ajet.rollout.checks import open_checks
 from ajet.rollout.group import closes_late
 from ajet.rollout.sampling import split_sampling
@@ -31,10 +33,14 @@ from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
+from ajet.rollout.served.groups import OpenGroups
+from ajet.rollout.served.ranking import GroupRanking, waits
+from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.task import Task, WorkflowOutput
-from ajet.store import Lease, Store
+from ajet.schema.tool_use import ToolUse
+from ajet.store import CANNOT_NOW, Lease, Store
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LONGEST_GLANCE = 2.0
 """Seconds between two looks for episodes whose time is over, at most."""
-MANY_GROUPS = 1_000
 CLOSING = "closing"
 """What ends the episodes that are under way when the desk closes: they are no attempts that count."""
 STOP_TIME = 5.0
@@ -72,14 +77,18 @@ class Desk:
     ) -> None:
         """`tasks` None: clients bring all tasks themselves."""
         settings = experiment.ajet
-        self._settings, self._gateway, self._store, self._tasks = settings, gateway, store, tasks
+        self._settings, self._gateway, self._store = settings, gateway, store
         self._run_id, self._split, self._backlog = run_id, split, backlog
         self._inspect = open_checks(settings.rollout.compute_madness_checklist)
-        self._verdicts = Verdicts(judge, settings)
-        self._endings = Endings(gateway, self._verdicts, settings, keeper)
+        self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._breaker = Breaker(settings.rollout.breaker)
+        turns = TrainTurn.of(experiment)
+        ranks = self._verdicts.compares and backlog is not None and settings.rollout.num_repeat > 1
+        self._ranking = GroupRanking(self._verdicts, settings, turns, self._ranked)
+        self._endings = Endings(gateway, self._verdicts, settings, keeper, turns, ranks=ranks)
         self._open: dict[str, Served] = {}
         self._ended = Ended()
-        self._groups: list[OpenGroup] = []
+        self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._closing = False
         self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -92,11 +101,13 @@ class Desk:
         """Begin an episode. Answers its name, task, address and key. Raises Refused."""
         return await self._here(self._begin(opening))
 
-    async def finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
-        """End it with what its agent came to; waits for the judge. The same answer again for a repeated request.
-        Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be recorded: the
-        same request again may find that it can."""
-        return await self._here(self._finish(name, outcome))
+    async def finish(
+        self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
+    ) -> dict[str, Any]:
+        """End it with what its agent came to and did with tools; waits for the judge. The same answer again for a
+        repeated request. Raises Refused for an unknown one, one that has ended otherwise, and for an end that cannot be
+        recorded: the same request again may find that it can."""
+        return await self._here(self._finish(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
         """Give it up: it is recorded as aborted. Raises Refused for an unknown one."""
@@ -113,6 +124,11 @@ class Desk:
     def restore(self) -> int:
         """Take in what the store has of an earlier server: how many episodes. Before any client comes; blocks."""
         return asyncio.run_coroutine_threadsafe(self._restore(), self._loop).result()
+
+    @property
+    def playing(self) -> int:
+        """How many episodes are open. From any thread."""
+        return len(self._open)
 
     def close(self) -> None:
         """End what is under way, as aborted, and hand over groups that are not complete. Idempotent; blocks."""
@@ -141,10 +157,7 @@ class Desk:
             if lease.kept[0].alone:  # an earlier version gave it no position of its own
                 self.results.put(replace(lease.kept[0].episode, order=lease.order))
                 continue
-            group = OpenGroup(lease.kept[0].episode.task, lease, self._settings.rollout.num_repeat)
-            for one in lease.kept:
-                group.restore(one.episode)
-            self._groups.append(group)
+            group = self._groups.take_up(lease)
             if lease in whole:
                 group.close()
             if group.complete:
@@ -153,11 +166,18 @@ class Desk:
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         self._refuse_more()
+        try:
+            return self._begun(opening)
+        except BaseException:
+            self._breaker.ended(None, probe=self._breaker.is_open, aborted=True)
+            raise
+
+    def _begun(self, opening: Opening) -> dict[str, Any]:
         task, group = opening.task, None
         if task is None or (opening.trains and self._backlog is not None):
             if not opening.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = self._group_for(task)
+            group = self._groups.for_task(task)
             task = group.task
         lease = group.lease if group is not None else self._store.bring()
         repeat = group.take_place() if group is not None else 0
@@ -192,7 +212,8 @@ class Desk:
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
         endpoint = session(opening.agent, opening.agent, None)
-        return Served(identity, session, endpoint, lease, group, self._loop.create_future())
+        stopped: asyncio.Future[str] = self._loop.create_future()
+        return Served(identity, session, endpoint, lease, group, stopped, probe=self._breaker.is_open)
 
     def _refuse_more(self) -> None:
         most = self._settings.rollout.max_env_worker
@@ -202,38 +223,27 @@ class Desk:
                 status=429,
                 code="too_many_episodes",
             )
-        if self._backlog is not None and self.results.qsize() >= self._backlog:
+        if self._backlog is not None and self.results.qsize() + self._ranking.under_way >= self._backlog:
             raise Refused(
                 f"{self._backlog} complete groups wait for the trainer; ask again later.",
                 status=429,
                 code="trainer_busy",
             )
-
-    def _group_for(self, task: Task | None) -> OpenGroup:
-        """A group of that task (None: of any of the reader's) with a place left, or a new one. Raises Refused."""
-        for group in self._groups:
-            if group.has_place and group.suits(task):
-                return group
-        if task is not None:
-            lease = self._store.bring()
-        elif self._tasks is not None:
-            (lease,) = self._store.lease(1)
-            task = self._tasks.task(lease.order)
-        else:
-            raise Refused("The request names no task, and the server has no task reader.", param="task")
-        group = OpenGroup(task, lease, self._settings.rollout.num_repeat)
-        self._groups.append(group)
-        if len(self._groups) == MANY_GROUPS:
-            logger.warning(
-                "{} tasks have fewer than {} attempts each and wait for more: rollout.group_deadline would let them go",
-                MANY_GROUPS,
-                group.places,
+        if self._breaker.is_open and not self._breaker.may_probe():
+            raise Refused(
+                f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
+                status=503,
+                code="outage",
+                retry_after=1,
             )
-        return group
 
-    async def _finish(self, name: str, outcome: WorkflowOutput | Failure) -> dict[str, Any]:
+    async def _finish(self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]) -> dict[str, Any]:
         if name not in self._ended:
-            await self._end(self._known(name), AttemptResult.of(outcome), "client")
+            served = self._known(name)
+            if served.ending is None:
+                for use in uses:
+                    served.session.tool_used(use)
+            await self._end(served, AttemptResult.of(outcome), "client")
         known = self._ended[name]
         if known["ended_by"] != "client":
             raise Refused(
@@ -285,7 +295,11 @@ class Desk:
                 served.made, served.ended_by = await self._endings.judge(served, played), by
             except BaseException:
                 self._leave_group(served)
+                self._breaker.ended(None, probe=served.probe, aborted=True)
                 raise
+            self._let_repeat(served)
+            aborted = served.made.status == "aborted"
+            self._breaker.ended(served.made.failure, probe=served.probe, aborted=aborted)
         episode = served.made
         if by != CLOSING:
             await self._endings.record(served)
@@ -294,6 +308,21 @@ class Desk:
         self._ended.remember(outcome_of(episode), served.ended_by)
         self._hand_over(served.group, episode)
         return episode
+
+    def _let_repeat(self, served: Served) -> None:
+        """An attempt that failed by no fault of the agent's is recorded by itself, and somebody else gets its place."""
+        made, group = served.made, served.group
+        if made is None or group is None or made.failure is None or not made.failure.retryable:
+            return
+        if group.may_repeat(made.repeat, self._settings.rollout.max_retries):
+            try:
+                lease = self._store.bring()
+            except CANNOT_NOW as error:
+                logger.warning("the attempt {} counts, though it was lost: {}", made.uuid, error)
+                return
+            group.free_place(made.repeat)
+            served.group, served.lease = None, lease
+            served.made = replace(made, split="debug", order=served.lease.order, group=made.uuid)
 
     def _give_up(self, served: Served, reason: str, by: str) -> None:
         """Its end could not be recorded, and nobody waits for that any longer: it never was."""
@@ -320,18 +349,20 @@ class Desk:
 
     def _completed(self, group: OpenGroup) -> None:
         if group in self._groups:
-            self._groups.remove(group)
-            if self._backlog is not None:
-                if not self._closing:  # a later server goes on with what this one's end cut short
-                    self._close_position(group.lease)
+            trains = self._backlog is not None
+            # a later server goes on with what this one's end cut short
+            self._groups.remove(group, whole=trains and not self._closing)
+            if not self._closing and any(map(waits, group.episodes)):
+                self._ranking.begin(group)
+            elif trains:
                 self.results.put(group.group())
 
-    def _close_position(self, lease: Lease) -> None:
-        """The trainer gets the group in any case: what cannot be noted is that it is whole, after a restart."""
-        try:
-            self._store.close(lease)
-        except OSError as error:
-            logger.warning("a restarted server would wait for further attempts at position {}: {}", lease.order, error)
+    def _ranked(self, group: OpenGroup, ranked: Sequence[Episode], failure: Failure | None) -> None:
+        if ranked:
+            self._breaker.ended(failure, probe=False)
+        for episode in ranked:
+            self._ended.changed(outcome_of(episode))
+        self.results.put(group.group())
 
     async def _watch(self) -> None:
         """End those whose time is over; close groups whose deadline has passed."""
@@ -342,17 +373,18 @@ class Desk:
             for served in list(self._open.values()):
                 failure = None
                 if idle and served.quiet > idle:
-                    failure = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
+                    why = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
+                    failure = Failure("agent", "timeout", why, retryable=True)
                 elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
-                    failure = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
+                    why = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
+                    failure = Failure("agent", "timeout", why)
                 if served.unrecorded is not None:
                     await self._record_again(served, idle or PATIENCE)
                 elif failure and served.ending is None:
                     with contextlib.suppress(Refused):  # not recorded: the next look tries again
-                        await self._end(served, AttemptResult(failure=Failure("agent", "timeout", failure)), "timeout")
-            for group in list(self._groups):
-                if rollout.group_deadline and time.monotonic() - group.began > rollout.group_deadline:
-                    await self._overdue(group)
+                        await self._end(served, AttemptResult(failure=failure), "timeout")
+            for group in self._groups.older_than(rollout.group_deadline or math.inf):
+                await self._overdue(group)
 
     async def _record_again(self, served: Served, patience: float) -> None:
         assert served.unrecorded is not None
@@ -374,11 +406,15 @@ class Desk:
     async def _overdue(self, group: OpenGroup) -> None:
         under_way = [served for served in self._open.values() if served.group is group]
         least = self._settings.rollout.min_group
-        if under_way and not closes_late(group.episodes, min_group=least, repeats=group.places):
+        waiting = sum(map(waits, group.episodes))
+        if under_way and not closes_late(group.episodes, min_group=least, repeats=group.places, waiting=waiting):
             return
         group.close()
         await self._stop(under_way, "group_deadline", "server")
-        self._completed(group)
+        if group.episodes:
+            self._completed(group)
+        elif group in self._groups:
+            self._groups.give_back(group)
 
     async def _stop(self, these: list[Served], reason: str, by: str) -> None:
         for served in these:
@@ -388,8 +424,9 @@ class Desk:
 
     async def _close(self) -> None:
         self._watching.cancel()
+        await self._ranking.stop()
         await self._stop(list(self._open.values()), "interrupted", CLOSING)
-        for group in list(self._groups):
+        for group in self._groups:
             group.close()
             if group.episodes:
                 self._completed(group)

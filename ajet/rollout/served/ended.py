@@ -1,6 +1,7 @@
 """Ended: what clients may still ask of episodes that have ended.
 
-Invariant: a repeated request gets the answer that the first one got, for as long as the newest `REMEMBERED` go back.
+Invariant: a repeated request gets the answer that the first one got, for as long as the newest `REMEMBERED` go back;
+what was ranked meanwhile has its reward in it.
 """
 
 from __future__ import annotations
@@ -31,3 +32,10 @@ class Ended:
         self._told[told["episode"]] = {**told, "ended_by": by}
         while len(self._told) > REMEMBERED:
             self._told.popitem(last=False)
+
+    def changed(self, told: dict[str, Any]) -> None:
+        """It has its reward only now."""
+        self.counts["completed"] -= 1
+        self.counts[told["status"]] += 1
+        if told["episode"] in self._told:
+            self._told[told["episode"]] = {**told, "ended_by": self._told[told["episode"]]["ended_by"]}

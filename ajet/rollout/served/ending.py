@@ -15,12 +15,13 @@ from loguru import logger
 
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
-from ajet.rollout.episode import build_episode
 from ajet.rollout.served.episode import Served
+from ajet.rollout.served.ranking import WAITS
+from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import Verdicts, by_the_calls
-from ajet.schema.episode import Episode
+from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
-from ajet.store import Kept, Lease
+from ajet.store import CANNOT_NOW, Kept, Lease
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture, Gateway
@@ -30,16 +31,28 @@ class Keeper(Protocol):
     """Where ends go before they are acknowledged."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Keep one. On return it is on the disk; after an error it may be put again. Raises UserError or OSError.
+        """Keep one. On return it is on the disk; after an error it may be put again. Raises one of CANNOT_NOW.
         Thread-safe."""
 
 
 class Endings:
     """Those of one desk; awaited on its loop."""
 
-    def __init__(self, gateway: Gateway, verdicts: Verdicts, settings: Any, keeper: Keeper | None) -> None:
-        """`settings` is the experiment's `ajet` section."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        verdicts: Verdicts,
+        settings: Any,
+        keeper: Keeper | None,
+        train_turn: TrainTurn | None,
+        *,
+        ranks: bool = False,
+    ) -> None:
+        """`settings` is the experiment's `ajet` section; `ranks`: attempts of a group get their verdicts together,
+        later."""
+        self._ranks = ranks
         self._gateway, self._verdicts, self._settings, self._keeper = gateway, verdicts, settings, keeper
+        self._train_turn = train_turn
 
     async def judge(self, served: Served, played: AttemptResult) -> Episode:
         """Close its session, ask for its verdict, build it."""
@@ -51,8 +64,11 @@ class Endings:
         played.started, played.ended = served.began, time.time()
         if not played.aborted:
             played.failure = by_the_calls(played)
-        verdict = await self._verdicts.of(served.identity, played, served.stopped)
-        return build_episode(served.identity, played, verdict, self._settings)
+        if self._ranks and served.group is not None and self._verdicts.ranks(played):
+            verdict: Verdict | None = Verdict(None, None, WAITS)
+        else:
+            verdict = await self._verdicts.of(served.identity, played, served.stopped)
+        return await built(served.identity, played, verdict, self._settings, self._train_turn, served.stopped)
 
     async def record(self, served: Served) -> None:
         """Put it on the disk. Raises Refused where that cannot be done now."""
@@ -62,7 +78,7 @@ class Endings:
         kept = Kept(served.made, alone=served.group is None, ended_by=served.ended_by)
         try:
             await asyncio.to_thread(self._keeper.put, served.lease, kept)
-        except (UserError, OSError) as error:
+        except CANNOT_NOW as error:
             if served.unrecorded is None:
                 served.unrecorded = time.monotonic()
                 logger.warning("the end of episode {} is not recorded yet: {}", served.made.uuid, error)
@@ -74,8 +90,9 @@ class Endings:
             ) from error
 
 
-def _why(error: UserError | OSError) -> str:
+def _why(error: Exception) -> str:
     """Without the paths of this machine."""
     if isinstance(error, UserError):
         return error.what
-    return f"{os.strerror(error.errno) if error.errno else type(error).__name__}."
+    number = error.errno if isinstance(error, OSError) else None
+    return f"{os.strerror(number) if number else type(error).__name__}."

@@ -63,6 +63,8 @@ class Served:
     group: OpenGroup | None
     stopped: asyncio.Future[str]
     """Done, with the reason, when ajet ends it."""
+    probe: bool = False
+    """It was let in although what is outside of the model fails, to see whether it still does."""
     began: float = field(default_factory=time.time)
     ending: asyncio.Future[Episode] | None = None
     """None while it is open."""

@@ -1,8 +1,8 @@
 """OpenGroup: the attempts at one task that clients make, until all are in.
 
 Invariant: every place in it is taken at most once, and the group is complete exactly when each place that was taken has
-an episode and no further one is to be taken: all are, or its deadline has passed. A place whose attempt was given up
-before it could be recorded is free again.
+an episode and no further one is to be taken: all are, or its deadline has passed. A place is free again whose attempt
+was given up before it could be recorded, or was lost and may be repeated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
+from collections import Counter
 
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
@@ -26,6 +27,7 @@ class OpenGroup:
         self.began = time.monotonic()
         self.places = places
         self._taken: set[int] = set()
+        self._again: Counter[int] = Counter()
         self._closed = False
 
     @property
@@ -55,6 +57,13 @@ class OpenGroup:
         self._taken.discard(repeat)
         if self._closed:
             self.places = len(self._taken)
+
+    def may_repeat(self, repeat: int, most: int) -> bool:
+        """Whether a lost attempt's place is to be had again, which it is at most so many times; it counts."""
+        if self._closed or self._again[repeat] >= most:
+            return False
+        self._again[repeat] += 1
+        return True
 
     def restore(self, episode: Episode) -> None:
         """An attempt that an earlier server acknowledged."""

@@ -11,18 +11,21 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway import Refused
 from ajet.gateway.limits import Held, after_wrong_key, welcome
+from ajet.record.tool_uses import decode_uses, kept
 from ajet.rollout.served.desk import Desk
 from ajet.rollout.served.episode import Opening
+from ajet.rollout.served.protocol import Finish, Open, openapi
 from ajet.schema.episode import Failure
 from ajet.schema.finite import non_finite
 from ajet.schema.task import Task, WorkflowOutput
+from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
 
 MAX_BODY = 16 << 20
@@ -30,48 +33,25 @@ MAX_BODY = 16 << 20
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
-class _Opened(BaseModel):
-    """The body of POST /episodes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    task: str | dict[str, Any] | None = None
-    agent: str = Field(default="default", min_length=1)
-    trainable_targets: list[str] | None = None
-    train: bool = True
-
-
-class _Finished(BaseModel):
-    """The body of POST /episodes/{id}/finish."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    reward: float | list[float] | None = None
-    success: bool | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
-    metrics: dict[str, float] = Field(default_factory=dict)
-    error: str | None = None
-    """The agent failed: nothing of the episode is trained on."""
-
-
 def routes(desk: Desk, admin_key: str) -> list[Route]:
     """The routes, for the holder of the key."""
 
     async def opened(request: Request) -> dict[str, Any]:
-        body = _read(_Opened, await _object(request))
+        body = _read(Open, await _object(request))
         targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
         return await desk.open(Opening(_task(body.task), body.agent, targets, body.train))
 
     async def finished(request: Request) -> dict[str, Any]:
-        body = _read(_Finished, await _object(request))
+        body = _read(Finish, await _object(request))
         outcome: WorkflowOutput | Failure
         if body.error is not None:
-            outcome = Failure("agent", "client", body.error or "the client says that its agent failed", policy=True)
+            said = body.error or "the client says that its agent failed"
+            outcome = Failure(body.boundary, "client", said, body.boundary != "agent", policy=body.boundary == "agent")
         else:
             outcome = WorkflowOutput(
                 reward=body.reward, is_success=body.success, metadata=body.metadata, log_metrics=body.metrics
             )
-        return await desk.finish(request.path_params["name"], outcome)
+        return await desk.finish(request.path_params["name"], outcome, _uses(body.tool_uses))
 
     async def deleted(request: Request) -> dict[str, Any]:
         return await desk.delete(request.path_params["name"])
@@ -81,6 +61,9 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
 
     async def listed(request: Request) -> dict[str, Any]:
         return await desk.overview()
+
+    async def told(request: Request) -> dict[str, Any]:
+        return openapi()
 
     def route(path: str, method: str, handler: Handler, status: int = 200) -> Route:
         async def guarded(request: Request) -> Response:
@@ -101,6 +84,7 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
         route("/episodes/{name}", "GET", shown),
         route("/episodes/{name}", "DELETE", deleted),
         route("/episodes/{name}/finish", "POST", finished),
+        route("/openapi.json", "GET", told),
     ]
 
 
@@ -144,6 +128,15 @@ def _read(model: type[Any], body: dict[str, Any]) -> Any:
         field = ".".join(str(part) for part in first["loc"][:1])
         known = f" (there are {', '.join(model.model_fields)})" if first["type"] == "extra_forbidden" else ""
         raise Refused(f"{field}: {first['msg']}{known}", param=field, code="invalid_value") from None
+
+
+def _uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
+    """Raises Refused."""
+    try:
+        told = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
+        return [kept(use) for use in decode_uses(told)]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
 
 
 def _task(given: str | dict[str, Any] | None) -> Task | None:

@@ -29,11 +29,6 @@ def machine(folder: Path) -> list[Finding]:
     return [_python(), _cores(), _memory(), *_gpus(), _disk(folder)]
 
 
-def has_nvidia() -> bool:
-    """Whether an NVIDIA driver is at work."""
-    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
-
-
 def _python() -> Finding:
     return Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
 

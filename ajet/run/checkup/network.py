@@ -92,8 +92,8 @@ def _ray() -> Finding:
             address = _RAY_ADDRESS_FILE.read_text().strip()
         except OSError:
             return Finding("ray", "ok", f"{version}; no cluster runs here, --with-ray starts one")
-    parts = urlsplit(address if "//" in address else f"//{address}")
     try:
+        parts = urlsplit(address if "//" in address else f"//{address}")
         where = (parts.hostname or address, parts.port or 6379)
         with socket.create_connection(where, timeout=_RAY_SECONDS):
             return Finding("ray", "ok", f"{version}; a cluster answers at {address}")

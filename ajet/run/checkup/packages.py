@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ajet.run.checkup.machine import has_nvidia
+from ajet.backbone.requirements import has_nvidia, look, version_of
 from ajet.schema.commands import installs_extra, installs_here
 from ajet.schema.finding import Finding, State
 
@@ -70,26 +70,3 @@ def _extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Fin
     missing = all("not installed" in each for each in wrong)
     state: State = "note" if missing else "warning"
     return Finding(topic, state, "; ".join(wrong), do)
-
-
-def look(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
-    """(what is wrong, what is there), each a few words."""
-    wrong, have = [], []
-    for each in requirements:
-        name, asked, version = each.name, each.specifier, version_of(each.name)
-        if not version:
-            wrong.append(f"{name} is not installed")
-            continue
-        if asked.contains(version, prereleases=True):
-            have.append(f"{name} {version}")
-        else:
-            wrong.append(f"{name} {version} is installed where {asked} is asked for")
-    return wrong, have
-
-
-def version_of(name: str) -> str:
-    """The installed version; "" without one."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""

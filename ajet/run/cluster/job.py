@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ajet.config.catalogue import Part
+from ajet.config.handed import known
 from ajet.config.resolution import is_literal, is_secret
-from ajet.config.schema.choices import TRACKERS
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
 
@@ -49,7 +50,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
     the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
     from ajet.backbone.verl import verl_settings
-    from ajet.backbone.verl.cluster_resources import Demand
+    from ajet.backbone.verl.cluster.resources import Demand
 
     if "spreads" not in experiment.backbone.can:
         raise ConfigError(
@@ -116,7 +117,10 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))
     logger = experiment.ajet.trainer_common.logger
     for each in [logger] if isinstance(logger, str) else logger:
-        names.update(TRACKERS[each].variables if each in TRACKERS else ())
+        names.update(known().trackers.get(each, Part()).variables)
+    agent = experiment.ajet.rollout.user_workflow
+    if isinstance(agent, str):
+        names.update(known().workflows.get(agent, Part()).variables)
     path = experiment.settled()["model"]["path"]
     if not path.startswith("embedded:") and not Path(path).is_absolute():
         names.add("HF_TOKEN")

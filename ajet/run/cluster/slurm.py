@@ -1,7 +1,8 @@
 """A batch script for Slurm: Ray's head on the first node, workers on the others, the run beside the head.
 
 Invariant: the run starts when the head answers, and waits itself for the workers; whatever ends the script, the steps
-that it started are ended with it, and what Ray's processes left on a node goes. Secrets need nothing: Slurm hands the
+that it started are ended with it, and what Ray's processes left on a node goes; a run that was asked to end goes back
+into the queue. Secrets need nothing: Slurm hands the
 submitting shell's environment on, and the run reads .env files itself.
 """
 
@@ -15,7 +16,9 @@ from ajet.run.cluster.job import ClusterJob
 
 WARNING_S = 120
 """How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
-BESIDE = "ajet.run.verl.leftovers"
+PREEMPTED = 75
+"""Exit code of a run that SIGTERM has ended (`ajet.cli.exit`)."""
+BESIDE = "ajet.backbone.verl.cluster.leftovers"
 """The module that Ray is started below on each node: it removes what Ray's processes leave there."""
 
 _SCRIPT = """\
@@ -29,6 +32,8 @@ _SCRIPT = """\
 # Whole nodes; where they are shared, write --cpus-per-task and --mem in place of the two lines above.
 {accelerators}#SBATCH --output=%x-%j.log
 #SBATCH --signal=B:TERM@{warning}
+#SBATCH --requeue
+#SBATCH --open-mode=append
 set -euo pipefail
 
 bin=${{AJET_BIN:-{bin}}} # of the environment with ajet[verl]; every node sees it
@@ -49,15 +54,21 @@ RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 
 steps=()
 run=
+again=
 finish() {{
   trap - EXIT TERM INT
-  [ -z "$run" ] || kill -TERM "$run" 2>/dev/null || true
-  [ -z "$run" ] || wait "$run" || true
+  if [ -n "$run" ]; then
+    kill -TERM "$run" 2>/dev/null || true
+    ended=0
+    wait "$run" || ended=$?
+    [ "$ended" != {preempted} ] || again=yes # it has saved what it has, and goes on when it is started again
+  fi
   for ((each = ${{#steps[@]}} - 1; each >= 0; each--)); do
     kill -TERM "${{steps[each]}}" 2>/dev/null || true
     wait "${{steps[each]}}" 2>/dev/null || true
   done
   "${{step[@]}}" --nodes={nodes} --ntasks={nodes} rm -rf "$temporary" || true
+  [ -z "$again" ] || scontrol requeue "$SLURM_JOB_ID" || true # not where --no-requeue was asked for
 }}
 trap finish EXIT
 trap 'exit 143' TERM INT
@@ -81,6 +92,7 @@ run=$!
 code=0
 wait "$run" || code=$?
 run=
+[ "$code" != {preempted} ] || again=yes
 exit "$code"
 """
 _WORKERS = """
@@ -98,6 +110,7 @@ def slurm(job: ClusterJob) -> str:
         nodes=job.nodes,
         accelerators=_accelerators(job),
         warning=WARNING_S,
+        preempted=PREEMPTED,
         bin=shlex.quote(str(Path(sys.prefix) / "bin")),
         folder=shlex.quote(str(job.folder)),
         resources=_resources(job),

@@ -18,10 +18,15 @@ from ajet.record.console import console
 from ajet.record.episode_writer import EpisodeWriter
 from ajet.record.progress import Bar, Progress
 from ajet.record.scores import Scores, worth_of_failure
+from ajet.run.companions import beside
 from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
 from ajet.run.evaluation.models import Model
 from ajet.run.evaluation.record import Evaluation
+from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
+from ajet.run.rubrics import require_rubrics
+from ajet.run.services import require_services
+from ajet.run.tool_room import tool_room
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
 
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.schema.episode import Episode
+    from ajet.schema.task import Task
+    from ajet.task_reader import OpenedReader
+    from ajet.task_reader.contamination import Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class EvaluationOptions:
     repeats: int | None = None
     temperature: float | None = None
     judges: Sequence[str] = ()
-    """References to judges that see what was played besides the experiment's own."""
+    """References to judges, or YAMLs of some, that see what was played besides the experiment's own."""
     fresh: bool = False
 
 
@@ -69,6 +77,8 @@ class Result:
     sampling: str
     """In words."""
     seed: int
+    known: Overlap | None = None
+    """Which of the tasks are trained on, where the reader has training tasks."""
 
     def comparisons(self) -> list[tuple[Evaluated, Comparison]]:
         """Each of the others with the first."""
@@ -76,16 +86,36 @@ class Result:
         pairs = [(each, compare(first.scores, each.scores, seed=self.seed)) for each in others]
         return [(each, compared) for each, compared in pairs if compared is not None]
 
+    def judges(self) -> JudgeComparison | None:
+        """The judge of the play and the further ones, over what all models played; None without further ones."""
+        names = list(self.evaluated[0].judged)
+        if not names:
+            return None
+        played = {PLAYED: [attempt for each in self.evaluated for attempt in each.scores.attempts]}
+        return compared(
+            played | {name: [a for each in self.evaluated for a in each.judged[name].attempts] for name in names}
+        )
+
 
 def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
     """Play the models, one after the other. Raises UserError; KeyboardInterrupt after what has ended is recorded."""
     experiment = prepared(experiment, asked)
+    with beside(experiment, experiment.root / experiment.name / "eval"):
+        return _evaluated(experiment, models, asked)
+
+
+def _evaluated(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
+    from ajet.task_reader import open_reader
+
+    require_services(experiment)
+    require_rubrics(experiment)
     judges = open_judges(experiment, asked.judges)
-    evaluations = _evaluations(experiment, models, asked)
+    reader = open_reader(experiment)
+    evaluations = _evaluations(experiment, models, asked, reader)
     played: list[tuple[Model, Path, list[Attempt]]] = []
     for evaluation in evaluations:
         folder = _played(evaluation, fresh=asked.fresh)
-        played.append((evaluation.model, folder, record.recorded(evaluation, folder)))
+        played.append((evaluation.model, folder, record.recorded(evaluation, folder, told=bool(judges))))
     lowest = worth_of_failure(attempt for _, _, attempts in played for attempt in attempts)
     first = evaluations[0]
     tasks = dict(first.tasks)
@@ -98,7 +128,18 @@ def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Eval
         repeats=first.repeats,
         sampling=sampling_words(experiment),
         seed=experiment.ajet.seed,
+        known=_known(reader, [task for _, task in first.tasks[: first.count]]),
     )
+
+
+def _known(reader: OpenedReader, held_out: Sequence[Task]) -> Overlap | None:
+    from ajet.task_reader.contamination import overlap
+
+    try:
+        return overlap(reader.tasks("train"), held_out) if reader.has("train") else None
+    except UserError as problem:  # it is not what the evaluation stands on
+        _say(f"whether a task is trained on is not known: {problem.what}")
+        return None
 
 
 def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
@@ -111,10 +152,9 @@ def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
         file = asked.tasks.expanduser()
         if not file.is_file():
             raise UserError(f"There is no file {asked.tasks}.", where="--tasks", expected="JSON Lines, one task a line")
-        reader.type = "jsonl_dataset_file"
-        reader.jsonl_dataset_file.validation.file_path = str(file.absolute())
-        if reader.jsonl_dataset_file.training.file_path is None:
-            reader.jsonl_dataset_file.training.file_path = str(file.absolute())
+        if not hasattr(getattr(reader, str(reader.type), None), "validation"):  # its files are of another kind
+            reader.type = "jsonl_dataset_file"
+        getattr(reader, reader.type).validation.file_path = str(file.absolute())
     repeats = settings.validation_repeats if asked.repeats is None else asked.repeats
     if asked.temperature is not None:
         val.do_sample, val.temperature = asked.temperature > 0, asked.temperature
@@ -122,7 +162,7 @@ def prepared(experiment: Experiment, asked: EvaluationOptions) -> Experiment:
         val.do_sample, val.temperature = True, val.temperature or settings.rollout.temperature
     val.num_repeat = settings.trainer_common.val_pass_n = repeats
     found = replace(experiment, ajet=settings)
-    found.require_ready()
+    found.require_ready(evaluating=True)
     return found
 
 
@@ -135,10 +175,9 @@ def sampling_words(experiment: Experiment) -> str:
     return ", ".join([f"temperature {val.temperature:g}", *more, *([f"top_k {val.top_k}"] if val.top_k > 0 else [])])
 
 
-def _evaluations(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> list[Evaluation]:
-    from ajet.task_reader import open_reader
-
-    reader = open_reader(experiment)
+def _evaluations(
+    experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions, reader: OpenedReader
+) -> list[Evaluation]:
     if not reader.has("validation"):
         raise UserError(
             "There are no validation tasks.",
@@ -149,12 +188,12 @@ def _evaluations(experiment: Experiment, models: Sequence[Model], asked: Evaluat
     tasks = list(enumerate(reader.tasks("validation")))
     count = len(tasks) if asked.at_most is None else min(asked.at_most, len(tasks))
     repeats = experiment.ajet.validation_repeats
-    return [Evaluation(model, model.of(experiment), tasks, count, repeats) for model in models]
+    return [Evaluation(model, model.of(experiment), tasks, count, repeats, reader) for model in models]
 
 
 def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     """The record that has all that was asked for, after playing what was missing."""
-    from ajet.run.launch import closed_by_outcome
+    from ajet.run.launch import closed_by_outcome, warn_of_unconfined
     from ajet.run.tables import age
 
     again = None if fresh else record.earlier(evaluation)
@@ -163,13 +202,14 @@ def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
         _say(f"{evaluation.model.label}: played {age(then)}, read from {again}; --fresh plays it again")
         return again
     run = record.begin(evaluation, again)
+    warn_of_unconfined(evaluation.experiment)
     with closed_by_outcome(run):
         _play(evaluation, run)
     return run.path
 
 
 def _play(evaluation: Evaluation, run: RunDirectory) -> None:
-    from ajet.run.parts import assemble
+    from ajet.run.parts import assemble, pins_of
     from ajet.run.validation import validation_metrics
 
     label, step = evaluation.model.label, evaluation.model.step
@@ -182,11 +222,20 @@ def _play(evaluation: Evaluation, run: RunDirectory) -> None:
             writer.put(episode)
             shown.ended(episode)
 
-        with assemble(evaluation.experiment, run_id=run.run_id, on_episode=on_episode, split="validation") as parts:
+        with assemble(
+            evaluation.experiment,
+            run_id=run.run_id,
+            on_episode=on_episode,
+            split="validation",
+            pins=pins_of(run),
+            reader=evaluation.reader,
+        ) as parts:
             fitting = {task.task_id for task in parts.tasks("validation")}
             played = [(order, task) for order, task in evaluation.tasks if task.task_id in fitting]
             record.say_left(run.path, [order for order, _ in played])
             asked = [(order, task) for order, task in played if order < evaluation.count]
+            if asked and parts.backbone.tokenizer is not None:
+                tool_room(parts.experiment, asked[0][1], parts.backbone.tokenizer)
             shown.begin(len(asked) * evaluation.repeats, len(before))
             run.status.set(phase="validation", step=step)
             began = time.monotonic()

@@ -24,6 +24,7 @@ from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.task_reader import OpenedReader
 
 FILE = "evaluation.json"
 SPLIT = "validation"
@@ -48,6 +49,8 @@ class Evaluation:
     count: int
     """Of them, the first so many are asked for."""
     repeats: int
+    reader: OpenedReader
+    """Where the tasks are from."""
 
     def identity(self) -> dict[str, Any]:
         """As JSON values."""
@@ -117,9 +120,9 @@ def missing(evaluation: Evaluation, folder: Path) -> int | None:
     return len(wanted - over(recorded(evaluation, folder)))
 
 
-def recorded(evaluation: Evaluation, folder: Path) -> list[Attempt]:
-    """What is recorded of what was asked for."""
-    found = read_attempts(file_of(folder, evaluation.model.step))
+def recorded(evaluation: Evaluation, folder: Path, *, told: bool = False) -> list[Attempt]:
+    """What is recorded of what was asked for. `told`: see `read_attempts`."""
+    found = read_attempts(file_of(folder, evaluation.model.step), told=told)
     return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
@@ -139,7 +142,8 @@ def _code(experiment: Experiment) -> list[tuple[str, str]]:
     from ajet.config.references import code_file
     from ajet.config.schema.choices import is_reference
 
-    references = (experiment.ajet.rollout.user_workflow, experiment.ajet.task_judge.judge_protocol)
+    judges = [name for _, name in experiment.ajet.task_judge.named()]
+    references = (experiment.ajet.rollout.user_workflow, *judges)
     files = {
         file for each in references if isinstance(each, str) and is_reference(each)
         for file in [code_file(each, experiment.base)] if file is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,8 @@ from ajet.record.attempts import TAG_KEYS
 from ajet.record.comparison import Comparison
 from ajet.record.console import console, counted, printable
 from ajet.record.scores import Rate, Scores
+from ajet.run import judge_comparison
+from ajet.run.evaluation.judged import YAML
 from ajet.run.evaluation.play import Evaluated, Result
 from ajet.schema.errors import MissingExtra, UserError
 
@@ -27,7 +30,7 @@ NAMED = 8
 """Tasks that flipped, and that a line names."""
 COLUMNS = (
     "model", "task_id", "order", "repeat", "reward", "success", "status", "failure", "reason", "left_out", "tokens",
-    "seconds", "tags", "question", "uuid", "record",
+    "seconds", "tags", "question", "uuid", "record", "scorer",
 )  # fmt: skip
 
 
@@ -44,9 +47,14 @@ def show(result: Result, keys: Sequence[str] = TAG_KEYS) -> None:
         table.add_row(printable(each.model.label), *_cells(each.scores, names), style="bold")
         for tag, scores in each.scores.tagged(keys).items():
             table.add_row(f"  {printable(tag)}", *_cells(scores, names), style="dim")
+        for scorer, scores in _scorers(each.scores).items():
+            table.add_row(f"  scorer {printable(scorer)}", *_cells(scores, names), style="dim")
         for judge, scores in each.judged.items():
             table.add_row(f"  {printable(_short(judge))}", *_cells(scores, names), style="dim")
     console.print(table)
+    _show_parts(result)
+    if (judges := result.judges()) is not None:
+        judge_comparison.show(judges, console)
     for line in _remarks(result):
         console.print(line, markup=False, soft_wrap=True)
     for after, compared in result.comparisons():
@@ -66,13 +74,36 @@ def show(result: Result, keys: Sequence[str] = TAG_KEYS) -> None:
         console.print(f"Record of {printable(each.model.label)}: {each.folder}", markup=False, soft_wrap=True)
 
 
+def _scorers(scores: Scores) -> dict[str, Scores]:
+    """By the choice of scorers, where there were several."""
+    found = scores.by_scorer()
+    return found if len(found) > 1 else {}
+
+
+def _show_parts(result: Result) -> None:
+    """What each scorer gave, where there are several."""
+    given = [(each.model.label, each.scores.each_scorer()) for each in result.evaluated]
+    if max((len(scorers) for _, scorers in given), default=0) < 2:
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("model", "scorer", "mean", "scored"):
+        table.add_column(name, justify="left" if name in ("model", "scorer") else "right", overflow="fold")
+    for label, scorers in given:
+        for scorer, (mean, scored, of) in scorers.items():
+            told = "–" if mean is None else f"{mean:.3f}"
+            table.add_row(printable(label), printable(scorer), told, f"{scored}/{of}", style="dim")
+    console.print(table)
+
+
 def as_json(result: Result, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
     """All of it as JSON values."""
     return {
         "tasks": result.tasks,
         "repeats": result.repeats,
         "sampling": result.sampling,
+        "known_from_training": None if result.known is None else asdict(result.known),
         "models": [_as_json(each, keys) for each in result.evaluated],
+        "judges": None if (judges := result.judges()) is None else judge_comparison.as_json(judges),
         "comparisons": [
             {"before": result.evaluated[0].model.label, "after": each.model.label, **_compared(compared)}
             for each, compared in result.comparisons()
@@ -108,6 +139,7 @@ def rows(result: Result, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, A
                 "question": attempt.question,
                 "uuid": attempt.uuid,
                 "record": str(each.folder),
+                "scorer": attempt.scorer,
                 **{f"reward by {name}": other.reward for name, other in others.items()},
                 **{f"success by {name}": other.success if other.judged else None for name, other in others.items()},
             }
@@ -181,8 +213,8 @@ def _played(result: Result) -> str:
 
 
 def _short(reference: str) -> str:
-    """A judge's own name, as columns have it."""
-    return re.split("->|:", reference)[-1].strip()
+    """A judge's own name, as columns have it; a YAML's is its file's."""
+    return Path(reference).stem if reference.endswith(YAML) else re.split("->|:", reference)[-1].strip()
 
 
 def _columns(everything: Sequence[Scores]) -> list[str]:
@@ -215,11 +247,15 @@ def _cells(scores: Scores, columns: Sequence[str]) -> list[str]:
 
 def _remarks(result: Result) -> Iterator[str]:
     """What the numbers do not say themselves."""
+    if result.known is not None and (said := result.known.words()):
+        yield f"Known from training: {printable(said)}"
     for each in result.evaluated:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
             worth = f"a failed attempt solves nothing and counts as reward {scores.lowest:g}"
-            yield f"{label}: {scores.failed} failed, {scores.unscored} with no score; {worth}"
+            by = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
+            named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
+            yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {worth}"
         if scores.left_out:
             yield (
                 f"{label}: ajet itself failed at {counted(scores.left_out, 'attempt')} (engine, judge or ajet): left "
@@ -241,6 +277,11 @@ def _as_json(each: Evaluated, keys: Sequence[str]) -> dict[str, Any]:
         **_numbers(each.scores),
         "judges": {judge: _numbers(scores) for judge, scores in each.judged.items()},
         "tags": {tag: _numbers(scores) for tag, scores in each.scores.tagged(keys).items()},
+        "scorers": {name: _numbers(scores) for name, scores in each.scores.by_scorer().items()},
+        "scorer_means": {
+            name: {"mean": mean, "scored": scored, "of": of}
+            for name, (mean, scored, of) in each.scores.each_scorer().items()
+        },
     }
 
 

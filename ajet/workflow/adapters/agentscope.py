@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-def chat_model(endpoint: Endpoint, client: AsyncOpenAI) -> ChatModelBase:
-    """A chat model that answers whole replies (set its `stream` for chunks). Raises MissingExtra."""
+def chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
+    """A chat model that answers whole replies (set its `stream` for chunks) and holds the run's composed `config`, as
+    AgentJet's does. Raises MissingExtra."""
     model = _model_class()(
         model_name=endpoint.model,
         api_key=endpoint.api_key,
@@ -30,6 +31,7 @@ def chat_model(endpoint: Endpoint, client: AsyncOpenAI) -> ChatModelBase:
         client_kwargs={"base_url": endpoint.base_url, "http_client": client._client},
     )
     model.client = client  # the one that neither retries nor times out
+    model.config = config
     made: ChatModelBase = model
     return made
 

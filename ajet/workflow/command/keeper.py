@@ -125,7 +125,8 @@ class Tree:
 
 
 def keep(order: dict, report: int) -> dict:
-    """Run `order` to its end, or to the end of what it may use."""
+    """Run `order` to its end, or to the end of what it may use. One that is not `measured` is not looked at: it has
+    no limits of the whole tree."""
     tree = Tree()
     began = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
@@ -135,28 +136,34 @@ def keep(order: dict, report: int) -> dict:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
     problem = tree.start(order)
-    limits, timeout = order["limits"], order["timeout"]
-    asked = 0.0
+    limits, timeout, measured = order["limits"], order["timeout"], order.get("measured", True)
+    asked, grace, heard = 0.0, order.get("grace") or 0.0, [0, wake]
     while not problem and tree.status is None:
         now = time.monotonic()
         if timeout and now - began >= timeout and not asked:
             ended_by, asked = "timeout", now
             tree.send(signal.SIGTERM)
-        if asked and now - asked >= GRACE:
+        if asked and now - asked >= max(GRACE, grace):
             break
-        due = began + timeout - now if timeout and not asked else LOOK_EVERY
-        ready, _, _ = select.select([0, wake], [], [], max(0.0, min(LOOK_EVERY, due)))
+        look = LOOK_EVERY if measured or asked else None
+        due = began + timeout - now if timeout and not asked else look
+        wait = None if due is None else max(0.0, due if look is None else min(look, due))
+        ready, _, _ = select.select(heard, [], [], wait)
         if 0 in ready and not os.read(0, 1):
             ended_by = "stopped"
-            break
+            if not grace:
+                break
+            asked, heard = asked or now, [wake]
+            tree.send(signal.SIGTERM)
         if wake in ready:
             os.read(wake, 4096)
-        used = tree.use()
-        peak = {name: max(peak[name], used[name]) for name in used}
-        over = _exceeded(tree, used, limits)
-        if over:
-            ended_by = over
-            break
+        if measured:
+            used = tree.use()
+            peak = {name: max(peak[name], used[name]) for name in used}
+            over = _exceeded(tree, used, limits)
+            if over:
+                ended_by = over
+                break
         tree.reap()
     left = tree.end()
     done = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -11,13 +11,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ajet.environment.venvs import python_with
 from ajet.schema.errors import ConfigError
 
-PLACE = re.compile(r"\{(python|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")
+Settings = TypeVar("Settings", bound=BaseModel)
+PLACE = re.compile(r"\{(python|venv|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")
 MEGABYTE = 1 << 20
 
 
@@ -43,6 +46,30 @@ class Limits(BaseModel):
             "file": self.file_mb and self.file_mb * MEGABYTE,
         }
         return {name: value for name, value in given.items() if value is not None}
+
+
+def read_section(kind: type[Settings], config: Any, section: str, says: str, such: str, page: str) -> Settings:
+    """The composed config's section of that name, beside `ajet:`. `says`: what for; `such`: what it looks like at its
+    shortest; `page` tells of it. Raises ConfigError."""
+    given = config.get(section)
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"The YAML has no section {section}, which says {says}.",
+            where=section,
+            expected=f"{section}: {such} beside `ajet:`",
+            do=f"see {page}",
+        )
+    try:
+        return kind.model_validate(given.to_dict() if hasattr(given, "to_dict") else dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (section, *first["loc"])))
+        raise ConfigError(
+            f"{place}: {first['msg'].removeprefix('Value error, ')}.",
+            where=place,
+            expected=f"one of {', '.join(kind.model_fields)}" if first["type"] == "extra_forbidden" else "",
+            do=f"see {page}",
+        ) from None
 
 
 class CommandSettings(BaseModel):
@@ -77,6 +104,10 @@ class CommandSettings(BaseModel):
     exit_codes: list[int] | Literal["any"] = [0]
     """Codes of an episode that went well."""
     limits: Limits = Field(default_factory=Limits)
+    score: Literal["judge", "printed"] = "judge"
+    """printed: the last line of its output says the reward, or why there is none (`printed.py`)."""
+    requirements: str | None = None
+    """A file that lists packages: an environment of Python with them is made before the run, `{venv}` is its Python."""
 
     @field_validator("command", mode="before")
     @classmethod
@@ -106,29 +137,21 @@ class CommandSettings(BaseModel):
     @classmethod
     def read(cls, config: Any, section: str) -> CommandSettings:
         """From the composed config's section of that name. Raises ConfigError."""
-        given = config.get(section)
-        if not isinstance(given, Mapping):
-            raise ConfigError(
-                f"The YAML has no section {section}, which says how to run the agent.",
-                where=section,
-                expected=f"{section}: {{command: [...]}} beside `ajet:`",
-                do="see docs/command_agents.md",
-            )
-        tree = given.to_dict() if hasattr(given, "to_dict") else dict(given)
-        try:
-            settings = cls.model_validate(tree)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, (section, *first["loc"])))
-            raise ConfigError(
-                f"{place}: {first['msg'].removeprefix('Value error, ')}.",
-                where=place,
-                expected=f"one of {', '.join(cls.model_fields)}" if first["type"] == "extra_forbidden" else "",
-                do="see docs/command_agents.md",
-            ) from None
+        settings = read_section(
+            cls, config, section, "how to run the agent", "{command: [...]}", "docs/command_agents.md"
+        )
         if settings.template is not None:
             settings.template_folder(base_of(config))
         return settings
+
+    def venv(self, base: Path) -> Path | None:
+        """The Python of the environment that `requirements` asks for, made if it is not there; None without one.
+        Raises UserError."""
+        if self.requirements is None:
+            return None
+        wanted = Path(self.requirements).expanduser()
+        beside = base / wanted
+        return python_with(beside if beside.exists() else wanted, say=logger.info)
 
     def template_folder(self, base: Path) -> Path | None:
         """The template: beside the YAML, then in the working directory. Raises ConfigError."""

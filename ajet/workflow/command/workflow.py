@@ -19,6 +19,7 @@ from ajet.schema.errors import AgentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.command.environment import inherited
 from ajet.workflow.command.folder import EpisodeFolder
+from ajet.workflow.command.printed import with_score
 from ajet.workflow.command.running import Ended, Order, Running
 from ajet.workflow.command.settings import CommandSettings, base_of, common_values, filled
 from ajet.workflow.workflow import Workflow
@@ -56,26 +57,34 @@ class CommandWorkflow(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises ConfigError for a section that cannot be used."""
-        CommandSettings.read(config, cls.section)
+        """Raises UserError for a section that cannot be used, or an environment that cannot be made."""
+        cls.settings(config).venv(base_of(config))
+
+    @classmethod
+    def settings(cls, config: Any) -> CommandSettings:
+        """How the command is run, by the configuration. Raises ConfigError."""
+        return CommandSettings.read(config, cls.section)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
         """Make the folder, run the command in it, read the answer, take the folder away."""
-        settings = CommandSettings.read(tuner.config, self.section)
+        settings = self.settings(tuner.config)
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
         base = base_of(tuner.config)
         folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
-        values = self._values(workflow_task, endpoint, base, folder)
         good = False
         try:
+            venv = await asyncio.to_thread(settings.venv, base)
+            values = self._values(workflow_task, endpoint, base, folder) | ({"venv": str(venv)} if venv else {})
             files = {name: filled(text, values) for name, text in settings.files.items()}
             folder.fill(settings.template_folder(base), files, _task(workflow_task, settings))
             order = self._order(settings, workflow_task, endpoint, values, folder)
             ended = await _ran(order)
             _hide(ended, endpoint.api_key)
             _raise_unless_good(ended, settings)
-            answer = self.answer(settings, ended, folder)
-            output = self.outcome(workflow_task, ended, answer.replace(endpoint.api_key, HIDDEN))
+            answer = self.answer(settings, ended, folder).replace(endpoint.api_key, HIDDEN)
+            output = self.outcome(workflow_task, ended, answer)
+            if settings.score == "printed":
+                output = with_score(output, ended.stdout)
             good = True
             return output
         finally:

@@ -1,7 +1,7 @@
 """The rules of `refusals` about batches: tasks, mini-batches of them, and the rows of one pass.
 
 Invariant: an accepted batch gives exactly `mini_batch_num` optimizer steps of whole tasks. Its rows need not divide by
-the number of copies of the model, since our trainers fill each copy's part up (`ajet.backbone.verl.mini_batches`); only
+the number of copies of the model, since our trainers fill each copy's part up (`trainer.mini_batches`); only
 where micro batches are counted in rows verl's own validation wants it.
 """
 

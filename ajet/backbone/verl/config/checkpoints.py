@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from ajet.backbone.verl.config.effective import ACTOR, TRAINER, Settings
 from ajet.schema.errors import ConfigError
 
-CALLBACK = "ajet.run.verl.runner.SavedCallback"
+CALLBACK = "ajet.backbone.verl.trainer.process.SavedCallback"
+EARLIER_CALLBACK = "ajet.run.verl.runner.SavedCallback"
+"""Another name of it."""
 
 
 def checkpoints(s: Settings) -> Iterator[ConfigError]:
@@ -25,7 +27,7 @@ def checkpoints(s: Settings) -> Iterator[ConfigError]:
             expected="false",
         )
     callback = s.value("trainer.checkpoint_callback_class")
-    if callback != CALLBACK:
+    if callback not in (CALLBACK, EARLIER_CALLBACK):
         yield s.problem(
             f"With the callback {callback} the run would not learn that verl has saved a checkpoint.",
             "trainer.checkpoint_callback_class",

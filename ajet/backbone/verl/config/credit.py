@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ajet.config.algorithms import ALGORITHMS, OWN
+from ajet.config.catalogue import own
+from ajet.config.handed import known
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.choices import is_reference
 
@@ -26,7 +27,6 @@ where we replace it."""
 KL_TYPES = ("low_var_kl", "k1", "k2", "k3", "kl", "abs", "mse")
 _ACTOR, _CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 _TAKEN: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    (ESTIMATOR, tuple(ALGORITHMS)),
     ("algorithm.gamma", (1, None)),
     ("algorithm.kl_penalty", ("kl", "k1", None)),
     ("algorithm.kl_ctrl.type", ("fixed", None)),
@@ -64,13 +64,13 @@ def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
     the effective value of a key, None where there is none."""
     filters = value("algorithm.filter_groups.enable")
-    for key, taken in (*_TAKEN, *(_FILTERED if filters else ())):
+    for key, taken in ((ESTIMATOR, tuple(known().algorithms)), *_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
-        own = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
-        if found not in taken and not own:
+        users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
+        if found not in taken and not users:
             names = [str(one).lower() if isinstance(one, bool) else str(one) for one in taken if one is not None]
             some = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names or ["null"])
-            yield key, found, f"{some}, or a reference such as {OWN}" if key == ESTIMATOR else some
+            yield key, found, f"{some}, or a reference such as {own('algorithm')}" if key == ESTIMATOR else some
     cap = value(f"{_CORRECTION}.rollout_is_threshold")
     if value(f"{_CORRECTION}.rollout_is") is not None and (isinstance(cap, bool) or not isinstance(cap, int | float)):
         yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
@@ -101,6 +101,7 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
                 "kl_loss_coef": actor["kl_loss_coef"],
                 "kl_loss_type": actor["kl_loss_type"],
                 "algorithm": {
+                    **verl["trainer"]["ajet_algorithm"],
                     "adv_estimator": algorithm["adv_estimator"],
                     "norm_adv_by_std": algorithm["norm_adv_by_std_in_grpo"],
                     "clip_low": actor["clip_ratio_low"],
@@ -110,6 +111,8 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
                     "is_cap": correction["rollout_is_threshold"] if correction["rollout_is"] else None,
                     "dynamic_sampling": algorithm["filter_groups"]["enable"],
                     "equal_rewards": verl["trainer"]["ajet_equal_rewards"],
+                    "process_weight": verl["trainer"]["ajet_process_weight"],
+                    "step_discount": verl["trainer"]["ajet_step_discount"],
                     "use_kl_in_reward": algorithm["use_kl_in_reward"],
                     "kl_in_reward_coef": algorithm["kl_ctrl"]["kl_coef"],
                 },

@@ -64,11 +64,10 @@ def verl_config(
     ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
     extra = extra_for(ajet["trainer_common"]["device"])
     folder = _config_folder(extra)
-    layers = _own_layers(experiment, ajet)
-    if folder is not None:
-        layers.insert(0, _verls_defaults(folder, experiment.ajet.trainer_common.strategy))
     with _explaining(experiment):
-        known = OmegaConf.unsafe_merge(*layers)
+        trainer = ajet["trainer_common"]
+        known: Any = pickle.loads(_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
+        known["ajet"] = ajet
         users = _users(experiment)
         tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
         refuse(experiment, tree, model, gpu_bytes)
@@ -110,11 +109,16 @@ def _ajet_node(
     node["default_config"] = str(default_config())
     node["val_repeats"] = experiment.ajet.validation_repeats
     trainer = node["trainer_common"]
-    trainer["algorithm"]["is_cap"] = experiment.ajet.trainer_common.algorithm.is_cap  # `auto` is settled by verl's mode
+    algorithm = experiment.ajet.trainer_common.algorithm
+    if algorithm.old_policy != "behaviour":
+        trainer["algorithm"]["is_cap"] = algorithm.is_cap  # `auto` is settled by verl's mode
     if trainer["device"] == "auto" and device is not None:
         trainer["device"] = device
     # relative: a node without the project's folder has a copy of it as its working directory
-    trainer["algorithm"]["adv_estimator"] = within(trainer["algorithm"]["adv_estimator"], experiment.base)
+    rounded = experiment.ajet.model.dtype != "float32"
+    trainer["algorithm"]["mismatch_alarm"] = experiment.ajet.trainer_common.mismatch_alarm(rounded=rounded)
+    for key in ("adv_estimator", "policy_loss"):
+        trainer["algorithm"][key] = within(trainer["algorithm"][key], experiment.base)
     slots = experiment.layers.winner(("ajet", "trainer_common", "n_gpus_per_node"))
     if trainer["device"] == "cpu" and slots is experiment.layers.stack[0]:
         trainer["n_gpus_per_node"] = 1
@@ -126,19 +130,6 @@ def _ajet_node(
     if folder:
         node["trainer_common"]["checkpoint_base_dir"] = str(Path(folder).expanduser().absolute())
     return node
-
-
-def _own_layers(experiment: Experiment, ajet: dict[str, Any]) -> list[Any]:
-    from omegaconf import OmegaConf
-
-    trainer = ajet["trainer_common"]
-    names = ["verl_default", "verl_megatron" if trainer["strategy"] == "megatron" else "verl_fsdp"]
-    if trainer["device"] == "cpu":
-        names.append("verl_cpu")
-    return [
-        OmegaConf.create({"ajet": ajet}),
-        *(OmegaConf.load(default_config() / "verl" / f"{name}.yaml") for name in names),
-    ]
 
 
 def _users(experiment: Experiment) -> dict[str, Any]:
@@ -188,21 +179,27 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
     )
 
 
-def _verls_defaults(folder: Path, strategy: str) -> Any:
-    """verl's `ppo_trainer` for the chosen engine, with its interpolations; the caller may change it."""
-    return pickle.loads(_composed(folder, strategy))
+@lru_cache(maxsize=8)
+def _shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
+    """verl's `ppo_trainer` for the chosen engine (`folder`: where it lies), and our layers over it, with their
+    interpolations; pickled: a copy is had from it ten times faster than from a mapping."""
+    from omegaconf import OmegaConf
+
+    names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
+    verls = [] if folder is None else [_verls_defaults(folder, megatron)]
+    ours = [OmegaConf.load(default_config() / "verl" / f"{name}.yaml") for name in names]
+    return pickle.dumps(OmegaConf.merge(*verls, *ours))
 
 
 @lru_cache(maxsize=4)
-def _composed(folder: Path, strategy: str) -> bytes:
-    """The same as Hydra composes it, pickled: a copy is had from it ten times faster than from a mapping."""
+def _verls_defaults(folder: Path, megatron: bool) -> Any:
+    """As Hydra composes them."""
     import hydra
     from omegaconf import OmegaConf
 
-    engine = "megatron" if strategy == "megatron" else "dp"
     with _own_hydra(), hydra.initialize_config_dir(str(folder), job_name="ajet", version_base="1.3"):
-        composed = hydra.compose("ppo_trainer", overrides=[f"model_engine={engine}"])
-    return pickle.dumps(OmegaConf.create(OmegaConf.to_container(composed, resolve=False)))
+        composed = hydra.compose("ppo_trainer", overrides=[f"model_engine={'megatron' if megatron else 'dp'}"])
+    return OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
 
 
 def _config_folder(extra: str) -> Path | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VLLM_LARGEST_LORA_RANK = 512
 SYNC, SEPARATE = "ajet_sync", "ajet_separate_async"
 MODES = (SYNC, "ajet_colocate_async", SEPARATE)
-"""The names of `ajet.backbone.verl.trainers`."""
+"""The names of `ajet.backbone.verl.trainer.trainers`."""
 
 
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
@@ -334,7 +334,7 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
 
 
 def _credit(s: Settings) -> Iterator[ConfigError]:
-    """What `ajet.backbone.verl.trainers` computes in verl's place, it computes as the local backbone does."""
+    """What `ajet.backbone.verl.trainer.trainers` computes in verl's place, it computes as the local backbone does."""
     for key, found, expected in unsupported(lambda key: s.value(key)):
         yield s.problem(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "

@@ -58,8 +58,10 @@ class PriceAgent(Workflow):
                 break
             for call in message.tool_calls:
                 lookups += 1
-                result = look_up(task.metadata["prices"], call.function.arguments)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                asked = call.function
+                with tuner.tool(asked.name, asked.arguments, call_id=call.id) as used:  # so that the record has it
+                    used.result = look_up(task.metadata["prices"], asked.arguments)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": used.result})
 
         # The reward: 1 for the right number in the box, 0 for anything else, however it was found.
         box = re.search(r"\\boxed\{([^}]*)\}", text)

@@ -22,11 +22,14 @@ from ajet.gateway.dialects.contract import Asked, Caller, Writer
 from ajet.gateway.dialects.response_format import read_schema
 from ajet.gateway.turn import Refused, Turn, TurnRequest
 
+_ASIDES = (
+    "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
+)  # fmt: skip
+"""They ask nothing of the reply."""
 TAKEN = {
+    *_ASIDES,
     "model", "messages", "system", "max_tokens", "tools", "tool_choice", "temperature", "top_p", "top_k",
     "stop_sequences", "stream", "thinking", "output_config", "output_format",
-    # These ask nothing of the reply:
-    "metadata", "service_tier", "cache_control", "inference_geo", "speed", "user_profile_id", "workspace_id",
 }  # fmt: skip
 """The fields of a request; docs/dialects.md names the same."""
 _MOST_STOPS = 16
@@ -131,6 +134,7 @@ def _request(body: Mapping[str, Any], caller: Caller) -> tuple[TurnRequest, Show
         stop=_stops(body.get("stop_sequences")),
         json_schema=_schema(body),
         passed=_effort(body),
+        asides=fields.given(body, _ASIDES),
         notes={name: value for name, value in notes.items() if value},
     )
     return request, thinking

@@ -32,10 +32,14 @@ _ECHOED: dict[str, Any] = {
     "background": False,
 }  # fmt: skip
 """Fields of a request that its response repeats, and what it says of those that were left out."""
-TAKEN = {
-    *_ECHOED, "input", "include", "stream", "stream_options", "stop", "seed", "top_k",
-    "prompt_cache_retention", "prompt_cache_options", "client_metadata",  # ask nothing of the reply
-}  # fmt: skip
+_ASIDES = (
+    "user", "metadata", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "client_metadata",
+)  # fmt: skip
+"""They ask nothing of the reply."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"presence_penalty": (0,), "frequency_penalty": (0,)}
+"""Fields that only a chat engine may honour, with the values that ask for nothing."""
+TAKEN = {*_ECHOED, *_ASIDES, *_NEUTRAL, "input", "include", "stream", "stream_options", "stop", "seed", "top_k"}
 """The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
@@ -137,6 +141,7 @@ class ResponsesDialect:
         schema, passed = _text(body.get("text"))
         seed = fields.seed(body)
         passed |= {name: value for name, value in (("reasoning_effort", effort), ("seed", seed)) if value is not None}
+        passed |= fields.not_neutral(body, _NEUTRAL)
         _check_rest(body)
         request = TurnRequest(
             agent=caller.agent,
@@ -157,6 +162,7 @@ class ResponsesDialect:
             top_logprobs=top or 0,
             json_schema=schema,
             passed=passed,
+            asides=fields.given(body, _ASIDES),
             notes={"model": model} if model else {},
         )
         echo = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}

@@ -17,6 +17,41 @@ export function curvesOf(rows) {
   return curves;
 }
 
+// [[step, what changed], …]: the steps from which on other scorers decided than before.
+export function changesOfScorer(rows) {
+  const marks = [], before = {};
+  for (const row of rows) {
+    for (const split of ["train", "validation", "debug"]) {
+      const begin = `${split}/scored_by/`;
+      const now = Object.keys(row).filter((name) => name.startsWith(begin) && row[name] > 0).map((name) => name.slice(begin.length)).sort().join(", ");
+      if (!now) continue;
+      if (before[split] !== undefined && before[split] !== now) marks.push([row.step, `${before[split]} → ${now}`]);
+      before[split] = now;
+    }
+  }
+  return marks;
+}
+
+function markSteps(plot, marks) {
+  const { left, top, width, height } = plot.bbox;
+  plot.ctx.save();
+  plot.ctx.setLineDash([4, 4]);
+  plot.ctx.strokeStyle = css("--ink2");
+  plot.ctx.fillStyle = css("--ink2");
+  plot.ctx.font = plot.axes[0].font[0];
+  plot.ctx.textAlign = "left";
+  for (const [step, what] of marks) {
+    const at = plot.valToPos(step, "x", true);
+    if (at < left || at > left + width) continue;
+    plot.ctx.beginPath();
+    plot.ctx.moveTo(at, top);
+    plot.ctx.lineTo(at, top + height);
+    plot.ctx.stroke();
+    plot.ctx.fillText(what.slice(0, 60), at + 4, top + 12);
+  }
+  plot.ctx.restore();
+}
+
 function smoothed(values, weight) {
   let mean = null;
   return values.map((value) => {
@@ -50,13 +85,14 @@ export class Chart {
     this.plot = null;
   }
 
-  draw(lines, { smooth, log }) {
+  draw(lines, { smooth, log, marks = [] }) {
     const steps = [...new Set(lines.flatMap((line) => [...line.points.keys()]))].sort((a, b) => a - b);
     const data = [steps, ...lines.map((line) => {
       const values = steps.map((step) => line.points.get(step) ?? null).map((value) => (log && value !== null && value <= 0 ? null : value));
       return smooth > 0 && !line.sparse ? smoothed(values, smooth) : values;
     })];
-    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse, line.colour, line.dash]), log, css("--ink")]);
+    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse, line.colour, line.dash]), log, css("--ink"), marks]);
+    this.box.dataset.marks = marks.map(([step, what]) => `${step}: ${what}`).join("; ");
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
       return;
@@ -69,6 +105,7 @@ export class Chart {
       width: Math.max(200, this.hole.clientWidth), height: 190,
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       legend: { live: true },
+      hooks: { draw: [(plot) => markSteps(plot, marks)] },
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
       axes: [
         { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map((value) => (Number.isInteger(value) ? value : "")) },

@@ -4,7 +4,7 @@ import { badge, el, number, prose, rewardBadge, seconds, spelled } from "./dom.j
 import { get, isFrozen, path, rawLink } from "./data.js";
 import { address } from "./address.js";
 import { transcript } from "./transcript.js";
-import { tree, waterfall } from "./tree.js";
+import { toolUses, tree, waterfall } from "./tree.js";
 import { tokenView } from "./tokens.js";
 
 export async function episodePage(run, uuid, context) {
@@ -35,7 +35,8 @@ function one(run, page, proof) {
       page.status === "completed" ? null : badge(page.ending ? `${page.status}: ${page.ending.replaceAll("_", " ")}` : page.status, "bad"),
       page.discarded ? badge(`not trained: ${page.discarded.replaceAll("_", " ")}`, "mute") : null, page.checks.map((check) => badge(check, "warn")),
       wrong.length ? badge("proof failed", "bad") : proven ? badge("proven", "good") : null,
-      ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls · ${seconds(page.ended - page.started)}`),
+      ` step ${page.step}${page.played_for < page.step && page.split === "train" ? ` (played for ${page.played_for})` : ""} · ${page.split} · try ${page.repeat} · ${page.calls.length} calls${page.policy ? ` · policy ${[...new Set(page.policy)].join(" to ")}` : ""} · ${seconds(page.ended - page.started)}`),
+    page.verdict?.scorer ? el("p", { class: "facts scorers" }, "scored by ", Object.entries(page.verdict.parts).map(([name, score]) => [badge(`${name} ${score === null ? "no score" : number(score)}`, "mute"), " "])) : null,
     page.verdict?.reason ? el("div", { class: "note" }, el("b", {}, "judge: "), prose(page.verdict.reason)) : null,
     page.failure ? el("div", { class: "note failed" }, el("b", {}, spelled(`${page.failure.boundary}: ${page.failure.kind}`)), prose(page.failure.message),
       page.failure.traceback ? el("details", {}, el("summary", {}, "traceback"), prose(page.failure.traceback, { class: "code" })) : null) : null,
@@ -44,7 +45,7 @@ function one(run, page, proof) {
     el("h2", {}, "Conversation"), transcript(page),
     el("h2", {}, "Tokens"), tokenView(run, page),
     el("h2", {}, "Branches"), tree(page),
-    el("h2", {}, "Time"), waterfall(page),
+    el("h2", {}, "Time"), waterfall(page), toolUses(page),
     el("details", {}, el("summary", {}, "task, tools, metadata"),
       prose(page.task, { class: "code" }), prose(page.tools, { class: "code" }), prose(page.metadata, { class: "code" }), page.printed ? prose(page.printed, { class: "code" }) : null, prose(page.metrics, { class: "code" })));
 }

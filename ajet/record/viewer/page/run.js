@@ -3,13 +3,15 @@
 import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
-import { Chart, curvesOf } from "./charts.js";
+import { Chart, changesOfScorer, curvesOf } from "./charts.js";
 import { stateKind } from "./runs.js";
 
 // Subject, unit, and the metrics that belong to it: names, or the beginning of names.
 const SUBJECTS = [
   ["Reward, of the scored", "", ["train/reward", "validation/reward", "debug/reward"]],
   ["Success", "", ["train/success_rate", "validation/success_rate", "debug/success_rate"]],
+  ["Scorers", "", ["train/scorer/", "validation/scorer/", "debug/scorer/"]],
+  ["Episodes by scorer", "", ["train/scored_by/", "validation/scored_by/", "debug/scored_by/"]],
   ["KL", " nats", ["kl", "mismatch_kl"]],
   ["Entropy", " nats", ["entropy"]],
   ["Lengths", "", ["train/reply_tokens", "validation/reply_tokens", "train/turns"]],
@@ -74,7 +76,7 @@ export async function runPage(name, context) {
       charts.set(key, made);
     }
     into.append(made.box);  // also what is there already: their order is that of the subjects
-    if (into !== zeros.lastChild || zeros.open) made.draw(found, view);
+    if (into !== zeros.lastChild || zeros.open) made.draw(found, { ...view, marks: changesOfScorer(runs[0].rows) });
   }
 
   function draw() {
@@ -130,7 +132,7 @@ function header(status, name, names) {
     el("p", { class: "facts" }, badge(status.state, stateKind(status.state)),
       status.state === "running" && status.phase ? ` ${status.phase}` : "",
       ` · step ${number(status.step)}${status.steps ? ` of ${number(status.steps)}` : ""}`,
-      ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}`,
+      ` · reward ${number(status["train/reward"] ?? status["debug/reward"])}${status.reward_over ? ` ${status.reward_over}` : ""}`,
       ` · held out ${status.held_out ?? number(null)}`,
       ` · began ${ago(status.started)}`, status.updated && status.started ? `, ${seconds(status.updated - status.started)} long` : "",
       proof ? [" · ", badge(proof.ok ? `proven: ${number(proof.episodes)} episodes` : "proof failed", proof.ok ? "good" : "bad")] : null),

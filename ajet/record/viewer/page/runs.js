@@ -32,7 +32,7 @@ export async function runsPage(context) {
         run.learned_nothing ? [" ", el("span", { title: run.learned_nothing }, badge("learned nothing", "bad"))] : null,
         run.gamed ? [" ", el("span", { title: run.gamed }, badge("rewards gamed?", "bad"))] : null),
       el("td", { class: "number" }, run.steps ? `${number(run.step)} / ${number(run.steps)}` : number(run.step)),
-      el("td", { class: "number" }, number(reward)),
+      el("td", { class: "number", title: run.reward_over ?? "" }, number(reward), run.reward_short ? ` ${run.reward_short}` : null),
       el("td", { class: "number", title: run.held_out ?? "" }, run.held_out_short ?? number(null)),
       el("td", {}, ago(run.updated)));
   }

@@ -5,16 +5,24 @@ import { el, seconds, spelled } from "./dom.js";
 const ROW = 22;
 
 export function waterfall(page) {
-  const first = Math.min(page.started, ...page.calls.map((call) => call.started));
-  const last = Math.max(page.ended, ...page.calls.map((call) => call.ended), first + 0.001);
+  const uses = page.tool_uses ?? [];
+  const first = Math.min(page.started, ...page.calls.map((call) => call.started), ...uses.map((use) => use.started));
+  const last = Math.max(page.ended, ...page.calls.map((call) => call.ended), ...uses.map((use) => use.ended), first + 0.001);
   const x = (time) => `${(100 * (time - first)) / (last - first)}%`;
   const bars = page.calls.map((call, index) => {
     const label = `call ${call.index}: ${seconds(call.ended - call.started)} after ${seconds(call.started - first)}`;
     return el("g", {}, el("rect", { x: x(call.started), y: index * ROW + 4, width: `${Math.max(0.3, (100 * (call.ended - call.started)) / (last - first))}%`, height: ROW - 8, rx: 3, class: call.error ? "bar failed" : "bar" },
       el("title", { svg: true }, label)));
   });
-  // A tool runs between the reply that asks for it and the request that brings its result.
-  page.calls.forEach((call, index) => {
+  // By its clock where the record has it, in the row of the last call before it.
+  uses.forEach((use) => {
+    const index = Math.max(0, page.calls.findLastIndex((call) => call.started <= use.started));
+    const width = Math.max(0.3, (100 * (use.ended - use.started)) / (last - first));
+    bars.push(el("rect", { x: x(use.started), y: index * ROW + 8, width: `${width}%`, height: ROW - 16, class: use.error ? "bar tool failed" : "bar tool" },
+      el("title", { svg: true }, `${use.name}: ${seconds(use.ended - use.started)} after ${seconds(use.started - first)}${use.error ? `, ${use.error}` : ""}`)));
+  });
+  // Else a tool runs between the reply that asks for it and the request that brings its result.
+  if (!uses.length) page.calls.forEach((call, index) => {
     const names = call.reply === null ? [] : (page.messages[call.reply].tool_calls ?? []).map((each) => each.function?.name ?? "?");
     const next = page.calls.find((other) => other.parent === call.index && other.started >= call.ended);
     if (!names.length || !next) return;
@@ -25,7 +33,16 @@ export function waterfall(page) {
   const busy = page.calls.reduce((sum, call) => sum + call.ended - call.started, 0);
   return el("div", {},
     el("svg", { class: "waterfall", width: "100%", height: Math.max(ROW, page.calls.length * ROW), role: "img", "aria-label": "when each call ran" }, bars),
-    el("p", { class: "hint" }, `${seconds(page.ended - page.started)} in all; model calls ${seconds(busy)} (thick), tools between a reply and the next request (thin), the rest is the agent and the judge`));
+    el("p", { class: "hint" }, `${seconds(page.ended - page.started)} in all; model calls ${seconds(busy)} (thick), tools ${uses.length ? seconds(uses.reduce((sum, use) => sum + use.ended - use.started, 0)) : "between a reply and the next request"} (thin), the rest is the agent and the judge`));
+}
+
+// What each use of a tool was asked and answered.
+export function toolUses(page) {
+  const rows = (page.tool_uses ?? []).map((use) => el("tr", { class: use.error ? "failed" : "" },
+    el("td", {}, spelled(use.server ? `${use.server}: ${use.name}` : use.name)), el("td", {}, spelled(JSON.stringify(use.arguments))),
+    el("td", {}, spelled(use.result.length > 300 ? `${use.result.slice(0, 300)}…` : use.result)),
+    el("td", { class: "number" }, seconds(use.ended - use.started)), el("td", {}, use.error ? el("span", { class: "badge bad" }, use.error) : "")));
+  return rows.length ? el("table", { class: "tool-uses" }, el("thead", {}, el("tr", {}, ["tool", "arguments", "result", "time", ""].map((name) => el("th", {}, name)))), el("tbody", {}, rows)) : null;
 }
 
 // Lanes as in a graph of commits: a call that extends its parent stays in its lane, a fork opens a new one.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from ajet.run.runner import Runner
+from ajet.run.runner import InProcessRunner
 from ajet.schema.errors import ConfigError
 from ajet.schema.finding import Finding
 
 
-class ToyRunner(Runner):
+class ToyRunner(InProcessRunner):
     def settings(self, experiment):
         settings, own = experiment.ajet.model_copy(deep=True), experiment.backbone_overrides.get("toy", {})
         if unknown := sorted(own.keys() - {"clip_high"}):

@@ -1,0 +1,66 @@
+"""GiGPO: attempts are compared as a whole, and steps taken in the same situation with each other.
+
+Group-in-Group Policy Optimization, arXiv 2505.10978, section 4: A(a_t) = A_E + w * A_S(a_t), with
+A_E = (R - mean(R)) / F over the attempts at a task; R_t = sum of gamma^(k - t) * r_k over k >= t, the discounted return
+of a step; A_S = (R_t - mean) / F over all steps of the group's attempts that were taken in the same state. F is the
+standard deviation, or 1 (`norm_adv_by_std: false`); w is `process_weight` (1 in the paper), gamma is `step_discount`
+(0.95 there). A step is a call of the policy; where only the attempt has a reward, its last step has it.
+
+The state of a step is what the agent was shown since its last reply: the observation. In the paper, too, it is the
+environment's state alone and not how it was reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from ajet.algorithm.grpo import Grpo
+from ajet.schema.call import Call
+from ajet.schema.episode import Episode
+from ajet.schema.process_reward import ProcessReward, ReplySpan
+
+UNSTABLE = ("tool_call_id", "id")
+"""Keys of a message that differ where the world does not."""
+
+
+class Gigpo(Grpo):
+    """Rewards of single steps, where there are any, are what the returns are made of."""
+
+    needs = frozenset({"group"})
+
+    def parts(self, episode: Episode) -> list[ProcessReward]:
+        """One a step, compared by its state; parts that are no steps are credited as everywhere."""
+        assert episode.verdict is not None and episode.reward is not None
+        given: dict[int, float] = {}
+        for part in episode.verdict.process:
+            if part.compared[0] == "step" and part.tokens:
+                given[part.tokens[0].call] = given.get(part.tokens[0].call, 0.0) + part.reward
+        trained = [call.index for call in episode.calls if call.trained and call.response_ids.size]
+        if trained and not given:
+            given[trained[-1]] = episode.reward
+        steps, following = [], 0.0
+        for call in reversed(episode.calls):
+            if call.index not in given and call.index not in trained:
+                continue
+            following = given.get(call.index, 0.0) + self.settings.step_discount * following
+            if call.index not in trained:  # `train_turn` turned it down
+                continue
+            whole = ReplySpan(call.index, 0, int(call.response_ids.size))
+            steps.append(
+                ProcessReward(reward=following, step=call.index, name=state_of(episode, call), tokens=(whole,))
+            )
+        others = [part for part in episode.verdict.process if part.compared[0] != "step"]
+        return [*reversed(steps), *others]
+
+
+def state_of(episode: Episode, call: Call) -> str:
+    """Digest of the messages since the agent's last reply; of a raw prompt, of what is new in it."""
+    shown = []
+    for index in reversed(call.messages):
+        message = episode.messages[index]
+        if message.get("role") == "assistant":
+            break
+        shown.append({key: value for key, value in message.items() if key not in UNSTABLE})
+    told = json.dumps(shown, sort_keys=True, default=str).encode() if call.messages else call.suffix_ids.tobytes()
+    return hashlib.blake2b(told, digest_size=16).hexdigest()

@@ -1,0 +1,20 @@
+"""CISPO: the ratio is clipped as a weight, and no token loses its gradient.
+
+MiniMax-M1, arXiv 2506.13585, equations 4 and 5: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. (The paper leaves
+the lower bound off: `clip_low: 1`.)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+
+
+class Cispo(PolicyLoss):
+    """-sg(clip(r)) A log p. What is said to be clipped has a bounded weight, and a gradient still."""
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        ratio = (tokens.logprobs.detach() - tokens.old).exp()
+        weight = ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
+        return -weight * tokens.advantages * tokens.logprobs, weight != ratio

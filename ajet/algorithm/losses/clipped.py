@@ -1,0 +1,21 @@
+"""The clipped ratio: what an algorithm's loss is where nothing else is chosen.
+
+PPO, arXiv 1707.06347, equation 7, with the bounds of `ajet.algorithm.policy_loss`. With `old_policy: proximal` and an
+importance weight it is decoupled PPO (Batch size-invariance for policy optimization, arXiv 2110.00641, section 3;
+AReaL, arXiv 2505.24298): the ratio is to the policy before the update, the weight that policy's to the sampler's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.policy_loss import policy_loss
+
+
+class Clipped(PolicyLoss):
+    """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), for A < 0 at most -A clip_dual."""
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
+        return policy_loss(tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual)

@@ -1,0 +1,52 @@
+"""PolicyLoss: the loss of a token, all else given. One class a file.
+
+Invariant: it keeps nothing between two calls, and the loss of one token depends on what `Tokens` holds of it alone: how
+a reply is cut into passes changes nothing. Importance weights, bounds on stale tokens and KL terms are `token_loss`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ajet.config.schema.trainer_common import Algorithm as Settings
+
+
+class Tokens(NamedTuple):
+    """Shapes: [T]. Only `logprobs` is to be differentiated."""
+
+    logprobs: Tensor
+    old: Tensor
+    """Of the policy that the ratio refers to: `algorithm.old_policy`."""
+    advantages: Tensor
+    drift: Tensor | None = None
+    """Of each token's reply, the mean over its trained tokens of the present logprob less the old one: the logarithm of
+    the reply's ratio, normalised by its length. None where the loss does not ask for it (`over_replies`)."""
+
+
+class PolicyLoss:
+    """Subclass it, write `__call__`, and name the class in `trainer_common.algorithm.policy_loss`."""
+
+    over_replies: ClassVar[bool] = False
+    """Whether it reads `drift`, which with several optimizer steps costs one more forward pass for each but the first
+    on the local backbone. A reply is a run of trained tokens with nothing between them."""
+    name: str = ""
+    """As the YAML has it: a name or a reference. Written by whoever opens it."""
+    base: str = ""
+    """The folder that the reference is relative to; likewise."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """It travels as its name, as an algorithm does."""
+        from ajet.algorithm.registry import made_loss
+
+        return made_loss, (self.name, self.base, self.settings)
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """[T] losses, differentiable in `tokens.logprobs`, and [T] booleans: where a bound cut the gradient off."""
+        raise NotImplementedError

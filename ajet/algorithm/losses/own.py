@@ -1,0 +1,27 @@
+"""The loss that an algorithm brings itself (`Algorithm.policy_loss`): trained where `policy_loss` names none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+
+if TYPE_CHECKING:
+    from ajet.algorithm.contract import Algorithm
+
+
+class OwnLoss(PolicyLoss):
+    """That of those which come with ajet is the clipped ratio."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__(algorithm.settings)
+        self.algorithm = algorithm
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return OwnLoss, (self.algorithm,)
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        return self.algorithm.policy_loss(tokens.logprobs, tokens.old, tokens.advantages)

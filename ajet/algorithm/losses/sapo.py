@@ -1,0 +1,24 @@
+"""SAPO: a soft gate in the place of clipping.
+
+Soft Adaptive Policy Optimization, arXiv 2511.20347, section 3: -A f(r), f(r) = 4 / tau * sigmoid(tau (r - 1)), with tau
+= `tau_positive` where A > 0 and `tau_negative` elsewhere. At r = 1 the gradient is REINFORCE's, further away it fades;
+the larger tau, the faster.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+
+
+class Sapo(PolicyLoss):
+    """-A 4 / tau sigmoid(tau (r - 1)). Nothing is cut off."""
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        ratio = (tokens.logprobs - tokens.old).exp()
+        positive = torch.full_like(ratio, self.settings.tau_positive)
+        tau = torch.where(tokens.advantages > 0, positive, self.settings.tau_negative)
+        gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+        return -tokens.advantages * gate, torch.zeros_like(ratio, dtype=torch.bool)

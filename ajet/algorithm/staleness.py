@@ -1,0 +1,81 @@
+"""Stale tokens: those that earlier weights sampled than the ones that are trained on them.
+
+Invariant: a run that can have them says at its start what importance weights they get, and at each step how old they
+were; a run in turns has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from loguru import logger
+
+from ajet.schema.episode import Episode
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import TrainerCommon
+
+
+class Freshness(NamedTuple):
+    """How old a group is, for whoever hands it on: a queue, and again the batch that it comes into."""
+
+    age: int
+    """Policy versions between the oldest weights that sampled what is trained on, and the present ones."""
+    usable: bool
+    """Whether it may be trained on: no older than `max_staleness`."""
+    decay: float
+    """What the bounds of its oldest tokens' ratios are narrowed by (`out_of_date_decay`): 1 of a fresh one, towards 0
+    the older it is."""
+
+    @property
+    def stale(self) -> bool:
+        """To be discarded, as `stale`."""
+        return not self.usable
+
+
+def freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon) -> Freshness:
+    """Of the episodes of one group, for an update of the policy's `version`. A group without a token to train is fresh.
+    Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger holds."""
+    age, rate = max(0, staleness(episodes, version)), trainer.algorithm.out_of_date_decay
+    usable = trainer.max_staleness is None or age <= trainer.max_staleness
+    return Freshness(age, usable, math.exp(-age * rate) if rate is not None else 1.0)
+
+
+def importance_weights(trainer: TrainerCommon) -> str:
+    """What a stale token's loss is multiplied by, for people."""
+    cap, algorithm = trainer.importance_cap, trainer.algorithm
+    if algorithm.old_policy == "behaviour":
+        return "the ratio to the policy that sampled them (algorithm.old_policy: behaviour)"
+    if cap is not None and algorithm.is_mode != "token_truncate":
+        return f"importance weights up to {cap:g}, {algorithm.is_mode} (algorithm.is_cap, is_mode)"
+    if cap is None:
+        return "importance weight 1 (algorithm.is_cap: null)"
+    return f"importance weight min(trainer's probability / engine's, {cap:g}) (algorithm.is_cap)"
+
+
+def announce(trainer: TrainerCommon, oldest: int | None) -> None:
+    """Once, at the start. `oldest`: training steps that a token may be behind; None: any number."""
+    age = "earlier weights" if oldest is None else f"weights up to {oldest} steps old"
+    logger.info("tokens sampled by {} are trained on with {}", age, importance_weights(trainer))
+
+
+def staleness(episodes: Iterable[Episode], version: int) -> int:
+    """How many policy versions lie at most between the weights that sampled what is trained on and the present ones."""
+    return version - min(_sampled_by(episodes), default=version)
+
+
+def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
+    """That, and the mean."""
+    found = _sampled_by(episodes)
+    return (
+        {"train/staleness_max": version - min(found), "train/staleness_mean": version - fmean(found)} if found else {}
+    )
+
+
+def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
+    """The policy version of each run of tokens that are trained on."""
+    calls = (call for episode in episodes if episode.scored for call in episode.calls if call.trained)
+    return [run.low for call in calls for run in call.versions]

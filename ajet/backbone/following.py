@@ -1,0 +1,34 @@
+"""What a sampler has for a backbone: an engine that samples with the weights of a trainer elsewhere.
+
+Invariant: like the debug backbone it never changes a weight by itself; what it samples is trained on, so each of its
+tokens says which version sampled it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.backbone.debug import DebugBackbone
+from ajet.engine.followed import open_followed
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class FollowingBackbone(DebugBackbone):
+    """Owns an engine; its weights are those that it was last told to `take`."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._followed = open_followed(experiment.ajet, base=experiment.base)
+        self.engine = self._followed.engine
+        self.tokenizer: Any = self._followed.tokenizer
+
+    @property
+    def version(self) -> int:
+        """Of the weights that it samples with."""
+        return self._followed.engine.version
+
+    def take(self, folder: Path, version: int) -> None:
+        """See `ajet.engine.followed`."""
+        self._followed.take(folder, version)

@@ -1,0 +1,158 @@
+"""Runner: who lays out the processes of a training, and what it is handed for it.
+
+Invariant: a runner decides where optimizer and engine live, and nothing else. What a step promises is kept where its
+`Sink` is: each step that a runner trains, and each validation that it plays, ends in there, in the process that the
+person started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome
+
+if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
+    from ajet.config import AjetConfig, Experiment
+    from ajet.record import RunDirectory
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.record.held_out import Measurement
+    from ajet.schema.finding import Finding
+    from ajet.store import Address
+    from ajet.task_reader.contamination import Overlap
+    from ajet.tokens import Renderer
+
+OnStep = Callable[[int, int, dict[str, float]], None]
+"""Called with (step, total steps, metrics)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A step as its optimizer leaves it."""
+
+    step: int
+    version: int
+    """The policy version that it was trained from."""
+    groups: Sequence[Group]
+    """Those that its numbers are over."""
+    outcomes: Mapping[str, Outcome]
+    """Of all its episodes, by uuid."""
+    tokens: Mapping[str, int]
+    """Tokens that were trained, by uuid."""
+    numbers: Mapping[str, float]
+    """What credit, update and clock say."""
+    tasks: Sequence[int]
+    """Orders of the groups that the batch was made of."""
+    aside: Sequence[Group] = ()
+    """Recorded only."""
+    discarded: Sequence[int] = ()
+    """Orders of the groups that no batch takes."""
+    waiting: Sequence[int] = ()
+    """Orders of tasks that were begun and are in no step yet."""
+
+    def newest(self, episode: Episode) -> int:
+        """The latest policy version that can have sampled it: what no update used may have ended after this one."""
+        trained = self.outcomes.get(episode.uuid, NO_OUTCOME).step is not None
+        return self.version if trained else self.version + 1
+
+
+class Sink(Protocol):
+    """Where steps and validations end, whoever trains: accounting, proof, record, screen."""
+
+    @property
+    def on_step(self) -> OnStep:
+        """For who concludes by itself."""
+        ...
+
+    def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None) -> None:
+        """The tasks are known, `train` of them: what is to be said of the plan is said."""
+        ...
+
+    def begin(self, words: Renderer | None, *, total: int) -> None:
+        """Before the first step. `words`: the run's renderer, by which a sample of each step is proven; `total`: the
+        last step."""
+        ...
+
+    def on_episode(self, episode: Episode) -> None:
+        """An episode ended. Thread-safe."""
+        ...
+
+    def conclude(self, trained: Trained) -> dict[str, float]:
+        """The step's metrics, once it is recorded. Raises AssertionError where a sampled token is neither trained nor
+        counted, UserError where the record cannot be written."""
+        ...
+
+    def conclude_validation(
+        self, groups: Sequence[Group], *, step: int, seconds: float
+    ) -> tuple[dict[str, float], Measurement]:
+        """What the held-out tasks gave after `step`, once it is recorded."""
+        ...
+
+
+class Interrupts(Protocol):
+    """The person's Ctrl-C."""
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within the block a first one waits. Raises KeyboardInterrupt when the block ends, or before it."""
+        ...
+
+    def patient(self, seconds: float, worth: Callable[[], bool] | None = None) -> AbstractContextManager[None]:
+        """Within the block a first SIGTERM waits for the end of the next `held`, or of the block, at most so long."""
+        ...
+
+    def heard(self) -> None:
+        """For who caught one and goes on to further blocks."""
+        ...
+
+
+class RunnerOptions(Protocol):
+    """Flags of a launch that say how it is laid out."""
+
+    @property
+    def rehearsal(self) -> bool: ...
+
+    @property
+    def from_store(self) -> Address | None: ...
+
+    @property
+    def with_ray(self) -> bool: ...
+
+    @property
+    def with_ray_cluster(self) -> bool: ...
+
+    @property
+    def skip_check_avail_gpu(self) -> bool: ...
+
+
+class Runner:
+    """Made without arguments. A backbone with processes of its own derives from it, and names the class in its
+    descriptor."""
+
+    def settings(self, experiment: Experiment) -> AjetConfig:
+        """The settings as they count once the backbone's own sections are laid over them. Raises UserError for whatever
+        it would refuse; loads neither torch nor the backbone's package."""
+        return experiment.ajet
+
+    def shown(self, experiment: Experiment) -> str:
+        """What the backbone is given, as further YAML documents of `ajet config show`."""
+        return ""
+
+    def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
+        """What `ajet doctor` says of its packages, if anything. `needed`: an experiment will use it."""
+        return []
+
+    def train(
+        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    ) -> None:
+        """Train until the last step. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it trains")
+
+    def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
+        """Write its model into the folder `target` in Hugging Face layout, with numbers of type `dtype`, or of the one
+        that was trained in. Raises UserError. Asked of checkpoints whose state has an entry of the backbone's name: of
+        all others the files are the model's already."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how its checkpoints become a model")

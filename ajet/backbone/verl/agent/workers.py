@@ -1,0 +1,112 @@
+"""AgentWorkers: verl's manager of agent-loop processes, which notices that one has died.
+
+verl hands its tasks out and never asks again, so what a dead process had would be waited for without end. Invariant: a
+task whose process died is played again, whole, by a new one (its episodes have the same names, and what the old one
+had handed over is taken back first); a task that takes its process down each time is given up and counts as failed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+from uuid import uuid4
+
+import ray
+import transfer_queue
+from loguru import logger
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl.utils.tensordict_utils import index_select_tensor_dict
+
+from ajet.backbone.verl.mailbox import Died, GaveUp, Sender
+
+LOOK_S = 3.0
+"""Seconds between two looks at the processes."""
+TRIES = 2
+"""How often a task is played whose process dies."""
+
+
+class AgentWorkers(AgentLoopManagerTQ):
+    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`."""
+
+    agent_loop_workers: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lock = threading.Lock()
+        self._sent: list[dict[str, Any]] = []
+        """Per process: uid -> the task's row."""
+        self._tries = Counter[str]()
+        self._sender = Sender()
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Hand the tasks out; returns when the processes have them."""
+        if not self._sent:
+            self._sent = [{} for _ in self.agent_loop_workers]
+            threading.Thread(target=self._watch, name="ajet-agent-workers", daemon=True).start()
+        size = -(-len(prompts) // len(self.agent_loop_workers))
+        rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
+        # by verl's own selection: rows that a resumed run hands out again come from the queue with nested tensors
+        chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
+        with self._lock:
+            self._forget_what_is_over()
+            for place, part in enumerate(rows):
+                for row in part:
+                    self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
+            pairs = zip(self.agent_loop_workers, chunks, strict=False)  # fewer tasks than processes, fewer chunks
+            handed = [worker.generate_sequences.remote(chunk) for worker, chunk in pairs]
+        for each in handed:
+            try:
+                ray.get(each)
+            except ray.exceptions.RayActorError:
+                logger.warning("an agent-loop process died while it was given tasks")
+
+    def _watch(self) -> None:
+        while True:
+            ready = [worker.__ray_ready__.remote() for worker in self.agent_loop_workers]
+            ray.wait(ready, num_returns=len(ready), timeout=LOOK_S)
+            for place, each in enumerate(ready):
+                try:
+                    ray.get(each, timeout=0)
+                except ray.exceptions.GetTimeoutError:
+                    continue  # alive and busy
+                except ray.exceptions.ActorUnavailableError:
+                    continue
+                except ray.exceptions.RayActorError as death:
+                    with self._lock:
+                        self._replace(place, str(death).strip().splitlines()[0])
+            threading.Event().wait(LOOK_S)
+
+    def _replace(self, place: int, why: str) -> None:
+        logger.warning("an agent-loop process died ({}); another takes its tasks", why)
+        self._sender.post(Died("agent loop", why))
+        self._forget_what_is_over()
+        actor: Any = self.agent_loop_workers_class
+        self.agent_loop_workers[place] = worker = actor.options(
+            name=f"agent_loop_worker_{place}_{uuid4().hex[:8]}"
+        ).remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
+        for uid, row in list(self._sent[place].items()):
+            partition = "val" if row["split"][0] == "validation" else "train"
+            old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
+            if old:
+                transfer_queue.kv_clear(keys=old, partition_id=partition)
+            self._tries[uid] += 1
+            if self._tries[uid] < TRIES:
+                worker.generate_sequences.remote(row)
+            else:
+                transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
+                if partition == "train":
+                    self._sender.post(GaveUp(int(row["index"][0])))
+                del self._sent[place][uid]
+
+    def _forget_what_is_over(self) -> None:
+        listed = transfer_queue.kv_list() or {}
+        waiting = {
+            key
+            for items in listed.values()
+            for key, tag in items.items()
+            if tag.get("is_prompt") and tag.get("status") in ("pending", "running")
+        }
+        for tasks in self._sent:
+            for uid in [uid for uid in tasks if uid not in waiting]:
+                del tasks[uid]

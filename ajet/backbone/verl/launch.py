@@ -1,0 +1,58 @@
+"""VerlRunner: what a launch asks of verl.
+
+Invariant: nothing of verl, ray or torch is imported before `train`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.record import RunDirectory
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.schema.finding import Finding
+
+
+class VerlRunner(Runner):
+    """Ray's processes around verl's trainer."""
+
+    def settings(self, experiment: Experiment) -> AjetConfig:
+        """As verl's own keys have it."""
+        from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.config.credit import credit_settings
+
+        return credit_settings(verl_settings(experiment))
+
+    def shown(self, experiment: Experiment) -> str:
+        """verl's whole config."""
+        from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.config import VERL_VERSION, shown
+        from ajet.config.document import dump_yaml
+
+        return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(
+            shown(experiment, verl_settings(experiment))
+        )
+
+    def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
+        """Empty where verl is not installed: the packages' findings say that."""
+        from ajet.backbone.verl.checkup import verl_findings
+
+        return verl_findings(config.rollout.name if config is not None else "vllm", needed=needed)
+
+    def train(
+        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    ) -> None:
+        """See `ajet.backbone.verl.train`."""
+        from ajet.backbone.verl.train import train_on_verl
+
+        train_on_verl(experiment, run, options, interrupts, sink)
+
+    def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
+        """Merge verl's shards."""
+        from ajet.backbone.verl.merge import merge
+
+        merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)

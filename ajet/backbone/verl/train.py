@@ -1,0 +1,230 @@
+"""Train on verl, as the process that the person started sees it: start, listen, record, end.
+
+Invariants: what is wrong in the configuration is said before Ray starts and before the run directory is made; the
+first Ctrl-C ends the run after its present step with a checkpoint; whatever ends the run, nothing that it started lives
+on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.algorithm import opened
+from ajet.algorithm.staleness import announce
+from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
+from ajet.backbone.verl.cluster.gpus import refuse_busy
+from ajet.backbone.verl.cluster.leftovers import Leftovers
+from ajet.backbone.verl.cluster.ray_cluster import ADDRESS, joined
+from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.backbone.verl.cluster.resources import Demand
+from ajet.backbone.verl.config import SYNC
+from ajet.backbone.verl.config.credit import credit_settings
+from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.backbone.verl.processors import shown_images
+from ajet.backbone.verl.record import Record
+from ajet.backbone.verl.settings import environment_of, verl_settings
+from ajet.backbone.verl.shipped_experiment import KEY, carried
+from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
+from ajet.schema.errors import ConfigError, RunFailed
+from ajet.task_reader import TaskOrder
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.overlong import within_prompt_length
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.tokens import Renderer
+
+LINKED = "resumed"
+"""A folder of the run for a checkpoint that an earlier version made, while a launch goes on from it."""
+LISTEN_S = 1.0
+"""How long one look into the mailbox waits for a letter."""
+
+
+def train_on_verl(
+    experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+) -> None:
+    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
+    UserError; and what verl raised."""
+    import ray
+    from omegaconf import OmegaConf
+
+    from ajet.backbone.verl.cluster.logs import kept
+    from ajet.backbone.verl.trainer.process import TrainerProcess
+
+    address = address_of(options)
+    config, order, words = _config(experiment, run, sink, own=address is None)
+    steps = config["trainer"]["total_training_steps"]
+    if run.resumed is not None and run.resumed.step >= steps:
+        return
+    if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
+        refuse_busy(Demand.of(config).accelerators)
+    announce_staleness(config)
+    logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
+    tickets = tickets_of(experiment, run, config, order)
+    if run.resumed is not None:
+        counted = run.recovery(tickets.begun())
+        logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
+    sink.begin(words, total=steps)
+    record = Record(experiment, run, sink, tickets)
+    run.status.set(phase="starting Ray", steps=steps)
+    began = time.monotonic()
+    try:
+        with (
+            closing(Leftovers()) as leftovers,
+            joined(
+                config,
+                address=address,
+                folder=experiment.base,
+                environment=environment_of(config),
+                temporary=leftovers.folder,
+                on_wait=_waiting,
+            ),
+            kept(run.path / "logs", run.redact),
+        ):
+            logger.info("Ray is there after {:.0f} s; verl's processes start", time.monotonic() - began)
+            mailbox = open_mailbox()
+            if record.tools.told is not None:
+                mailbox.pin.remote(record.tools.told)
+            runner: Any = ray.remote(num_cpus=1)(TrainerProcess).remote()
+            done = runner.run.remote(OmegaConf.create(config))
+            listen = partial(_listen, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers)
+            try:
+                listen()
+            except KeyboardInterrupt:
+                interrupts.heard()
+                logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+                ray.get(mailbox.ask_to_stop.remote())
+                listen()
+                raise
+    finally:
+        shutil.rmtree(run.path / LINKED, ignore_errors=True)
+
+
+def address_of(options: RunnerOptions) -> str | None:
+    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+    address = os.environ.get(ADDRESS)
+    if options.with_ray_cluster and not address:
+        raise ConfigError(
+            "--with-ray-cluster joins a Ray cluster, and none is named.",
+            where=ADDRESS,
+            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
+            do="use --with-ray to have one started on this machine",
+        )
+    return None if options.with_ray else address
+
+
+def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
+    """What verl's rows are for, from the checkpoint on that the run resumes. `config`: verl's."""
+    settings = experiment.ajet
+    oldest = oldest_version(config, run.resumed.step if run.resumed else 0)
+    store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
+    return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
+
+
+def _listen(
+    mailbox: Any,
+    done: Any,
+    record: Record,
+    tickets: Tickets,
+    logs: Path,
+    interrupts: Interrupts,
+    leftovers: Leftovers,
+) -> None:
+    """Take letters and say what tickets are for, until the trainer has ended and no letter is left; a first interrupt
+    waits until those that were taken are recorded. Raises RunFailed for what the trainer raised."""
+    import ray
+
+    stopping = False
+    while True:
+        with interrupts.held():
+            if due := tickets.due():
+                mailbox.know.remote(due, tickets.open())
+            if record.exhausted and not stopping:
+                stopping = True
+                logger.warning("nothing could be learned for so long that the run ends after its present step")
+                ray.get(mailbox.ask_to_stop.remote())
+            ended, _ = ray.wait([done], timeout=0)
+            letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
+            for letter in letters:
+                record.take(letter)
+            if any(isinstance(letter, Phase) for letter in letters):
+                leftovers.look()
+        if ended and not letters:
+            try:
+                ray.get(done)
+            except ray.exceptions.RayError as problem:
+                raise _failed(problem, logs) from problem
+            return
+
+
+def announce_staleness(config: Mapping[str, Any]) -> None:
+    """Say what stale tokens get where there can be any. `config`: verl's."""
+    v1 = config["trainer"]["v1"]
+    if v1["trainer_mode"] != SYNC:
+        most = v1["sampler"]["max_off_policy_threshold"]
+        announce(credit_settings(config).trainer_common, None if most is None else most - 1)
+
+
+def _failed(problem: Exception, logs: Path) -> RunFailed:
+    return RunFailed(
+        f"verl ended the run: {last_line(problem)}",
+        where=str(logs),
+        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+    )
+
+
+def _config(
+    experiment: Experiment, run: RunDirectory, sink: Sink, *, own: bool
+) -> tuple[dict[str, Any], TaskOrder, Renderer]:
+    """verl's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run that
+    is resumed had others."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.rollout.wiring import renderer_of
+    from ajet.task_reader import open_reader
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    folder = folder_of(source)
+    config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
+    images = shown_images(folder)
+    reader = open_reader(experiment)
+    tokenizer = load_tokenizer(source)
+    words = renderer_of(settings, tokenizer, images)
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
+    order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
+    steps = settings.total_steps(len(tasks))
+    algorithm = opened(credit_settings(config), base=experiment.base)
+    known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
+    sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
+    config["data"][KEY] = carried(experiment, run_id=run.run_id)
+    config["trainer"]["total_training_steps"] = steps
+    if not reader.has("validation"):
+        config["trainer"].update(test_freq=-1, val_before_train=False)
+        config["data"]["val_batch_size"] = 1
+    config["trainer"]["resume_mode"] = "disable"
+    if run.resumed is not None:
+        if "verl" not in run.resumed.state:
+            raise ConfigError(
+                "The checkpoint is of another backbone: verl cannot go on from it.",
+                where=str(run.resumed.path),
+                do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+            )
+        folder = without_rows(run.resumed.path / run.resumed.state["verl"], run.path / LINKED)
+        config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
+    return config, order, words
+
+
+def _waiting(found: int, wanted: int) -> None:
+    logger.info("waiting for the cluster: {} of {} GPUs", found, wanted)

@@ -1,0 +1,86 @@
+"""The loss of verl's rows: a sum over trained tokens, each with its own weight (DESIGN decision 8).
+
+Invariant: loss and gradient of an optimizer step depend on its trained tokens alone, not on how they are cut into
+rows, micro batches and ranks, nor on padding. verl's engines average gradients over the data-parallel ranks (Megatron
+also over micro batches, which its engine takes back by itself), so the sum of a rank is multiplied by their number.
+The loss of a token is `ajet.algorithm.token_loss`, as on the local backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ajet.algorithm.replies import replies_of
+from ajet.algorithm.token_loss import TokenLoss
+
+WEIGHTS = "ajet_weights"
+"""The rows' field of each token's weight; 0 where it is not trained."""
+AGES = "ajet_ages"
+"""That of each token's age in policy versions, where bounds narrow with it."""
+ON_POLICY = "ajet_on_policy"
+"""Whether the whole update is one optimizer step: then the policy before it is the present one."""
+GAP = "ajet_gap"
+"""Nats a token between the logprobs of engine and trainer of the same weights; 0 where that was not measured."""
+TALLIES = ("ajet_tokens", "ajet_kl", "ajet_clipped", "ajet_capped")
+"""Sums over the trained tokens of an optimizer step, as verl's workers answer them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """A loss function for `set_loss_fn` of verl's workers: called with each micro batch."""
+
+    tokens: TokenLoss
+    entropy_coeff: float = 0.0
+    """verl's own key: the policy's entropy is added to what is maximised, weighed like the loss."""
+
+    @property
+    def alarm(self) -> float | None:
+        """Beyond which gap importance weights are bounded more tightly."""
+        alarm = self.tokens.policy.settings.mismatch_alarm
+        assert not isinstance(alarm, str), "the layer settles what `auto` is"
+        return alarm
+
+    def __call__(
+        self, model_output: Mapping[str, Any], data: Any, dp_group: Any = None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The loss, and `TALLIES`. `data`: rows with `advantages`, `old_log_probs`, `rollout_log_probs` and `WEIGHTS`,
+        [response] each, nested; with a KL term also `ref_log_prob`."""
+        from verl.utils.metric import AggregationType, Metric
+        from verl.workers.utils.padding import no_padding_2_padding
+
+        names = ["response_mask", "advantages", "old_log_probs", "rollout_log_probs", WEIGHTS]
+        if self.tokens.kl_coef is not None:
+            names.append("ref_log_prob")
+        if self.tokens.bounds is not None and self.tokens.bounds.by_age:
+            names.append(AGES)
+        padded = data.select(*names).to_padded_tensor()
+        trained = padded["response_mask"].bool() & (padded[WEIGHTS] != 0)
+        logprobs = no_padding_2_padding(model_output["log_probs"], data)[trained].float()
+        rows = {name: padded[name][trained] for name in names}
+        tokens = self.tokens.tightened(data[GAP], self.alarm)
+        old, engine = logprobs.detach() if data[ON_POLICY] else rows["old_log_probs"], rows["rollout_log_probs"]
+        replies = replies_of(trained)[trained] if tokens.over_replies else None
+        terms = tokens(
+            logprobs,
+            old,
+            rows["advantages"],
+            engine_T=engine,
+            reference_T=rows.get("ref_log_prob"),
+            ages_T=rows.get(AGES),
+            replies=tokens.replies(logprobs, old, engine, replies) if replies is not None else None,
+        )
+        counted = (trained, terms.divergence, terms.clipped, terms.capped)
+        ranks = data["dp_size"]
+        tallies = {
+            name: Metric(AggregationType.SUM, 0.0 if count is None else float(count.detach().sum()) * ranks)
+            for name, count in zip(TALLIES, counted, strict=True)
+        }
+        loss = terms.loss
+        if self.entropy_coeff:
+            loss = loss - self.entropy_coeff * no_padding_2_padding(model_output["entropy"], data)[trained].float()
+        return torch.sum(rows[WEIGHTS] * loss) * ranks, tallies

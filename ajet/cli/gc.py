@@ -1,0 +1,59 @@
+"""`ajet gc RUN`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def gc(
+    run: RunName,
+    episodes: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--episodes", metavar="N", min=0, help="Keep those of N steps.", show_default=False),
+    ] = None,
+    arrays: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--arrays", metavar="N", min=0, help="Keep token arrays of N steps.", show_default=False),
+    ] = None,
+    checkpoints: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--checkpoints", metavar="N", min=1, help="Keep N newest.", show_default=False),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise it is only said.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    exp_dir: RunRoot = RECORD,
+) -> int:
+    """Say what of a run's record could go, by kind and bytes; --yes removes it.
+
+    Bounds that are not given are the run's own keys. What a kept checkpoint may go back to stays.
+    """
+    from rich.table import Table
+
+    from ajet.record.console import console
+    from ajet.run.footprint import gib
+    from ajet.run.gc import collect
+
+    found = collect(run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes)
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=1))
+        return 0
+    bounds = {"episodes": found.bounds.episodes, "arrays": found.bounds.arrays, "checkpoints": found.checkpoints}
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("kind", "kept", "goes", "bytes"):
+        table.add_column(name, justify="left" if name == "kind" else "right")
+    for kind, (count, size) in found.sizes.items():
+        bound = bounds.get(kind)
+        kept = "none" if kind == "leftovers" else "all" if bound is None else f"{bound} newest"
+        table.add_row(kind, kept, str(count), f"{size:,}")
+    console.print(table)
+    total = sum(size for _, size in found.sizes.values())
+    if not found.found:
+        console.print("Nothing lies beyond the bounds.")
+    else:
+        console.print(f"{gib(total)} freed." if found.done else f"{gib(total)} would be freed; --yes does it.")
+    return 0

@@ -1,0 +1,124 @@
+"""`ajet sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from ajet.cli.options import Conf, Overrides
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+PLAYS_AS = "local"
+"""The backbone whose keys it reads, whoever trains."""
+_PACE = "Pace"
+
+
+def sample(
+    conf: Conf = None,
+    store: Annotated[
+        str, typer.Option("--store", metavar="ADDRESS", help="That of ajet train --from-store.", show_default=False)
+    ] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of this sampler (host-process).")] = "",
+    concurrency: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            min=1,
+            help="Episodes at a time (rollout.max_env_worker).",
+            show_default=False,
+            rich_help_panel=_PACE,
+        ),
+    ] = None,
+    per_minute: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--rate",
+            metavar="N",
+            min=0.001,
+            help="Episodes begun in a minute, at most.",
+            show_default=False,
+            rich_help_panel=_PACE,
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            min=0,
+            help="How long what is under way may go on after Ctrl-C or SIGTERM; the rest is given back.",
+            rich_help_panel=_PACE,
+        ),
+    ] = 60.0,
+    lease: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--lease",
+            metavar="SECONDS",
+            min=0.1,
+            help="So long after the last sign of life of this process others play on (120).",
+            show_default=False,
+            rich_help_panel=_PACE,
+        ),
+    ] = None,
+    tasks: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--tasks", metavar="FILE", help="Where the training tasks lie here (JSON lines).", show_default=False
+        ),
+    ] = None,
+    no_services: Annotated[
+        bool, typer.Option("--no-services", help="Start none of ajet.services: they run already.")
+    ] = False,
+    overrides: Overrides = None,
+) -> int:
+    """Play episodes for a trainer elsewhere; start as many as there is room for."""
+    from ajet.cli.options import address
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+
+    if conf is None or not store:
+        missing = " and ".join(["--conf"] * (conf is None) + ["--store"] * (not store))
+        raise UserError(
+            f"There is no {missing}.", expected=command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH")
+        )
+    show_logs()
+    settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
+    settings += [f"ajet.rollout.max_env_worker={concurrency}"] if concurrency is not None else []
+    experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
+    if tasks is not None:
+        settings.append(f"{_file_of(experiment)}={tasks.absolute()}")
+        experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
+
+    from ajet.run.sample import SampleOptions
+    from ajet.run.sample import sample as run
+    from ajet.store.shared import LEASE_SECONDS
+
+    options = SampleOptions(
+        address(store, experiment),
+        name=name,
+        per_minute=per_minute,
+        grace=grace,
+        services=not no_services,
+        lease_seconds=lease if lease is not None else LEASE_SECONDS,
+    )
+    return run(experiment, options)
+
+
+def _file_of(experiment: Experiment) -> str:
+    """The key of the file with the training tasks. Raises UserError where the reader has none."""
+    from ajet.config.handed import known
+    from ajet.config.readiness import TRAINING_FILE
+
+    kind = experiment.ajet.task_reader.type
+    part = known().readers.get(kind)
+    if part is None or part.first_key is None or not f".{part.first_key[0]}".endswith(TRAINING_FILE):
+        raise UserError(f"The reader {kind} has no file of tasks.", where="--tasks", do="leave it out")
+    return f"ajet.task_reader.{kind}.{part.first_key[0]}"

@@ -1,0 +1,33 @@
+"""`ajet status RUN`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+
+def status(
+    run: RunName,
+    once: Annotated[bool, typer.Option("--once", help="Say it once, also on a terminal.")] = False,
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="Once, as Prometheus reads it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Once, as JSON.")] = False,
+    exp_dir: RunRoot = RECORD,
+) -> int:
+    """What a run does now: phase, depths, rates, which side waits, how stale."""
+    from ajet.record.console import console
+    from ajet.run import status as now
+    from ajet.run.find_run import known_run
+    from ajet.run.status_screen import show
+
+    folder = known_run(run, exp_dir.absolute(), holding="status.json", expected="the directory of a run")
+    if prometheus:
+        typer.echo(now.prometheus(now.live_status(folder)), nl=False)
+    elif as_json:
+        typer.echo(json.dumps(now.live_status(folder).as_json(), indent=1, ensure_ascii=False))
+    else:
+        show(folder, console, once=once)
+    return 0

@@ -1,0 +1,181 @@
+"""Client: episodes of an `ajet serve`, one by one or many at once.
+
+Invariant: an episode that was begun here is ended here, whatever its agent raises; one that the server lost meanwhile
+is no error of the agent's, and another is played.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from ajet.client.asking import Asking
+from ajet.client.episode import Episode
+from ajet.client.refusals import EpisodeLost, Refused, Unreachable
+
+Task = str | Mapping[str, Any]
+"""A question, or a row of a task file."""
+_GIVEN = ("task", "repeat", "base_url", "api_key", "path_base_url", "model", "version")
+
+
+class Client:
+    """Thread-safe; a context manager."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        admin_key: str | None = None,
+        *,
+        patience: float = 600.0,
+        timeout: float = 600.0,
+    ) -> None:
+        """`url`, `admin_key`: else AJET_URL and AJET_ADMIN_KEY of the environment. `patience`: seconds for which a
+        busy server, or one that is started again, is asked anew. `timeout`: seconds of one request; a judge may take
+        long. Raises ValueError without an address or a key."""
+        url, admin_key = url or os.environ.get("AJET_URL"), admin_key or os.environ.get("AJET_ADMIN_KEY")
+        if not url or not admin_key:
+            raise ValueError("name the server and its key: Client(url, admin_key), or AJET_URL and AJET_ADMIN_KEY")
+        url = url.rstrip("/").removesuffix("/v1")
+        self._asking = Asking(url, admin_key, patience=patience, timeout=timeout)
+
+    def begin(
+        self,
+        task: Task | None = None,
+        *,
+        agent: str = "default",
+        trainable_targets: list[str] | None = None,
+        train: bool = True,
+    ) -> Episode:
+        """An episode, which is yours to end. `task` None: the next one of the server's. `train` False: recorded only,
+        for evaluating. Raises Refused and Unreachable."""
+        body: dict[str, Any] = {"agent": agent, "trainable_targets": trainable_targets, "train": train}
+        if task is not None:
+            body["task"] = task if isinstance(task, str) else dict(task)
+        given = self._asking.ask("POST", "/episodes", body)
+        return Episode(given["episode"], **{name: given[name] for name in _GIVEN}, _asking=self._asking)
+
+    @contextmanager
+    def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
+        """The same for a `with` block, at whose end it has ended: an exception fails it, and a block that did not end
+        it gives it up."""
+        episode = self.begin(task, **more)
+        try:
+            yield episode
+        except EpisodeLost:
+            raise
+        except BaseException as problem:
+            if episode.ended is None:
+                with suppress(Refused, Unreachable):  # what was raised is what is to be known
+                    if isinstance(problem, Exception):
+                        episode.fail(f"{type(problem).__name__}: {problem}")
+                    else:
+                        episode.give_up()
+            raise
+        if episode.ended is None:
+            episode.give_up()
+
+    def play(
+        self,
+        agent: Callable[[Episode], Any],
+        *,
+        episodes: int | None = None,
+        at_once: int = 1,
+        tasks: Iterator[Task] | None = None,
+        **more: Any,
+    ) -> Counter[str]:
+        """Let `agent` play `episodes` of them (None: for ever), `at_once` in threads. What it returns is the reward, or
+        a mapping of `finish`'s arguments, or None for the server's judge; what it raises fails the episode. `tasks`:
+        yours, until there are no more; else the server's. Answers how many had which status, `lost` among them. Raises
+        Refused and Unreachable."""
+        playing = _Playing(self, agent, episodes, tasks, more)
+        threads = [threading.Thread(target=playing.run, name=f"ajet-client-{n}", daemon=True) for n in range(at_once)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:
+            playing.stop()
+            raise
+        if playing.problem is not None:
+            raise playing.problem
+        return playing.counts
+
+    def overview(self) -> dict[str, Any]:
+        """What is open at the server, counts, the version of the weights. Raises Refused and Unreachable."""
+        return self._asking.ask("GET", "/episodes")
+
+    def close(self) -> None:
+        """Let connections go. Idempotent."""
+        self._asking.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Playing:
+    """What the threads of one `play` share."""
+
+    def __init__(
+        self,
+        client: Client,
+        agent: Callable[[Episode], Any],
+        episodes: int | None,
+        tasks: Iterator[Task] | None,
+        more: dict[str, Any],
+    ) -> None:
+        self._client, self._agent, self._left, self._tasks, self._more = client, agent, episodes, tasks, more
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.problem: Exception | None = None
+
+    def stop(self) -> None:
+        """Begin no further one."""
+        with self._lock:
+            self._left = 0
+
+    def run(self) -> None:
+        """Until there is nothing left to play."""
+        try:
+            while (found := self._next()) is not None:
+                status = self._played(*found)
+                with self._lock:
+                    self.counts[status] += 1
+        except Exception as problem:  # noqa: BLE001 - a thread's, for whoever called `play`
+            self.stop()
+            self.problem = problem
+
+    def _next(self) -> tuple[Task | None] | None:
+        with self._lock:
+            if self._left == 0:
+                return None
+            task = next(self._tasks, None) if self._tasks is not None else None
+            if self._tasks is not None and task is None:
+                return None
+            if self._left is not None:
+                self._left -= 1
+            return (task,)
+
+    def _played(self, task: Task | None) -> str:
+        episode = self._client.begin(task, **self._more)
+        try:
+            try:
+                came = self._agent(episode)
+            except Exception as problem:  # noqa: BLE001 - the agent's, which the record gets
+                return str(episode.fail(f"{type(problem).__name__}: {problem}")["status"])
+            if episode.ended is None:
+                told = came if isinstance(came, Mapping) else {"reward": came}
+                episode.finish(**told)
+        except EpisodeLost:
+            return "lost"
+        return str((episode.ended or {})["status"])

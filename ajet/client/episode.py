@@ -1,0 +1,85 @@
+"""Episode: one attempt at a task, as the program that plays it has it.
+
+Invariant: it ends once: by the first of `finish`, `fail` and `give_up`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ajet.client.asking import Asking
+
+Boundary = Literal["agent", "tool", "environment", "sandbox"]
+
+
+@dataclass(slots=True)
+class Episode:
+    """Where its agent finds the model, and how it is ended."""
+
+    name: str
+    task: Mapping[str, Any]
+    """`main_query`, `init_messages`, `task_id`, `env_type`, `metadata`."""
+    repeat: int
+    """Which attempt at its task it is."""
+    base_url: str
+    """For clients of OpenAI's protocols; without its /v1 for Anthropic's."""
+    api_key: str = field(repr=False)
+    """Good for this episode, until it ends."""
+    path_base_url: str = field(repr=False)
+    """With the key in it, for clients that can set no key."""
+    model: str
+    version: int
+    """Of the weights, when it began."""
+    _asking: Asking = field(repr=False)
+    ended: dict[str, Any] | None = field(default=None, repr=False)
+    """What the server made of it, once it has ended."""
+
+    @property
+    def question(self) -> str:
+        """The task's question."""
+        return str(self.task.get("main_query", ""))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which an agent that is a program finds its model."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+    def finish(
+        self,
+        reward: float | Sequence[float] | None = None,
+        *,
+        success: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        tool_uses: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Say how it went; without a reward the server's judge decides, and is waited for. Answers what became of it.
+        Raises Refused, EpisodeLost among it, and Unreachable."""
+        told = {"reward": reward if isinstance(reward, (int, float, type(None))) else list(reward), "success": success,
+                "metadata": dict(metadata or {}), "metrics": dict(metrics or {}),
+                "tool_uses": [dict(use) for use in tool_uses]}  # fmt: skip
+        return self._end("POST", "/finish", told)
+
+    def fail(self, error: str, boundary: Boundary = "agent") -> dict[str, Any]:
+        """It failed, on that side: it is recorded, and nothing of it is trained on. Raises as `finish`."""
+        return self._end("POST", "/finish", {"error": error, "boundary": boundary})
+
+    def give_up(self) -> dict[str, Any]:
+        """It is no attempt that counts for anything: recorded as aborted. Raises as `finish`."""
+        return self._end("DELETE", "", None)
+
+    def state(self) -> dict[str, Any]:
+        """What the server knows of it. Raises as `finish`."""
+        return self._asking.ask("GET", f"/episodes/{self.name}")
+
+    def _end(self, method: str, path: str, told: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self.ended is None:
+            self.ended = self._asking.ask(method, f"/episodes/{self.name}{path}", told)
+        return self.ended

@@ -1,0 +1,21 @@
+"""`services`: programs beside a run, by name."""
+
+from __future__ import annotations
+
+from ajet.config.schema.base import Section, key
+
+
+class Companion(Section):
+    """One of them."""
+
+    command: str | list[str] = key("", "Program and arguments; no shell reads them.", training=False, min_length=1)
+    cwd: str | None = key(None, "Its working folder; null is the YAML's.", training=False)
+    env: dict[str, str] = key({}, "Variables beside those of the run.", training=False)
+    ready: str | None = key(
+        None,
+        "When it is ready: an address that answers (http://…, tcp://HOST:PORT), or a text that it prints; null: at "
+        "once.",
+        training=False,
+    )
+    timeout: float = key(60.0, "Seconds that it may take to be ready.", training=False, gt=0)
+    only_with_flag: bool = key(False, "Start it only where `--with-NAME` is given.", training=False)

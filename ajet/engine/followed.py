@@ -1,0 +1,117 @@
+"""A TokenEngine whose weights are those of a trainer elsewhere, taken from the checkpoint folders that it writes.
+
+Invariant: it samples with a folder's weights as a whole or with the ones from before: every tensor is found, and the
+file held open, before the first is written. What runs meanwhile goes on with the new ones, and each token says which
+version sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet.engine.sampler import machine_of, open_sampler, transformers_engine
+from ajet.schema.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.engine.contract import TokenEngine
+
+
+class Followed(Protocol):
+    """An engine, and how it gets other weights."""
+
+    engine: TokenEngine
+    tokenizer: Any
+
+    def take(self, folder: Path, version: int) -> None:
+        """Sample with the weights in `folder`, which are policy `version`, from here on. Raises FileNotFoundError where
+        they are gone by now, ValueError for a version older than the present one, UserError for another model's."""
+        ...
+
+
+def open_followed(config: AjetConfig, *, base: Path | None = None) -> Followed:
+    """The engine that `rollout.engine` names, with the weights of `model.path` as version 0. Raises UserError."""
+    if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
+        raise ConfigError(
+            "A sampler cannot change the weights of a vLLM server.",
+            where="ajet.rollout.vllm.base_url",
+            expected="null: the sampler then starts vLLM itself",
+        )
+    if config.rollout.engine == "vllm":
+        return _Vllm(config, base)
+    return _Transformers(config, base)
+
+
+class _Transformers:
+    def __init__(self, config: AjetConfig, base: Path | None) -> None:
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import load_model, load_tokenizer
+
+        assert config.model.path is not None, "require_ready asks for it"
+        source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+        self.tokenizer: Any = load_tokenizer(source)
+        device, dtype = machine_of(config)
+        self._model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
+        self._engine = transformers_engine(config, self._model)
+        self.engine: TokenEngine = self._engine
+
+    def take(self, folder: Path, version: int) -> None:
+        """See `Followed`."""
+        import torch
+
+        parameters = dict(self._model.named_parameters())
+        with saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
+            if version < self._engine.version:
+                raise ValueError(f"policy version {version} is older than {self._engine.version}")
+            with self._engine.paused(), torch.no_grad():
+                for name, tensor in tensors:
+                    parameters[name].copy_(tensor)
+                self._engine.weights_changed(version)
+
+
+class _Vllm:
+    def __init__(self, config: AjetConfig, base: Path | None) -> None:
+        self._folder: Path | None = None
+        self.engine, self.tokenizer = open_sampler(config, base=base, weights=self._tensors)
+
+    def take(self, folder: Path, version: int) -> None:
+        """See `Followed`."""
+        if version < self.engine.version:
+            raise ValueError(f"policy version {version} is older than {self.engine.version}")
+        with saved_tensors(folder, {}):  # there, and readable
+            self._folder = folder
+            self.engine.weights_changed(version)
+
+    def _tensors(self) -> Iterator[tuple[str, Any]]:
+        assert self._folder is not None, "`take` names it first"
+        with saved_tensors(self._folder, None) as tensors:
+            yield from tensors
+
+
+@contextmanager
+def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) -> Iterator[Iterator[tuple[str, Any]]]:
+    """Within the block the tensors of a model in Hugging Face layout, one at a time, though the folder be removed.
+    `wanted`: by name, of this shape; None: all. Raises FileNotFoundError; UserError where one is missing or another."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} holds no weights")
+    with ExitStack() as held:
+        try:
+            opened = [held.enter_context(safe_open(file, framework="pt")) for file in files]
+        except SafetensorError as error:
+            raise UserError(f"The weights in {folder} cannot be read: {error}", where=str(folder)) from error
+        place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
+        for name, shape in (wanted or {}).items():
+            if name not in place or tuple(place[name].get_slice(name).get_shape()) != shape:
+                raise UserError(
+                    f"The weights in {folder} are of another model: {name} is not {shape} there.",
+                    where=str(folder),
+                    expected="a checkpoint of the model that model.path names",
+                )
+        names = place if wanted is None else wanted
+        yield ((name, place[name].get_tensor(name)) for name in names)

@@ -1,0 +1,186 @@
+"""A model of any OpenAI-compatible server that stands beside the one that is trained, and questions to it, on the
+tools' loop.
+
+Invariant: one question is one request, within its seconds; what goes wrong is `NoAnswer`, which says whether it could
+go well another time, and never holds the key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from loguru import logger
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from ajet.config.services import why_no_model
+from ajet.environment.addresses import parts_of
+from ajet.environment.mcp.loop import at_end, of_this_process
+from ajet.schema.addresses import LOOPBACK
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ANSWER_BYTES = 4 << 20
+KEPT_S = 4.0
+AGAIN = (408, 409, 425, 429)
+LONGEST_WAIT_S = 60.0
+"""That a server may ask for before the next request."""
+_sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
+"""By whether the machine's proxy is used. On the tools' loop."""
+
+
+class Model(BaseModel):
+    """One that may be asked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    base_url: str = Field(min_length=1)
+    model: str = Field(min_length=1)
+    api_key: SecretStr = SecretStr("")
+
+    @field_validator("base_url")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        parts = parts_of(value)
+        if parts is None:
+            raise ValueError("expected an address, as http://HOST:PORT/v1")
+        return value.rstrip("/") if parts.path.strip("/") else f"{value.rstrip('/')}/v1"
+
+    @property
+    def place(self) -> str:
+        """Its server, without user and password."""
+        parts = urlsplit(self.base_url)
+        return parts.netloc.rpartition("@")[2]
+
+
+class NoAnswer(Exception):
+    """Why a model gave none."""
+
+    def __init__(self, message: str, *, again: bool, status: int = 0, after: float = 0.0) -> None:
+        """`again`: it could go well another time, after so many seconds. `status`: of the server's refusal."""
+        super().__init__(message)
+        self.again, self.status, self.after = again, status, after
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said."""
+
+    text: str
+    """Without its thoughts."""
+    refused: str = ""
+    """Why it would not answer, in its own words or its server's."""
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    """As its server counts them; 0 where it does not say."""
+
+
+async def asked(model: Model, prompt: str, seconds: float) -> str:
+    """What it answers to one message. Raises NoAnswer."""
+    answer = await completion(model, {"messages": [{"role": "user", "content": prompt}]}, seconds)
+    if not answer.text:
+        raise NoAnswer("it answered nothing", again=True)
+    return answer.text
+
+
+async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> Answer:
+    """Its reply to a request of Chat Completions. Raises NoAnswer."""
+    import aiohttp
+
+    key = model.api_key.get_secret_value()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    proxied = urlsplit(model.base_url).hostname not in LOOPBACK
+    try:
+        async with _session(proxied).post(
+            f"{model.base_url}/chat/completions",
+            json={"model": model.model, **body},
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=seconds),
+        ) as reply:
+            whole = await _bounded(reply)
+            if reply.status >= 400:
+                said = whole.decode("utf-8", "replace")
+                said = said.replace(key, "[redacted]") if key else said
+                raise NoAnswer(
+                    f"it refused with status {reply.status}: {said[:300]}",
+                    again=reply.status >= 500 or reply.status in AGAIN,
+                    status=reply.status,
+                    after=_seconds(reply.headers.get("Retry-After")),
+                )
+    except asyncio.TimeoutError:
+        raise NoAnswer(f"it did not answer within {seconds:g} s", again=True) from None
+    except (aiohttp.ClientError, OSError) as problem:
+        raise NoAnswer(f"it did not answer: {type(problem).__name__}", again=True) from None
+    return _answer(whole)
+
+
+def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:
+    """An empty string where one of them is there, else what is wrong with each; those that are not there are said."""
+    wrong: list[str] = []
+    for model in models:
+        key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
+        said = why_no_model(model.base_url, model.model, key, seconds / len(models), named=server)
+        if not said:
+            for each in wrong:
+                logger.warning("{}: {}; the next one is asked in its place", named, each)
+            return ""
+        wrong.append(f"{model.model} at {model.place}: {said}")
+    return "; ".join(wrong)
+
+
+async def close_all() -> None:
+    """All connections."""
+    found = list(_sessions.values())
+    _sessions.clear()
+    for each in found:
+        await each.close()
+
+
+def _session(proxied: bool) -> aiohttp.ClientSession:
+    import aiohttp
+
+    if not _sessions:
+        at_end(close_all)
+    if proxied not in _sessions:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+        _sessions[proxied] = aiohttp.ClientSession(
+            connector=connector, trust_env=proxied, cookie_jar=aiohttp.DummyCookieJar()
+        )
+    return _sessions[proxied]
+
+
+async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
+    found = bytearray()
+    while chunk := await reply.content.readany():
+        found += chunk
+        if len(found) > ANSWER_BYTES:
+            reply.close()
+            raise NoAnswer(f"it answered with more than {ANSWER_BYTES} bytes", again=True)
+    return bytes(found)
+
+
+def _seconds(told: str | None) -> float:
+    try:
+        return min(max(float(told or 0), 0.0), LONGEST_WAIT_S)
+    except ValueError:  # a date
+        return 0.0
+
+
+def _answer(body: bytes) -> Answer:
+    try:
+        told: Any = json.loads(body)
+        choice = told["choices"][0]
+        content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
+        filtered = choice.get("finish_reason") == "content_filter"
+        used = told.get("usage") or {}
+        counts = [int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        raise NoAnswer("it answered what is no chat completion", again=True) from None
+    text = content.rpartition("</think>")[2].strip() if isinstance(content, str) else ""
+    refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
+    return Answer(text, refused, *counts)

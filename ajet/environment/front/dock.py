@@ -1,0 +1,86 @@
+"""AgentDock's HTTP interface on the same port: `/mcpapi`.
+
+Invariant: it has no sessions, so each call is one of an episode that its client named in the header `x-episode`, or of
+shared servers only; an error is told as its clients expect it, in a reply with status 200 that says `status_code`, and,
+for clients of ours, whose it was. The header `x-episodes` of the list of servers says where episodes are made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet.environment.front.episodes import Episode, NoSuchTool
+from ajet.environment.front.http import json_body
+from ajet.schema.errors import BoundaryError, EnvironmentFailure
+
+if TYPE_CHECKING:
+    from ajet.environment.front.app import Front
+
+_FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
+"""A tool as AgentDock's clients read it, and where MCP has that."""
+
+
+def dock_routes(front: Front) -> list[Route]:
+    """Its four."""
+    episodes = front.episodes
+
+    async def servers(request: Request) -> Response:
+        from ajet.environment.front.app import EPISODES
+
+        return JSONResponse({"servers": list(episodes.servers)}, headers={"x-episodes": EPISODES})
+
+    async def tools(request: Request) -> Response:
+        return JSONResponse({"tools": [_described(name, tool) for name in episodes.servers for tool in _of(name)]})
+
+    async def tools_of(request: Request) -> Response:
+        name = front.aliases.get(request.path_params["server"], request.path_params["server"])
+        if name not in episodes.servers:
+            return _failed(404, f"no server {name!r}")
+        return JSONResponse({"server": name, "tools": [_described(name, tool) for tool in _of(name)]})
+
+    async def call(request: Request) -> Response:
+        server, _, tool = request.path_params["tool"].partition(".")
+        server = front.aliases.get(server, server)
+        named = request.headers.get("x-episode", "")
+        episode = episodes.find(named) if named else Episode("", stateless=True)
+        if episode is None:
+            return _failed(404, "no such episode", EnvironmentFailure("", retryable=False))
+        arguments = await json_body(request)
+        if not isinstance(arguments, dict):
+            return _failed(400, "the arguments are an object")
+        try:
+            result = await episodes.call(episode, tool, arguments, [server])
+        except NoSuchTool as unknown:
+            return _failed(404, str(unknown))
+        except BoundaryError as problem:
+            return _failed(500, f"environment lost: {problem}", problem)
+        if result.get("isError"):
+            return _failed(500, _text(result))
+        return JSONResponse({"content": result.get("content", [])})
+
+    def _of(name: str) -> Any:
+        return episodes.servers[name].tools
+
+    def _described(server: str, tool: Any) -> dict[str, Any]:
+        told = {key: tool.get(here, "") for key, here in _FUNCTION.items()}
+        return {**tool, "name": f"{server}.{tool['name']}", "server": server, "type": "function", "function": told}
+
+    return [
+        Route("/mcpapi/servers", servers),
+        Route("/mcpapi/tools", tools),
+        Route("/mcpapi/server/{server}/tools", tools_of),
+        Route("/mcpapi/tool/{tool}", call, methods=["POST"]),
+    ]
+
+
+def _failed(status: int, detail: str, problem: BoundaryError | None = None) -> Response:
+    whose = {} if problem is None else {"boundary": problem.boundary, "retryable": problem.retryable}
+    return JSONResponse({"status_code": status, "detail": detail, **whose})
+
+
+def _text(result: Any) -> str:
+    return "\n".join(part.get("text", "") for part in result.get("content", []) if part.get("type") == "text")

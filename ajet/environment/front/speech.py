@@ -1,0 +1,133 @@
+"""MCP as a server speaks it, both eras: one JSON-RPC message to its answer.
+
+Invariant: whatever is sent, the answer is JSON-RPC with the status that the era has for it; a message that could be of
+either era is of the one that it names. Eras: the handshake (up to 2025-11-25: `initialize`, `Mcp-Session-Id`) and the
+stateless revision 2026-07-28, where each request carries its version in headers and in `params._meta`
+(https://modelcontextprotocol.io/specification).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MODERN = "2026-07-28"
+HANDSHAKE = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+META = "io.modelcontextprotocol/"
+EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
+PARSE, INVALID, NO_METHOD, PARAMS = -32700, -32600, -32601, -32602
+MISMATCH, UNSUPPORTED, ENVIRONMENT = -32020, -32022, -32050
+"""The last is ours: nothing that the model did; the episode, or this call, is lost."""
+_STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 400, NO_METHOD: 404}
+CAPABILITIES = {"tools": {"listChanged": False}}
+
+
+class Wrong(Exception):
+    """A message that gets an error for an answer."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data = code, message, data
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One message that was understood."""
+
+    method: str
+    params: Mapping[str, Any]
+    id: str | int | None
+    """None: a notification, which gets no answer."""
+    modern: bool
+
+
+def understood(message: Any, headers: Mapping[str, str]) -> Request:
+    """Raises Wrong. `headers`: names in lower case."""
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
+        raise Wrong(INVALID, "one JSON-RPC 2.0 request is expected, as an object with `method`")
+    number = message.get("id")
+    if number is not None and (isinstance(number, bool) or not isinstance(number, (str, int))):
+        raise Wrong(INVALID, "`id` is a string or an integer")
+    params = message.get("params", {})
+    if not isinstance(params, dict):
+        raise Wrong(PARAMS, "`params` is an object")
+    meta = params.get("_meta")
+    told = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
+    header = headers.get("mcp-protocol-version", "")
+    modern = told is not None or header not in ("", *HANDSHAKE)
+    if modern and number is not None:
+        _check_modern(message["method"], params, told, headers)
+    return Request(message["method"], params, number, modern)
+
+
+def _check_modern(method: str, params: Mapping[str, Any], told: Any, headers: Mapping[str, str]) -> None:
+    version = headers.get("mcp-protocol-version")
+    if told is None:
+        if version != MODERN:
+            raise Wrong(UNSUPPORTED, f"version {version} is not spoken here", _supported(version))
+        raise Wrong(PARAMS, f"params._meta is missing {META}protocolVersion")
+    if version != told:
+        raise Wrong(MISMATCH, "the header MCP-Protocol-Version is not the version of params._meta")
+    if headers.get("mcp-method") != method:
+        raise Wrong(MISMATCH, "the header Mcp-Method is not the method of the request")
+    if method == "tools/call" and _plain(headers.get("mcp-name", "")) != params.get("name"):
+        raise Wrong(MISMATCH, "the header Mcp-Name is not the tool of the request")
+    if told != MODERN:
+        raise Wrong(UNSUPPORTED, f"version {told} is not spoken here", _supported(told))
+
+
+def _supported(asked: Any) -> dict[str, Any]:
+    return {"supported": [MODERN, *HANDSHAKE], "requested": asked}
+
+
+def _plain(value: str) -> str | None:
+    """A header's value; one that ASCII cannot hold is spelled =?base64?…?=."""
+    if not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    try:
+        return base64.b64decode(value[9:-2], validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What `initialize` is answered."""
+    asked = params.get("protocolVersion")
+    return {
+        "protocolVersion": asked if asked in HANDSHAKE else HANDSHAKE[0],
+        "capabilities": CAPABILITIES,
+        "serverInfo": {"name": name, "version": "1"},
+    }
+
+
+def discovered(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
+    """What `server/discover` is answered. `episodes`: the path where a client gets one of its own; `several`: whether
+    it is one of those behind its address."""
+    meta = {**_server(name), **({EPISODES: episodes} if episodes else {}), **({SEVERAL: True} if several else {})}
+    return {"supportedVersions": [MODERN], "capabilities": CAPABILITIES, "_meta": meta}
+
+
+def answer(request: Request, result: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The JSON-RPC reply."""
+    if request.modern:
+        result = {"resultType": "complete", **result}
+        result.setdefault("_meta", _server(name))
+        if request.method in ("tools/list", "server/discover"):
+            result |= {"ttlMs": 0, "cacheScope": "private"}
+    return {"jsonrpc": "2.0", "id": request.id, "result": result}
+
+
+def refusal(wrong: Wrong, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
+    """(status, the JSON-RPC reply)."""
+    error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
+    if wrong.data is not None:
+        error["data"] = wrong.data
+    status = _STATUS.get(wrong.code, 200) if modern or wrong.code in (PARSE, INVALID) else 200
+    return status, {"jsonrpc": "2.0", "id": id, "error": error}
+
+
+def _server(name: str) -> dict[str, Any]:
+    return {f"{META}serverInfo": {"name": name, "version": "1"}}

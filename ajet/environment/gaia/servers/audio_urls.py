@@ -1,0 +1,38 @@
+"""Transcripts of recordings, several a call."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated
+
+from pydantic import Field
+
+from .folder import Folder
+from .media import content
+from .model import Model
+from .settings import Settings
+from .tool import Function
+
+
+class Recordings:
+    """Recordings by address or path."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+
+    def mcp_transcribe_audio(
+        self,
+        audio_urls: Annotated[
+            list[str], Field(description="addresses, or paths in the working folder", min_length=1, max_length=10)
+        ],
+    ) -> dict[str, str]:
+        """What is said in recordings."""
+        model = Model("AUDIO", self.settings)
+        return {
+            url: model.transcribe(PurePosixPath(url).name, content(url, self.settings, self.folder), "text")
+            for url in audio_urls
+        }
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [Recordings(settings).mcp_transcribe_audio]

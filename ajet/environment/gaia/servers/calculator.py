@@ -1,0 +1,113 @@
+"""Arithmetic: an expression's value, by a walk over its syntax tree.
+
+Invariant: nothing is ever evaluated as Python: a node that is no arithmetic is refused, and so is a power, a factorial
+or a text whose value could fill memory.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .settings import Settings
+from .tool import Function, ToolError
+
+LONGEST = 2000
+"""Characters of an expression."""
+MAX_BITS = 20_000
+"""Of an integer."""
+
+BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+CONSTANTS = {"pi": math.pi, "e": math.e, "tau": math.tau, "inf": math.inf}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(math, name)
+    for name in (
+        *("sqrt", "cbrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin", "acos", "atan", "atan2"),
+        *("sinh", "cosh", "tanh", "degrees", "radians", "floor", "ceil", "trunc", "gcd", "lcm", "hypot", "fabs"),
+    )
+    if hasattr(math, name)  # cbrt came with Python 3.11
+}
+COUNTS = ("factorial", "comb", "perm")
+FUNCTIONS |= {"abs": abs, "round": round, "min": min, "max": max, "sum": lambda *values: sum(values)}
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [calculate]
+
+
+def calculate(
+    expression: Annotated[str, Field(description="for instance 2 * (3 + 4) ** 2 / sqrt(16)")],
+) -> str:
+    """Value of an arithmetic expression: + - * / // % **, brackets, pi, e, sqrt, log, sin, factorial, comb, min, max
+    and the like."""
+    if len(expression) > LONGEST:
+        raise ToolError(f"the expression has more than {LONGEST} characters")
+    try:
+        return str(_value(ast.parse(expression.strip(), mode="eval").body))
+    except SyntaxError as error:
+        raise ToolError(f"no expression: {error.msg}") from None
+    except RecursionError:
+        raise ToolError("too many brackets") from None
+    except (ArithmeticError, ValueError, TypeError) as error:
+        raise ToolError(f"{type(error).__name__}: {error}") from None
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Pow):
+            return _power(left, right)
+        if type(node.op) in BINARY:
+            return _small(BINARY[type(node.op)](left, right))
+    if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
+        return UNARY[type(node.op)](_value(node.operand))
+    if isinstance(node, ast.Name) and node.id in CONSTANTS:
+        return CONSTANTS[node.id]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        return _called(node.func.id, [_value(argument) for argument in node.args])
+    raise ToolError(f"{ast.unparse(node)[:60]} is no arithmetic; known functions: {', '.join(sorted(FUNCTIONS))}")
+
+
+def _called(name: str, values: Sequence[Any]) -> Any:
+    if name == "pow" and len(values) == 2:
+        return _power(*values)
+    if name in COUNTS:
+        if any(value > 2000 for value in values):
+            raise ToolError(f"{name} of a number above 2000")
+        return getattr(math, name)(*values)
+    if name not in FUNCTIONS:
+        raise ToolError(
+            f"there is no function {name}; there are: {', '.join(sorted(FUNCTIONS))}, factorial, comb, perm"
+        )
+    return _small(FUNCTIONS[name](*values))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    whole = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
+    if whole and base.bit_length() * exponent > MAX_BITS:
+        raise ToolError("the power is too large")
+    value = base**exponent
+    if isinstance(value, complex):
+        raise ToolError("the power is no real number")
+    return value
+
+
+def _small(value: Any) -> Any:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ToolError("the number is too large")
+    return value

@@ -1,0 +1,64 @@
+"""The time, here and elsewhere.
+
+Invariant: zones have IANA's names; one that is unknown is an error, never UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import Field
+
+from .settings import Settings
+from .tool import Function, ToolError
+
+Zone = Annotated[str, Field(description="IANA's name, as Europe/Berlin or UTC")]
+
+
+def get_current_time(timezone: Zone) -> dict[str, Any]:
+    """The time now in a zone."""
+    return _told(datetime.now(_zone(timezone)), timezone)
+
+
+def convert_time(
+    source_timezone: Zone,
+    time: Annotated[str, Field(description="today's, as 18:30")],
+    target_timezone: Zone,
+) -> dict[str, Any]:
+    """What a time in one zone is in another."""
+    given = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", time.strip())
+    if given is None:
+        raise ToolError(f"{time[:20]} is no time; 18:30 is one")
+    hour, minute = map(int, given.groups())
+    now = datetime.now(_zone(source_timezone))
+    source = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    target = source.astimezone(_zone(target_timezone))
+    hours = ((target.utcoffset() or source - source) - (source.utcoffset() or source - source)).total_seconds() / 3600
+    return {
+        "source": _told(source, source_timezone),
+        "target": _told(target, target_timezone),
+        "time_difference": f"{hours:+g}h",
+    }
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [get_current_time, convert_time]
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ToolError(f"there is no time zone {name[:60]}") from None
+
+
+def _told(moment: datetime, zone: str) -> dict[str, Any]:
+    return {
+        "timezone": zone,
+        "datetime": moment.isoformat(timespec="seconds"),
+        "day_of_week": moment.strftime("%A"),
+        "is_dst": bool(moment.dst()),
+    }

@@ -1,0 +1,187 @@
+"""Corpus: a folder of texts or a JSON Lines file, searched by SQLite's full-text index.
+
+Invariant: an index is made once for a corpus's content (its name is the content's digest) and appears whole or not at
+all; a query is words, each quoted: no word of a model's is syntax of the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from .html_text import readable
+from .settings import Settings
+from .tool import ToolError
+
+VERSION = "1"
+"""Of the index's layout: a part of the digest."""
+KINDS = (".txt", ".md", ".html", ".htm", ".jsonl", ".json")
+MAX_WORDS = 32
+MAX_TEXT = 20_000_000
+"""Bytes of a file, or of a line of a JSON Lines file."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A document that fits a query."""
+
+    title: str
+    url: str
+    snippet: str
+
+
+class Corpus:
+    """Documents with a title, a text and an address."""
+
+    def __init__(self, path: Path, cache: Path) -> None:
+        self.index = cache / f"corpus-{_digest(path)}.sqlite"
+        if not self.index.exists():
+            _make(path, self.index)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Corpus | None:
+        """The corpus that the settings name, if they do."""
+        return cls(settings.corpus, settings.cache) if settings.corpus is not None else None
+
+    def search(self, query: str, limit: int, words: int = 24) -> list[Found]:
+        """The best documents for the words of a query: those that have all of them first, then those that have some."""
+        given = re.findall(r"\w+", query)[:MAX_WORDS]
+        if not given:
+            raise ToolError("the query has no words")
+        quoted = [f'"{word}"' for word in given]
+        found: list[Found] = []
+        for joined in (" ".join(quoted), " OR ".join(quoted)):
+            found += [each for each in self._matching(joined, limit, words) if each not in found]
+            if len(found) >= limit or len(quoted) == 1:
+                break
+        return list({each.title + each.url: each for each in reversed(found)}.values())[::-1][:limit]
+
+    def text(self, title: str) -> tuple[str, str, str]:
+        """Title, address and text of a document by its title or address; the best one for its words if there is none
+        of that name."""
+        with closing(self._open()) as database:
+            row = database.execute(
+                "SELECT title, url, body FROM documents WHERE lower(title) = lower(?) OR url = ? LIMIT 1",
+                (title, title),
+            ).fetchone()
+            if row is None:
+                best = self.search(title, 1)
+                if not best:
+                    raise ToolError(f"there is no document {title}")
+                row = database.execute(
+                    "SELECT title, url, body FROM documents WHERE title = ? AND url = ?", (best[0].title, best[0].url)
+                ).fetchone()
+        return str(row[0]), str(row[1]), str(row[2])
+
+    def _matching(self, match: str, limit: int, words: int) -> list[Found]:
+        with closing(self._open()) as database:
+            rows = database.execute(
+                "SELECT documents.title, documents.url, snippet(texts, 1, '', '', '…', ?) FROM texts JOIN documents "
+                "ON documents.id = texts.rowid WHERE texts MATCH ? ORDER BY bm25(texts, 4.0, 1.0) LIMIT ?",
+                (min(max(words, 1), 64), match, limit),
+            ).fetchall()
+        return [Found(str(title), str(url), " ".join(str(snippet).split())) for title, url, snippet in rows]
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(f"file:{self.index}?mode=ro&immutable=1", uri=True)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise ToolError(f"there is no corpus {path}")
+    return sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
+
+
+def _digest(path: Path) -> str:
+    total = hashlib.blake2b(VERSION.encode(), digest_size=16)
+    for file in _files(path):
+        total.update(str(file.relative_to(path)).encode() + b"\0")
+        with file.open("rb") as opened:
+            while data := opened.read(1 << 20):
+                total.update(data)
+    return total.hexdigest()
+
+
+def _make(path: Path, index: Path) -> None:
+    index.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, aside = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
+    os.close(descriptor)
+    try:
+        with closing(sqlite3.connect(aside)) as database:
+            database.execute("PRAGMA journal_mode = OFF")
+            database.execute("CREATE TABLE documents (id INTEGER PRIMARY KEY, title TEXT, url TEXT, body TEXT)")
+            database.execute(
+                "CREATE VIRTUAL TABLE texts USING fts5(title, body, content=documents, content_rowid=id, "
+                "tokenize='porter unicode61')"
+            )
+            rows = ((title, url, body) for file in _files(path) for title, url, body in _documents(file, path))
+            database.executemany("INSERT INTO documents (title, url, body) VALUES (?, ?, ?)", rows)
+            database.execute("INSERT INTO texts (texts) VALUES ('rebuild')")
+            database.execute("CREATE INDEX by_title ON documents (lower(title))")
+            database.execute("CREATE INDEX by_url ON documents (url)")
+            if not database.execute("SELECT count(*) FROM documents").fetchone()[0]:
+                raise ToolError(f"the corpus {path} has no documents: {', '.join(KINDS)} are read")
+            database.commit()
+        os.chmod(aside, 0o644)
+        os.replace(aside, index)
+    finally:
+        Path(aside).unlink(missing_ok=True)
+
+
+def _documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
+    name = str(file.relative_to(root)) if file != root else file.name
+    if file.suffix.lower() == ".jsonl":
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            number = 0
+            while line := lines.readline(MAX_TEXT):
+                number += 1
+                if line.strip():
+                    yield _row(line, f"{name}:{number}")
+        return
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        text = opened.read(MAX_TEXT)
+    if file.suffix.lower() == ".json":
+        parsed = _parsed(text, name)
+        for number, row in enumerate(parsed if isinstance(parsed, list) else [parsed], start=1):
+            yield _fields(row, f"{name}:{number}")
+    elif file.suffix.lower() in (".html", ".htm"):
+        title, body = readable(text)
+        yield title or file.stem, name, body
+    else:
+        first = text.lstrip().split("\n", 1)[0]
+        yield first.lstrip("# ").strip() if first.startswith("# ") else file.stem, name, text
+
+
+def _row(line: str, place: str) -> tuple[str, str, str]:
+    return _fields(_parsed(line, place), place)
+
+
+def _parsed(text: str, place: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ToolError(f"{place} is no JSON: {error}") from None
+
+
+def _fields(row: object, place: str) -> tuple[str, str, str]:
+    if not isinstance(row, dict):
+        raise ToolError(f"{place} is no object with a title and a text")
+    body = _first(row, ("text", "body", "content", "contents", "passage"))
+    if body is None:
+        raise ToolError(f"{place} has none of the keys text, body, content, contents, passage")
+    title = _first(row, ("title", "name", "id"))
+    return title or place, _first(row, ("url", "link", "id")) or place, body
+
+
+def _first(row: dict[str, object], names: Sequence[str]) -> str | None:
+    return next((str(row[name]) for name in names if row.get(name) not in (None, "")), None)

@@ -1,0 +1,53 @@
+"""Search in a corpus on this machine.
+
+Invariant: as `Corpus`'s; answers are short, so that they fit a small model's context.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .corpus import Corpus
+from .settings import Settings
+from .tool import Function, ToolError
+
+
+class CorpusSearch:
+    """Search and reading."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.corpus = Corpus.of(settings)
+
+    def search(
+        self,
+        query: str,
+        limit: Annotated[int, Field(description="documents", ge=1, le=50)] = 3,
+        words: Annotated[int, Field(description="words of each that are shown", ge=1, le=64)] = 24,
+    ) -> str:
+        """Find documents by words."""
+        found = self._corpus().search(query, limit, words)
+        return "\n".join(f"{each.title}: {each.snippet}" for each in found) or "[nothing found]"
+
+    def open_document(
+        self,
+        title: Annotated[str, Field(description="title or address of a document")],
+        start: Annotated[int, Field(description="character to begin with", ge=0)] = 0,
+        max_length: Annotated[int, Field(description="characters", ge=1)] = 4000,
+    ) -> str:
+        """Text of a document."""
+        name, _, body = self._corpus().text(title)
+        piece = body[start : start + max_length]
+        left = len(body) - start - len(piece)
+        return f"{name}\n{piece}" + (f"\n[{left} more characters]" if left > 0 else "")
+
+    def _corpus(self) -> Corpus:
+        if self.corpus is None:
+            raise ToolError("no corpus is given")
+        return self.corpus
+
+
+def tools(settings: Settings) -> list[Function]:
+    server = CorpusSearch(settings)
+    return [server.search, server.open_document]

@@ -1,0 +1,149 @@
+"""CSV files as tables.
+
+Invariant: no more of a file is read than the bounds say, whatever its lines look like; a cell is bounded, too.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .documents import MAX_FILE, BoundedFile, formatted, table
+from .folder import Folder
+from .settings import Settings
+from .tool import FilePath, Format, Function, ToolError
+
+MAX_CELL = 1_000_000
+MAX_LINE = 4_000_000
+"""Characters."""
+BAR = 40
+"""Characters of the longest bar."""
+
+
+class CsvDocuments:
+    """CSV files of a working folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def extract_csv_content(
+        self,
+        file_path: FilePath,
+        output_format: Format = "markdown",
+        max_rows: Annotated[int, Field(ge=1, le=100_000)] = 1000,
+        include_statistics: bool = True,
+        generate_visualizations: Annotated[bool, Field(description="bars of how often values occur")] = False,
+        encoding: Annotated[str, Field(description="of the file; empty: utf-8, else latin-1")] = "",
+        delimiter: Annotated[str, Field(description="empty: it is found out")] = "",
+    ) -> str:
+        """Rows of a CSV or TSV file, with statistics of its columns."""
+        with self.folder.read(file_path) as file:
+            start = file.read(65536)
+            file.seek(0)
+            bounded = BoundedFile(file, MAX_FILE)
+            text = io.TextIOWrapper(
+                io.BufferedReader(bounded), _encoding(start, encoding), errors="replace", newline=""
+            )
+            rows, more = _rows(text, delimiter or _delimiter(start), max_rows)
+        head, body = (rows[0], rows[1:]) if rows else ([], [])
+        about: dict[str, Any] = {"row_count": len(body), "column_count": len(head)}
+        if more or bounded.cut:
+            about["note"] = f"only the first {len(body)} rows were read"
+        if include_statistics:
+            about["statistics"] = {name: _statistics(column) for name, column in _columns(head, body)}
+        if generate_visualizations:
+            about["bars"] = {name: _bars(column) for name, column in _columns(head, body)}
+        if output_format == "json":
+            return json.dumps({"header": head, "rows": body, **about}, ensure_ascii=False)
+        if output_format == "html":
+            return table(rows, "html")
+        return formatted(table(rows, output_format), output_format, about)
+
+    def list_supported_formats(self) -> list[str]:
+        """Kinds of files that this server reads."""
+        return [".csv", ".tsv", ".txt with delimiters"]
+
+
+def tools(settings: Settings) -> list[Function]:
+    server = CsvDocuments(Folder(settings))
+    return [server.extract_csv_content, server.list_supported_formats]
+
+
+def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
+    if len(delimiter) != 1:
+        raise ToolError("a delimiter is one character")
+    csv.field_size_limit(MAX_CELL)
+    rows: list[list[str]] = []
+    try:
+        for row in csv.reader(_lines(text), delimiter=delimiter):
+            if len(rows) > most:
+                return rows, True
+            rows.append(row)
+    except csv.Error as error:
+        if "larger than field limit" in str(error):
+            raise ToolError(f"line {len(rows) + 1} has a cell of more than {MAX_CELL} characters") from None
+        raise ToolError(f"line {len(rows) + 1}: {error}") from None
+    return rows, False
+
+
+def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+    number = 0
+    while line := text.readline(MAX_LINE):
+        number += 1
+        if len(line) == MAX_LINE:
+            raise ToolError(f"line {number} has more than {MAX_LINE} characters")
+        yield line
+
+
+def _encoding(start: bytes, asked: str) -> str:
+    if asked:
+        try:
+            "".encode(asked)
+        except LookupError:
+            raise ToolError(f"there is no encoding {asked}") from None
+        return asked
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    try:
+        start[: start.rfind(b"\n") + 1 or None].decode("utf-8")
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "utf-8-sig"
+
+
+def _delimiter(start: bytes) -> str:
+    line = start.split(b"\n", 1)[0].decode("utf-8", "replace")
+    return max(",\t;|", key=line.count)
+
+
+def _columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
+    return [(name, [row[place] for row in body if place < len(row)]) for place, name in enumerate(head[:100])]
+
+
+def _statistics(column: Sequence[str]) -> dict[str, Any]:
+    filled = [cell for cell in column if cell.strip()]
+    told: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
+    numbers = [number for cell in filled if (number := _number(cell)) is not None]
+    if filled and len(numbers) == len(filled):
+        told |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
+        told["median"] = statistics.median(numbers)
+    return told
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _bars(column: Sequence[str]) -> list[str]:
+    most = Counter(column).most_common(10)
+    return [f"{value[:30]} {'#' * max(1, BAR * count // most[0][1])} {count}" for value, count in most]

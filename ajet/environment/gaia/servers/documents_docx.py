@@ -1,0 +1,87 @@
+"""Word files as Markdown.
+
+Invariant: paragraphs and tables keep their order; pictures are written below the working folder only.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .documents import MAX_FILE, checked_archive, formatted, table
+from .folder import Folder
+from .settings import Settings
+from .tool import FilePath, Format, Function
+
+MAX_IMAGES = 50
+
+
+class WordDocuments:
+    """Word files of a working folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def extract_docx_content(
+        self,
+        file_path: FilePath,
+        output_format: Format = "markdown",
+        extract_images: Annotated[bool, Field(description="write them into a folder beside the file")] = False,
+        extract_tables: bool = True,
+        extract_headers_footers: bool = False,
+        include_structure: Annotated[bool, Field(description="a list of the headings")] = False,
+    ) -> str:
+        """Text of a Word file (.docx): headings, paragraphs, lists and tables."""
+        from docx import Document
+        from docx.table import Table
+
+        document = Document(checked_archive(self.folder.read_bytes(file_path, MAX_FILE)))
+        parts: list[str] = []
+        headings: list[str] = []
+        for block in document.iter_inner_content():
+            if isinstance(block, Table):
+                if extract_tables:
+                    parts.append(table([[cell.text for cell in row.cells] for row in block.rows]))
+            elif block.text.strip():
+                parts.append(_paragraph(block, headings))
+        about: dict[str, Any] = {}
+        if extract_headers_footers:
+            sections = [(section.header, section.footer) for section in document.sections]
+            both = [text for pair in sections for end in pair if (text := "\n".join(p.text for p in end.paragraphs))]
+            about["headers and footers"] = list(dict.fromkeys(both))
+        if include_structure:
+            about["structure"] = headings
+        if extract_images:
+            about["images"] = self._images(file_path, document.part.package.iter_parts())
+        return formatted("\n\n".join(parts), output_format, about)
+
+    def list_supported_formats(self) -> list[str]:
+        """Kinds of files that this server reads."""
+        return [".docx"]
+
+    def _images(self, file_path: str, parts: Any) -> list[str]:
+        images = [part for part in parts if part.content_type.startswith("image/")][:MAX_IMAGES]
+        written = []
+        for part in images:
+            path = f"{PurePosixPath(file_path).stem}_images/{PurePosixPath(str(part.partname)).name}"
+            self.folder.write(path, part.blob)
+            written.append(path)
+        return written
+
+
+def tools(settings: Settings) -> list[Function]:
+    server = WordDocuments(Folder(settings))
+    return [server.extract_docx_content, server.list_supported_formats]
+
+
+def _paragraph(paragraph: Any, headings: list[str]) -> str:
+    style = paragraph.style.name if paragraph.style is not None else ""
+    text: str = paragraph.text.strip()
+    if style == "Title" or style.startswith("Heading"):
+        digits = style.removeprefix("Heading").strip()
+        level = min(int(digits), 6) if digits.isdigit() else 1
+        headings.append(f"{'  ' * (level - 1)}{text}")
+        return f"{'#' * level} {text}"
+    return f"- {text}" if style.startswith("List") else text

@@ -1,0 +1,56 @@
+"""PDF files as text, by a reader on this machine.
+
+Invariant: pages are read until the answer is full, and no further; streams are unpacked within the reader's own bounds.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Annotated
+
+from pydantic import Field
+
+from .documents import MAX_FILE
+from .folder import Folder
+from .settings import Settings
+from .tool import FilePath, Function, ToolError
+
+
+class PdfDocuments:
+    """PDF files of a working folder."""
+
+    def __init__(self, folder: Folder, settings: Settings) -> None:
+        self.folder, self.settings = folder, settings
+
+    def convert_document_to_markdown(
+        self,
+        file_path: FilePath,
+        paginate: Annotated[bool, Field(description="mark where each page begins")] = False,
+    ) -> str:
+        """Text of a PDF file."""
+        from pypdf import PdfReader
+        from pypdf.errors import PyPdfError
+
+        try:
+            reader = PdfReader(io.BytesIO(self.folder.read_bytes(file_path, MAX_FILE)))
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise ToolError("the file is encrypted with a password")
+            parts: list[str] = []
+            size = 0
+            for number, page in enumerate(reader.pages, start=1):
+                text = page.extract_text().strip()
+                parts.append(f"--- page {number} ---\n\n{text}" if paginate else text)
+                size += len(text)
+                if size > self.settings.max_bytes:
+                    parts.append(f"[cut after page {number} of {len(reader.pages)}]")
+                    break
+        except PyPdfError as error:
+            raise ToolError(f"no readable PDF: {error}") from None
+        if not size:
+            raise ToolError("the file has no text; its pages may be pictures")
+        return "\n\n".join(part for part in parts if part)
+
+
+def tools(settings: Settings) -> list[Function]:
+    server = PdfDocuments(Folder(settings), settings)
+    return [server.convert_document_to_markdown]

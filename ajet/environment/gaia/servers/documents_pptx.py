@@ -1,0 +1,84 @@
+"""PowerPoint files as Markdown, a section a slide.
+
+Invariant: pictures are written below the working folder only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .documents import MAX_FILE, checked_archive, formatted, table
+from .folder import Folder
+from .settings import Settings
+from .tool import FilePath, Format, Function
+
+MAX_IMAGES = 50
+MAX_DEPTH = 20
+"""Of groups in groups of shapes."""
+
+
+class Slides:
+    """PowerPoint files of a working folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def extract_pptx_content(
+        self,
+        file_path: FilePath,
+        output_format: Format = "markdown",
+        extract_images: Annotated[bool, Field(description="write them into a folder beside the file")] = False,
+        extract_notes: bool = True,
+        include_structure: Annotated[bool, Field(description="a list of the slides' titles")] = False,
+    ) -> str:
+        """Text of a PowerPoint file (.pptx), slide by slide, with tables and notes."""
+        from pptx import Presentation
+
+        slides = Presentation(checked_archive(self.folder.read_bytes(file_path, MAX_FILE))).slides
+        parts: list[str] = []
+        titles: list[str] = []
+        images: list[str] = []
+        for number, slide in enumerate(slides, start=1):
+            title = slide.shapes.title.text.strip() if slide.shapes.title is not None else ""
+            titles.append(f"{number}. {title}")
+            parts.append(f"## Slide {number}{': ' + title if title else ''}")
+            for shape in _shapes(slide.shapes, MAX_DEPTH):
+                if slide.shapes.title is not None and shape.shape_id == slide.shapes.title.shape_id:
+                    continue
+                if getattr(shape, "has_table", False):
+                    parts.append(table([[cell.text for cell in row.cells] for row in shape.table.rows]))
+                elif getattr(shape, "has_text_frame", False) and shape.text_frame.text.strip():
+                    parts.append(shape.text_frame.text.strip())
+                elif extract_images and hasattr(shape, "image") and len(images) < MAX_IMAGES:
+                    images.append(self._image(file_path, number, len(images), shape.image))
+            if extract_notes and slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
+                notes = slide.notes_slide.notes_text_frame.text.strip()
+                parts += [f"Notes: {notes}"] if notes else []
+        about: dict[str, Any] = {"structure": titles if include_structure else [], "images": images}
+        return formatted("\n\n".join(parts), output_format, about)
+
+    def list_supported_formats(self) -> list[str]:
+        """Kinds of files that this server reads."""
+        return [".pptx"]
+
+    def _image(self, file_path: str, slide: int, number: int, image: Any) -> str:
+        path = f"{PurePosixPath(file_path).stem}_images/slide{slide}_{number}.{image.ext}"
+        self.folder.write(path, image.blob)
+        return path
+
+
+def tools(settings: Settings) -> list[Function]:
+    server = Slides(Folder(settings))
+    return [server.extract_pptx_content, server.list_supported_formats]
+
+
+def _shapes(shapes: Iterable[Any], depth: int) -> Iterable[Any]:
+    for shape in shapes:
+        if depth and hasattr(shape, "shapes"):
+            yield from _shapes(shape.shapes, depth - 1)
+        else:
+            yield shape

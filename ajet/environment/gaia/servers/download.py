@@ -1,0 +1,56 @@
+"""Downloads files into the working folder.
+
+Invariant: as `web`'s, and a download is written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .settings import Settings
+from .tool import FilePath, Function, ToolError
+from .web import get
+
+
+class Downloads:
+    """Files of the web in the working folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+
+    def download_file(
+        self,
+        url: str,
+        output_file_path: FilePath,
+        overwrite: bool = False,
+        timeout: Annotated[int, Field(description="seconds", ge=1)] = 60,
+        output_format: Literal["markdown", "json", "text"] = "text",
+    ) -> str:
+        """Download a file into the working folder."""
+        self.folder.parts(output_file_path, write=True)
+        reply = get(url, self.settings, limit=self.settings.max_download, timeout=timeout)
+        if reply.cut:
+            raise ToolError(f"the file has more than {self.settings.max_download} bytes: nothing was written")
+        self.folder.write(output_file_path, reply.body, new=not overwrite)
+        about = {"file": output_file_path, "bytes": len(reply.body), "type": reply.kind, "url": reply.url}
+        if output_format == "json":
+            return json.dumps(about)
+        return f"{len(reply.body)} bytes ({reply.kind}) are in {output_file_path}"
+
+    def get_download_capabilities(self) -> dict[str, Any]:
+        """Kinds of addresses, and limits."""
+        return {
+            "addresses": ["http", "https"],
+            "most_bytes": self.settings.max_download,
+            "most_seconds": self.settings.timeout,
+            "private_addresses": self.settings.private,
+        }
+
+
+def tools(settings: Settings) -> list[Function]:
+    downloads = Downloads(settings)
+    return [downloads.download_file, downloads.get_download_capabilities]

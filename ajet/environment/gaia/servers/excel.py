@@ -1,0 +1,433 @@
+"""Excel files: data, sheets, formulas, formats, charts.
+
+Invariant: a call changes a workbook whole or not at all; formulas are written and never computed here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .settings import Settings
+from .tool import Function, ToolError
+from .workbook import MAX_CELLS, Workbooks, box, cells, coordinates, sheet_of
+
+Cell = Annotated[str, Field(description="as B2")]
+Value = str | int | float | bool | None
+PREVIEW = 100
+"""Rows that a preview shows."""
+SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "average": fmean,
+    "sum": sum,
+    "count": len,
+    "min": min,
+    "max": max,
+}
+
+
+class Excel:
+    """Workbooks of a working folder, by the tools of excel-mcp-server."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.workbooks = Workbooks(folder)
+
+    def read_data_from_excel(
+        self,
+        filepath: str,
+        sheet_name: str,
+        start_cell: Cell = "A1",
+        end_cell: Annotated[str, Field(description="empty: to the end of the data")] = "",
+        preview_only: bool = False,
+    ) -> dict[str, Any]:
+        """Values of a range."""
+        sheet = sheet_of(self.workbooks.opened(filepath, values=True), sheet_name)
+        left, top, _, _ = box(start_cell)
+        right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
+        if end_cell:
+            _, _, right, bottom = box(start_cell, end_cell)
+        last = min(bottom, top + PREVIEW - 1 if preview_only else bottom, top + MAX_CELLS // (right - left + 1))
+        borders = (left, top, right, last)
+        rows = [[cell.value for cell in row] for row in cells(sheet, borders)]
+        return {"sheet": sheet_name, "range": coordinates(borders), "rows": rows, "rows_left_out": bottom - last}
+
+    def write_data_to_excel(
+        self, filepath: str, sheet_name: str, data: list[list[Value]], start_cell: Cell = "A1"
+    ) -> str:
+        """Write rows of values, from a cell on."""
+        left, top, _, _ = box(start_cell)
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            for down, row in enumerate(data):
+                for right, value in enumerate(row):
+                    sheet.cell(top + down, left + right, value)
+        return f"{len(data)} rows are written"
+
+    def apply_formula(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
+        """Write a formula into a cell."""
+        _checked_formula(formula)
+        left, top, _, _ = box(cell)
+        with self.workbooks.changed(filepath) as workbook:
+            sheet_of(workbook, sheet_name).cell(top, left, f"={formula.lstrip('=')}")
+        return f"{cell} is ={formula.lstrip('=')}"
+
+    def validate_formula_syntax(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
+        """Whether a formula's brackets, quotes and references are well formed."""
+        sheet_of(self.workbooks.opened(filepath), sheet_name)
+        box(cell)
+        _checked_formula(formula)
+        return "well formed"
+
+    def format_range(
+        self,
+        filepath: str,
+        sheet_name: str,
+        start_cell: Cell,
+        end_cell: str = "",
+        bold: bool = False,
+        italic: bool = False,
+        underline: bool = False,
+        font_size: Annotated[int, Field(ge=0, le=400)] = 0,
+        font_color: Annotated[str, Field(description="as FF0000")] = "",
+        bg_color: str = "",
+        border_style: Annotated[str, Field(description="thin, medium, thick, dashed, double")] = "",
+        border_color: str = "",
+        number_format: Annotated[str, Field(description="as 0.00%")] = "",
+        alignment: Annotated[str, Field(description="left, center, right")] = "",
+        wrap_text: bool = False,
+        merge_cells: bool = False,
+    ) -> str:
+        """Fonts, colours, borders and number formats of a range."""
+        from openpyxl.styles import Alignment, Border, Font, PatternFill, Side
+
+        borders = box(start_cell, end_cell)
+        font = Font(
+            bold=bold,
+            italic=italic,
+            underline="single" if underline else None,
+            size=font_size or None,
+            color=_color(font_color),
+        )
+        side = Side(style=border_style or None, color=_color(border_color))
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            for row in cells(sheet, borders):
+                for each in row:
+                    each.font = font
+                    if bg_color:
+                        each.fill = PatternFill("solid", fgColor=_color(bg_color))
+                    if border_style:
+                        each.border = Border(left=side, right=side, top=side, bottom=side)
+                    if alignment or wrap_text:
+                        each.alignment = Alignment(horizontal=alignment or None, wrap_text=wrap_text)
+                    if number_format:
+                        each.number_format = number_format
+            if merge_cells:
+                sheet.merge_cells(coordinates(borders))
+        return f"{coordinates(borders)} is formatted"
+
+    def create_workbook(self, filepath: str) -> str:
+        """Make an empty workbook."""
+        self.workbooks.make(filepath)
+        return f"{filepath} is there, with a sheet named Sheet"
+
+    def create_worksheet(self, filepath: str, sheet_name: str) -> str:
+        """Add a sheet."""
+        with self.workbooks.changed(filepath) as workbook:
+            _free(workbook, sheet_name)
+            workbook.create_sheet(sheet_name)
+        return f"{sheet_name} is there"
+
+    def copy_worksheet(self, filepath: str, source_sheet: str, target_sheet: str) -> str:
+        """Copy a sheet within its workbook."""
+        with self.workbooks.changed(filepath) as workbook:
+            _free(workbook, target_sheet)
+            workbook.copy_worksheet(sheet_of(workbook, source_sheet)).title = target_sheet
+        return f"{target_sheet} is there"
+
+    def delete_worksheet(self, filepath: str, sheet_name: str) -> str:
+        """Remove a sheet."""
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            if len(workbook.sheetnames) == 1:
+                raise ToolError("a workbook keeps one sheet at least")
+            workbook.remove(sheet)
+        return f"{sheet_name} is gone"
+
+    def rename_worksheet(self, filepath: str, old_name: str, new_name: str) -> str:
+        """Give a sheet another name."""
+        with self.workbooks.changed(filepath) as workbook:
+            _free(workbook, new_name)
+            sheet_of(workbook, old_name).title = new_name
+        return f"{old_name} is now {new_name}"
+
+    def get_workbook_metadata(self, filepath: str, include_ranges: bool = False) -> dict[str, Any]:
+        """Sheets of a workbook, and how large they are."""
+        workbook = self.workbooks.opened(filepath)
+        told: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
+        if include_ranges:
+            told["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
+        return told
+
+    def create_chart(
+        self,
+        filepath: str,
+        sheet_name: str,
+        data_range: Annotated[str, Field(description="names in its first row, labels in its first column")],
+        chart_type: Literal["line", "bar", "pie", "scatter", "area"],
+        target_cell: Cell,
+        title: str = "",
+        x_axis: str = "",
+        y_axis: str = "",
+    ) -> str:
+        """Draw a chart of a range."""
+        from openpyxl import chart as charts
+
+        left, top, right, bottom = box(data_range)
+        kinds: dict[str, Any] = {
+            "line": charts.LineChart,
+            "bar": charts.BarChart,
+            "pie": charts.PieChart,
+            "scatter": charts.ScatterChart,
+            "area": charts.AreaChart,
+        }
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            made = kinds[chart_type]()
+            made.title = title or None
+            if chart_type != "pie":
+                made.x_axis.title, made.y_axis.title = x_axis or None, y_axis or None
+            labels = charts.Reference(sheet, min_col=left, min_row=top + 1, max_row=bottom)
+            if chart_type == "scatter":
+                for column in range(left + 1, right + 1):
+                    values = charts.Reference(sheet, min_col=column, min_row=top, max_row=bottom)
+                    made.series.append(charts.Series(values, labels, title_from_data=True))
+            else:
+                values = charts.Reference(sheet, min_col=left + 1, min_row=top, max_col=right, max_row=bottom)
+                made.add_data(values, titles_from_data=True)
+                made.set_categories(labels)
+            sheet.add_chart(made, target_cell)
+        return f"the chart stands at {target_cell}"
+
+    def create_pivot_table(
+        self,
+        filepath: str,
+        sheet_name: str,
+        data_range: Annotated[str, Field(description="names of columns in its first row")],
+        rows: list[str],
+        values: list[str],
+        columns: list[str] | None = None,
+        agg_func: Literal["mean", "average", "sum", "count", "min", "max"] = "mean",
+    ) -> str:
+        """A summary of a range by its columns, as values on a sheet of its own."""
+        borders = box(data_range)
+        with self.workbooks.changed(filepath) as workbook:
+            table = [[cell.value for cell in row] for row in cells(sheet_of(workbook, sheet_name), borders)]
+            name = f"{sheet_name[:25]}_pivot"
+            _free(workbook, name)
+            sheet = workbook.create_sheet(name)
+            for row in _pivot(table, rows, values, columns or [], agg_func):
+                sheet.append(row)
+        return f"the summary is on the sheet {name}"
+
+    def create_table(
+        self,
+        filepath: str,
+        sheet_name: str,
+        data_range: str,
+        table_name: str = "",
+        table_style: str = "TableStyleMedium9",
+    ) -> str:
+        """Make a range an Excel table."""
+        from openpyxl.worksheet.table import Table, TableStyleInfo
+
+        borders = box(data_range)
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            name = table_name or f"Table{sum(len(each.tables) for each in workbook.worksheets) + 1}"
+            made = Table(displayName=name, ref=coordinates(borders))
+            made.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
+            sheet.add_table(made)
+        return f"{name} is there"
+
+    def merge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
+        """Merge a range into one cell."""
+        borders = box(start_cell, end_cell)
+        with self.workbooks.changed(filepath) as workbook:
+            sheet_of(workbook, sheet_name).merge_cells(coordinates(borders))
+        return f"{coordinates(borders)} is merged"
+
+    def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
+        """Part a merged range."""
+        where = coordinates(box(start_cell, end_cell))
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
+                raise ToolError(f"{where} is not merged")
+            sheet.unmerge_cells(where)
+        return f"{where} is parted"
+
+    def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
+        """Merged ranges of a sheet."""
+        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        return [str(merged) for merged in sheet.merged_cells.ranges]
+
+    def copy_range(
+        self,
+        filepath: str,
+        sheet_name: str,
+        source_start: Cell,
+        source_end: Cell,
+        target_start: Cell,
+        target_sheet: str = "",
+    ) -> str:
+        """Copy values and formats of a range to another place."""
+        borders = box(source_start, source_end)
+        left, top, _, _ = box(target_start)
+        with self.workbooks.changed(filepath) as workbook:
+            target = sheet_of(workbook, target_sheet or sheet_name)
+            source = [
+                [(cell.value, copy.copy(cell._style)) for cell in row]
+                for row in cells(sheet_of(workbook, sheet_name), borders)
+            ]
+            for down, row in enumerate(source):
+                for right, (value, style) in enumerate(row):
+                    cell = target.cell(top + down, left + right)
+                    cell.value, cell._style = value, style
+        return f"{coordinates(borders)} is copied"
+
+    def delete_range(
+        self,
+        filepath: str,
+        sheet_name: str,
+        start_cell: Cell,
+        end_cell: Cell,
+        shift_direction: Literal["up", "left"] = "up",
+    ) -> str:
+        """Remove a range; what is below it, or right of it, moves there."""
+        left, top, right, bottom = borders = box(start_cell, end_cell)
+        with self.workbooks.changed(filepath) as workbook:
+            sheet = sheet_of(workbook, sheet_name)
+            for row in cells(sheet, borders):
+                for each in row:
+                    each.value = None
+            if shift_direction == "up" and sheet.max_row > bottom:
+                moved = coordinates((left, bottom + 1, right, sheet.max_row))
+                sheet.move_range(moved, rows=top - bottom - 1)
+            elif shift_direction == "left" and sheet.max_column > right:
+                moved = coordinates((right + 1, top, sheet.max_column, bottom))
+                sheet.move_range(moved, cols=left - right - 1)
+        return f"{coordinates(borders)} is removed"
+
+    def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
+        """Whether a range is one, and whether data stands in it."""
+        borders = box(start_cell, end_cell)
+        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
+        return f"{coordinates(borders)} is a range; data of the sheet: {sheet.dimensions}" + (
+            "" if filled else "; nothing stands in it"
+        )
+
+    def get_data_validation_info(self, filepath: str, sheet_name: str) -> list[dict[str, Any]]:
+        """Rules for what may be entered where."""
+        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        return [
+            {"range": str(rule.sqref), "type": rule.type, "operator": rule.operator, "formula": rule.formula1}
+            for rule in sheet.data_validations.dataValidation
+        ]
+
+    def insert_rows(
+        self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1, le=10_000)] = 1
+    ) -> str:
+        """Insert empty rows before a row."""
+        return self._moved(filepath, sheet_name, "insert_rows", start_row, count)
+
+    def insert_columns(
+        self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1, le=1000)] = 1
+    ) -> str:
+        """Insert empty columns before a column, counted from 1."""
+        return self._moved(filepath, sheet_name, "insert_cols", start_col, count)
+
+    def delete_sheet_rows(
+        self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1)] = 1
+    ) -> str:
+        """Remove rows."""
+        return self._moved(filepath, sheet_name, "delete_rows", start_row, count)
+
+    def delete_sheet_columns(
+        self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1)] = 1
+    ) -> str:
+        """Remove columns, counted from 1."""
+        return self._moved(filepath, sheet_name, "delete_cols", start_col, count)
+
+    def _moved(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
+        if start < 1:
+            raise ToolError("rows and columns are counted from 1")
+        with self.workbooks.changed(filepath) as workbook:
+            getattr(sheet_of(workbook, sheet_name), method)(start, count)
+        return "done; formulas keep the cells that they name"
+
+
+def tools(settings: Settings) -> list[Function]:
+    excel = Excel(Folder(settings))
+    names = [name for name in vars(Excel) if not name.startswith("_")]
+    return [getattr(excel, name) for name in names]
+
+
+def _free(workbook: Any, name: str) -> None:
+    if name in workbook.sheetnames:
+        raise ToolError(f"there is a sheet {name} already")
+    if not 0 < len(name) <= 31 or set(name) & set("[]:*?/\\"):
+        raise ToolError(f"{name!r} is no name of a sheet: at most 31 characters, none of []:*?/\\")
+
+
+def _color(text: str) -> str | None:
+    if text and not (len(text.lstrip("#")) in (6, 8) and all(each in "0123456789abcdefABCDEF#" for each in text)):
+        raise ToolError(f"{text} is no colour; FF0000 is one")
+    return text.lstrip("#") or None
+
+
+def _checked_formula(formula: str) -> None:
+    from openpyxl.formula import Tokenizer
+    from openpyxl.formula.tokenizer import TokenizerError
+
+    try:
+        parsed = Tokenizer(f"={formula.lstrip('=')}").items
+    except (TokenizerError, IndexError) as error:
+        raise ToolError(f"the formula is not well formed: {error}") from None
+    opened = sum(token.subtype == "OPEN" for token in parsed) - sum(token.subtype == "CLOSE" for token in parsed)
+    if opened or not parsed:
+        raise ToolError("the formula is empty, or a bracket is not closed")
+
+
+def _pivot(
+    table: Sequence[Sequence[Any]], rows: Sequence[str], values: Sequence[str], columns: Sequence[str], summary: str
+) -> list[list[Any]]:
+    head, body = list(table[0]), table[1:]
+    for name in (*rows, *values, *columns):
+        if name not in head:
+            raise ToolError(f"there is no column {name}; there are: {', '.join(map(str, head))}")
+
+    def key(row: Sequence[Any], names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(row[head.index(name)] for name in names)
+
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Sequence[Any]]]] = {}
+    for row in body:
+        groups.setdefault(key(row, rows), {}).setdefault(key(row, columns), []).append(row)
+    across = sorted({each for group in groups.values() for each in group}, key=str)
+    titles = [f"{value} {' '.join(map(str, each))}".strip() for each in across for value in values]
+    made: list[list[Any]] = [[*rows, *titles]]
+    for group in sorted(groups, key=str):
+        made.append([*group])
+        for each in across:
+            for value in values:
+                found = [row[head.index(value)] for row in groups[group].get(each, [])]
+                numbers = [number for number in found if isinstance(number, int | float)]
+                counted = found if summary == "count" else numbers
+                made[-1].append(SUMMARIES[summary](counted) if counted else None)
+    return made

@@ -1,0 +1,42 @@
+"""Fetches an address, in pieces.
+
+Invariant: as `web`'s: bounded, and public addresses only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .readweb import page_text
+from .settings import Settings
+from .tool import Function
+
+
+class Fetcher:
+    """Pages of the web, a piece a call."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def fetch(
+        self,
+        url: str,
+        max_length: Annotated[int, Field(description="characters", gt=0, lt=1_000_000)] = 5000,
+        start_index: Annotated[int, Field(description="character to begin with", ge=0)] = 0,
+        raw: Annotated[bool, Field(description="the page's source")] = False,
+    ) -> str:
+        """Text of a web page, as Markdown; a long one in pieces."""
+        text = page_text(url, self.settings, raw=raw)
+        piece = text[start_index : start_index + max_length]
+        if not piece:
+            return "[nothing more]"
+        end = start_index + len(piece)
+        return piece + (
+            f"\n[{len(text) - end} more characters: go on with start_index={end}]" if end < len(text) else ""
+        )
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [Fetcher(settings).fetch]

@@ -1,0 +1,202 @@
+"""Files of the working folder, by the tools of the reference file server.
+
+Invariant: every path goes through `Folder`.
+"""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import mimetypes
+import os
+import time
+from collections.abc import Iterator
+from difflib import unified_diff
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
+
+from .folder import Entry, Folder
+from .settings import Settings
+from .tool import Answer, FilePath, Function, Image, ToolError
+
+MAX_TEXT = 10_000_000
+"""Bytes of a file that is read or edited as text."""
+MAX_FOUND = 5_000
+"""Names that a search or a tree answers."""
+DirectoryPath = Annotated[str, Field(description="path of a directory; . is the working folder")]
+
+
+class Edit(TypedDict):
+    """One replacement in a text."""
+
+    oldText: str
+    newText: str
+    all: NotRequired[bool]
+
+
+class Files:
+    """Files below the working folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def read_text_file(
+        self,
+        path: FilePath,
+        head: Annotated[int, Field(description="only the first lines; 0: all", ge=0)] = 0,
+        tail: Annotated[int, Field(description="only the last lines; 0: all", ge=0)] = 0,
+    ) -> str:
+        """Content of a text file."""
+        if head and tail:
+            raise ToolError("head or tail, not both")
+        text = self._text(path)
+        if not head and not tail:
+            return text
+        lines = text.splitlines()
+        return "\n".join(lines[:head] if head else lines[-tail:])
+
+    def read_file(self, path: FilePath) -> str:
+        """Content of a text file, as read_text_file."""
+        return self._text(path)
+
+    def read_media_file(self, path: FilePath) -> Answer:
+        """A picture, or another file's bytes in base64."""
+        data = self.folder.read_bytes(path, MAX_TEXT)
+        mime = mimetypes.guess_type(path)[0] or "application/octet-stream"
+        return (
+            Image(data, mime) if mime.startswith("image/") else {"mime": mime, "data": base64.b64encode(data).decode()}
+        )
+
+    def read_multiple_files(self, paths: list[str]) -> str:
+        """Content of several text files; one that cannot be read is said."""
+        parts = []
+        for path in paths:
+            try:
+                parts.append(f"{path}:\n{self._text(path)}")
+            except ToolError as error:
+                parts.append(f"{path}: {error}")
+        return "\n---\n".join(parts)
+
+    def write_file(self, path: FilePath, content: str) -> str:
+        """Write a file, whole; one that is there is replaced."""
+        self.folder.write(path, content.encode("utf-8", "replace"))
+        return f"{path} is written"
+
+    def edit_file(self, path: FilePath, edits: list[Edit], dryRun: bool = False) -> str:
+        """Replace texts in a file, each found once, or everywhere with `all`; answers the difference."""
+        before = after = self._text(path)
+        for edit in edits:
+            found = after.count(edit["oldText"]) if edit["oldText"] else 0
+            if not found or (found > 1 and not edit.get("all")):
+                raise ToolError(f"found {found} times: {edit['oldText'][:200]!r}")
+            after = after.replace(edit["oldText"], edit["newText"])
+        if not dryRun:
+            self.folder.write(path, after.encode("utf-8", "replace"))
+        return "\n".join(unified_diff(before.splitlines(), after.splitlines(), path, path, lineterm=""))
+
+    def create_directory(self, path: DirectoryPath) -> str:
+        """Make a directory, with those above it."""
+        with self.folder.directory(path, write=True, make=True):
+            return f"{path} is there"
+
+    def list_directory(self, path: DirectoryPath) -> str:
+        """Names in a directory."""
+        return "\n".join(_line(entry) for entry in self.folder.entries(path)) or "[empty]"
+
+    def list_directory_with_sizes(self, path: DirectoryPath, sortBy: Literal["name", "size"] = "name") -> str:
+        """Names in a directory, with sizes in bytes."""
+        entries = self.folder.entries(path)
+        if sortBy == "size":
+            entries.sort(key=lambda entry: -entry.size)
+        return "\n".join(f"{_line(entry)} {entry.size}" for entry in entries) or "[empty]"
+
+    def directory_tree(self, path: DirectoryPath, excludePatterns: list[str] | None = None) -> str:
+        """All that is below a directory, a path a line."""
+        return self._listed(path, "*", excludePatterns or [])
+
+    def move_file(self, source: FilePath, destination: FilePath) -> str:
+        """Move or rename a file or a directory; nothing is replaced."""
+        with (
+            self.folder.parent(source) as (source_folder, source_name),
+            self.folder.parent(destination) as (folder, name),
+        ):
+            if name in os.listdir(folder):
+                raise ToolError(f"{destination} is there already")
+            try:
+                os.rename(source_name, name, src_dir_fd=source_folder, dst_dir_fd=folder)
+            except FileNotFoundError:
+                raise ToolError(f"there is no {source}") from None
+        return f"{source} is now {destination}"
+
+    def search_files(
+        self,
+        path: DirectoryPath,
+        pattern: Annotated[str, Field(description="of the name or path, as *.txt")],
+        excludePatterns: list[str] | None = None,
+    ) -> str:
+        """Paths below a directory that a pattern fits."""
+        return self._listed(path, pattern, excludePatterns or [])
+
+    def get_file_info(self, path: FilePath) -> dict[str, Any]:
+        """Kind, size, time and permissions of a file."""
+        entry = self.folder.entry(path)
+        modified = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.modified))
+        return {"kind": entry.kind, "size": entry.size, "modified": modified, "mode": f"{entry.mode & 0o777:03o}"}
+
+    def list_allowed_directories(self) -> list[str]:
+        """The folders that this server reads; the first one it writes, too."""
+        return [str(root) for root in (self.folder.root, *self.folder.readable)]
+
+    def _text(self, path: str) -> str:
+        return self.folder.read_bytes(path, MAX_TEXT).decode("utf-8", "replace")
+
+    def _listed(self, path: str, pattern: str, excluded: list[str]) -> str:
+        found: list[str] = []
+        for below, entry in self._walked(path, "", excluded):
+            if _fits(below, [pattern]):
+                if len(found) == MAX_FOUND:
+                    found.append(f"[more than {MAX_FOUND}: the rest is left out]")
+                    break
+                found.append(f"{below}/" if entry.kind == "directory" else below)
+        return "\n".join(found) or "[none]"
+
+    def _walked(self, path: str, below: str, excluded: list[str], depth: int = 0) -> Iterator[tuple[str, Entry]]:
+        for entry in self.folder.entries(os.path.join(path, below)):
+            name = os.path.join(below, entry.name)
+            if _fits(name, excluded):
+                continue
+            yield name, entry
+            if entry.kind == "directory" and depth < 50:
+                yield from self._walked(path, name, excluded, depth + 1)
+
+
+def tools(settings: Settings) -> list[Function]:
+    files = Files(Folder(settings))
+    return [
+        files.read_file,
+        files.read_text_file,
+        files.read_media_file,
+        files.read_multiple_files,
+        files.write_file,
+        files.edit_file,
+        files.create_directory,
+        files.list_directory,
+        files.list_directory_with_sizes,
+        files.directory_tree,
+        files.move_file,
+        files.search_files,
+        files.get_file_info,
+        files.list_allowed_directories,
+    ]
+
+
+def _line(entry: Entry) -> str:
+    word = {"directory": "[DIR]", "file": "[FILE]", "link": "[LINK]"}.get(entry.kind, "[OTHER]")
+    return f"{word} {entry.name}"
+
+
+def _fits(path: str, patterns: list[str]) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return any(fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -1,0 +1,173 @@
+"""Folder: files below a folder, and nowhere else.
+
+Invariant: a path is walked component by component with `O_NOFOLLOW`, so that neither `..` nor a symbolic link, even one
+made between check and use, leads out of the folder; what is opened is a regular file, so that a pipe or a device that
+a model has made cannot hang the server. This class keeps it; nothing else here opens a file by its path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from .settings import Settings
+from .tool import ToolError
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LINK = "a symbolic link; links are not followed"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name in a folder."""
+
+    name: str
+    kind: str
+    """file, directory, link or other."""
+    size: int
+    modified: float
+    mode: int = 0
+
+
+class Folder:
+    """A working folder, and further ones that may be read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.root = Path(os.path.abspath(settings.root))
+        self.readable = tuple(Path(os.path.abspath(folder)) for folder in settings.readable)
+
+    def parts(self, path: str, *, write: bool = False) -> tuple[Path, tuple[str, ...]]:
+        """The folder that a path lies below and the components from there on; a relative path is below the working
+        folder."""
+        if "\0" in path:
+            raise ToolError("a path has no zero bytes")
+        whole = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
+        for root in (self.root, *(() if write else self.readable)):
+            if whole == str(root):
+                return root, ()
+            if whole.startswith(f"{root}{os.sep}".replace("//", "/")):
+                return root, Path(os.path.relpath(whole, root)).parts
+        folders = ", ".join(str(root) for root in (self.root, *self.readable))
+        raise ToolError(f"{path} lies outside of {folders}")
+
+    def shown(self, path: str) -> str:
+        """A path as tools answer it: relative where it is below the working folder."""
+        root, parts = self.parts(path)
+        return os.path.join(*parts) if root == self.root and parts else str(root.joinpath(*parts))
+
+    @contextmanager
+    def directory(self, path: str, *, write: bool = False, make: bool = False) -> Iterator[int]:
+        """A descriptor of a directory, made with its parents if asked."""
+        root, parts = self.parts(path, write=write)
+        with _walked(root, parts, path, make=make) as descriptor:
+            yield descriptor
+
+    @contextmanager
+    def parent(self, path: str, *, write: bool = True, make: bool = False) -> Iterator[tuple[int, str]]:
+        """A descriptor of the directory that a path is in, and its name there."""
+        root, parts = self.parts(path, write=write)
+        if not parts:
+            raise ToolError(f"{path} is the folder itself")
+        with _walked(root, parts[:-1], path, make=make) as descriptor:
+            yield descriptor, parts[-1]
+
+    def read(self, path: str) -> BinaryIO:
+        """A file, opened for reading."""
+        return os.fdopen(self._open(path, os.O_RDONLY), "rb")
+
+    def read_bytes(self, path: str, limit: int) -> bytes:
+        """A file's content; one of more than `limit` bytes is refused."""
+        with self.read(path) as file:
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise ToolError(f"{path} has more than {limit} bytes")
+        return data
+
+    def write(self, path: str, data: bytes, *, append: bool = False, new: bool = False) -> None:
+        """Write a whole file, its directories with it; `new`: only where there is none."""
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0)
+        with os.fdopen(self._open(path, flags, make=True), "wb") as file:
+            if not append:
+                file.truncate(0)
+            file.write(data)
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A path for a program's own file, in a directory of its own outside of the working folder that goes with
+        it."""
+        with tempfile.TemporaryDirectory(prefix="tool-") as made:
+            yield Path(made, "file")
+
+    def entries(self, path: str) -> list[Entry]:
+        """What a directory holds, by name."""
+        with self.directory(path) as descriptor:
+            return [self._entry(descriptor, name) for name in sorted(os.listdir(descriptor))]
+
+    def entry(self, path: str) -> Entry:
+        """What a path is."""
+        root, parts = self.parts(path)
+        if not parts:
+            found = os.stat(root)
+            return Entry(str(root), "directory", found.st_size, found.st_mtime, found.st_mode)
+        with self.parent(path, write=False) as (descriptor, name):
+            try:
+                return self._entry(descriptor, name)
+            except FileNotFoundError:
+                raise ToolError(f"there is no {path}") from None
+
+    def _entry(self, descriptor: int, name: str) -> Entry:
+        found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"))
+        kind = next((word for holds, word in kinds if holds(found.st_mode)), "other")
+        return Entry(name, kind, found.st_size, found.st_mtime, found.st_mode)
+
+    def _open(self, path: str, flags: int, *, make: bool = False) -> int:
+        write = bool(flags & os.O_WRONLY)
+        with self.parent(path, write=write, make=make) as (descriptor, name):
+            try:
+                opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=descriptor)
+            except OSError as error:
+                raise ToolError(_said(error, path)) from None
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise ToolError(f"{path} is no regular file")
+        os.set_blocking(opened, True)
+        return opened
+
+
+@contextmanager
+def _walked(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Iterator[int]:
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            try:
+                deeper = os.open(part, DIRECTORY, dir_fd=descriptor)
+            except OSError as error:
+                raise ToolError(_said(error, path)) from None
+            os.close(descriptor)
+            descriptor = deeper
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _said(error: OSError, path: str) -> str:
+    if error.errno == errno.ELOOP:
+        return f"{path} is {LINK}"
+    if error.errno == errno.ENOTDIR:
+        return f"{path} passes through something that is no directory, or {LINK}"
+    if error.errno == errno.ENOENT:
+        return f"there is no {path}"
+    if error.errno == errno.EEXIST:
+        return f"{path} is there already"
+    return f"{path}: {error.strerror}"

@@ -1,0 +1,145 @@
+"""Git repositories of the working folder.
+
+Invariant: a repository's path goes through `Folder`; an argument that could be read as an option is refused; hooks and
+pagers are off. A repository's own configuration can still name programs: they run in the sandbox, as a terminal's do.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .process import run
+from .settings import Settings
+from .tool import Function, ToolError
+
+Repository = Annotated[str, Field(description="path of the repository in the working folder")]
+Context = Annotated[int, Field(description="lines around a change", ge=0, le=1000)]
+QUIET = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_PAGER": "cat",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_AUTHOR_NAME": "agent",
+    "GIT_AUTHOR_EMAIL": "agent@localhost",
+    "GIT_COMMITTER_NAME": "agent",
+    "GIT_COMMITTER_EMAIL": "agent@localhost",
+}
+ALWAYS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*")
+
+
+class Repositories:
+    """The tools of the reference Git server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+
+    def git_status(self, repo_path: Repository) -> str:
+        """State of the working tree."""
+        return self._git(repo_path, "status")
+
+    def git_diff_unstaged(self, repo_path: Repository, context_lines: Context = 3) -> str:
+        """Changes that are not staged."""
+        return self._git(repo_path, "diff", f"--unified={context_lines}")
+
+    def git_diff_staged(self, repo_path: Repository, context_lines: Context = 3) -> str:
+        """Changes that are staged."""
+        return self._git(repo_path, "diff", f"--unified={context_lines}", "--cached")
+
+    def git_diff(self, repo_path: Repository, target: str, context_lines: Context = 3) -> str:
+        """Difference to a branch or commit."""
+        return self._git(repo_path, "diff", f"--unified={context_lines}", _word(target), "--")
+
+    def git_commit(self, repo_path: Repository, message: str) -> str:
+        """Commit what is staged."""
+        return self._git(repo_path, "commit", f"--message={message}")
+
+    def git_add(self, repo_path: Repository, files: list[str]) -> str:
+        """Stage files."""
+        return self._git(repo_path, "add", "--", *files) or "staged"
+
+    def git_reset(self, repo_path: Repository) -> str:
+        """Unstage everything."""
+        return self._git(repo_path, "reset") or "nothing is staged"
+
+    def git_log(
+        self,
+        repo_path: Repository,
+        max_count: Annotated[int, Field(ge=1, le=1000)] = 10,
+        start_timestamp: Annotated[str, Field(description="as 2024-01-15 or 2 weeks ago")] = "",
+        end_timestamp: str = "",
+    ) -> str:
+        """Commits."""
+        since = [f"--since={start_timestamp}"] if start_timestamp else []
+        until = [f"--until={end_timestamp}"] if end_timestamp else []
+        return self._git(repo_path, "log", f"--max-count={max_count}", *since, *until)
+
+    def git_create_branch(self, repo_path: Repository, branch_name: str, base_branch: str = "") -> str:
+        """Make a branch."""
+        base = [_word(base_branch)] if base_branch else []
+        return self._git(repo_path, "branch", _word(branch_name), *base) or f"branch {branch_name} is there"
+
+    def git_checkout(self, repo_path: Repository, branch_name: str) -> str:
+        """Switch to a branch."""
+        return self._git(repo_path, "checkout", _word(branch_name), "--")
+
+    def git_show(self, repo_path: Repository, revision: str) -> str:
+        """A commit, with its changes."""
+        return self._git(repo_path, "show", _word(revision), "--")
+
+    def git_branch(
+        self,
+        repo_path: Repository,
+        branch_type: Literal["local", "remote", "all"] = "local",
+        contains: str = "",
+        not_contains: str = "",
+    ) -> str:
+        """Branches."""
+        which: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
+        given = [f"--contains={_word(contains)}"] if contains else []
+        given += [f"--no-contains={_word(not_contains)}"] if not_contains else []
+        return self._git(repo_path, "branch", *which, *given)
+
+    def _git(self, repo_path: str, *arguments: str) -> str:
+        if any("\0" in argument for argument in arguments):
+            raise ToolError("an argument has no zero bytes")
+        with self.folder.directory(repo_path, write=True):
+            root, parts = self.folder.parts(repo_path, write=True)
+            done = run(
+                ["git", "--no-pager", *ALWAYS, *arguments],
+                folder=root.joinpath(*parts),
+                timeout=self.settings.timeout,
+                limit=self.settings.max_bytes,
+                more={**QUIET, "GIT_CEILING_DIRECTORIES": str(root.parent)},
+            )
+        if done.code is None:
+            raise ToolError("its time was over")
+        if done.code:
+            raise ToolError((done.errors or done.output).strip() or f"git ended with {done.code}")
+        return done.output.strip()
+
+
+def tools(settings: Settings) -> list[Function]:
+    git = Repositories(settings)
+    return [
+        git.git_status,
+        git.git_diff_unstaged,
+        git.git_diff_staged,
+        git.git_diff,
+        git.git_commit,
+        git.git_add,
+        git.git_reset,
+        git.git_log,
+        git.git_create_branch,
+        git.git_checkout,
+        git.git_show,
+        git.git_branch,
+    ]
+
+
+def _word(given: str) -> str:
+    if not given or given.startswith("-"):
+        raise ToolError(f"{given[:60]!r} names no branch or commit")
+    return given

@@ -1,0 +1,71 @@
+"""Web search: from a corpus if one is given, else by Google's programmable search with a key.
+
+Invariant: the key goes to the search's own address and into no answer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .corpus import Corpus
+from .settings import Settings
+from .tool import Function, ToolError
+from .web import query
+
+ADDRESS = "https://www.googleapis.com/customsearch/v1"
+ENGINES = ("GOOGLE_CSE_ID", "GOOGLE_SEARCH_ENGINE_ID")
+
+
+class GoogleSearch:
+    """Results with title, address and snippet."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.corpus = settings, Corpus.of(settings)
+
+    def search_google(
+        self,
+        query: str,
+        num_results: Annotated[int, Field(ge=1, le=10)] = 5,
+        safe_search: bool = True,
+        language: Annotated[str, Field(description="en, de, zh and so on")] = "en",
+        country: Annotated[str, Field(description="us, de, cn and so on")] = "us",
+        output_format: Literal["json", "markdown", "text"] = "json",
+    ) -> str | list[dict[str, str]]:
+        """Search the web."""
+        found = self.found(query, num_results, safe_search=safe_search, language=language, country=country)
+        if output_format == "json":
+            return found
+        return "\n".join(f"- [{row['title']}]({row['url']}): {row['snippet']}" for row in found) or "[nothing found]"
+
+    def get_search_capabilities(self) -> dict[str, Any]:
+        """Where results come from."""
+        return {"source": "a corpus on this machine" if self.corpus is not None else "Google", "most_results": 10}
+
+    def found(
+        self, words: str, most: int, *, safe_search: bool = True, language: str = "", country: str = ""
+    ) -> list[dict[str, str]]:
+        """Results for words."""
+        if self.corpus is not None:
+            rows = self.corpus.search(words, most)
+            return [{"title": each.title, "url": each.url, "snippet": each.snippet} for each in rows]
+        key = os.environ.get("GOOGLE_API_KEY", "")
+        engine = next((os.environ[name] for name in ENGINES if os.environ.get(name)), "")
+        safe = "active" if safe_search else "off"
+        try:
+            answer = query(
+                os.environ.get("GOOGLE_API_URL") or ADDRESS,
+                self.settings,
+                **{"key": key, "cx": engine, "q": words, "num": most, "safe": safe, "hl": language, "gl": country},
+            ).json()
+        except ToolError as error:
+            raise ToolError(str(error).replace(key, "…") if key else str(error)) from None
+        items = answer.get("items", []) if isinstance(answer, dict) else []
+        return [{"title": row["title"], "url": row["link"], "snippet": row.get("snippet", "")} for row in items]
+
+
+def tools(settings: Settings) -> list[Function]:
+    google = GoogleSearch(settings)
+    return [google.search_google, google.get_search_capabilities]

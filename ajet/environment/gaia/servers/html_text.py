@@ -1,0 +1,144 @@
+"""A page's text: headings, paragraphs, lists, tables and links as Markdown; no scripts, no styles.
+
+Invariant: one pass over the page, with work proportional to its size, whatever it holds: a hostile page of a few
+hundred kilobytes keeps the standard library's parser busy for minutes. What a tag is ends at the next `>`; where none
+follows, the page ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from urllib.parse import urljoin
+
+RAW = frozenset({"script", "style", "title", "textarea", "noscript", "iframe"})
+"""Elements whose content is no markup."""
+SILENT = frozenset({"template", "svg", "canvas", "object"})
+BLOCKS = frozenset(
+    ["p", "div", "section", "article", "main", "header", "footer", "nav", "aside", "ul", "ol", "li", "table", "tr"]
+    + ["blockquote", "pre", "form", "figure", "dl", "dt", "dd", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6"]
+)
+NAME = re.compile(r"/?[A-Za-z][A-Za-z0-9:-]*")
+ATTRIBUTE = re.compile(r"""([^\s=>"'/]+)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s"'>]*))?""")
+MAX_TAG = 8192
+"""Characters of a tag that are looked at."""
+
+
+def readable(page: str, url: str = "", *, images: bool = False) -> tuple[str, str]:
+    """The title and the text of an HTML page; addresses of links are absolute if `url` is given."""
+    reader = _Reader(url, images)
+    for tag, text in _tokens(page):
+        reader.text(text) if tag is None else reader.tag(tag, text)
+    text = "".join(reader.parts)
+    text = re.sub(r"\[\s*\]\([^)\s]*\)", "", text)
+    text = "\n".join(line.strip(" \t") for line in text.split("\n"))
+    return reader.title, re.sub(r"\n{3,}", "\n\n", text).strip()
+
+
+def _tokens(page: str) -> Iterator[tuple[str | None, str]]:
+    """Texts as (None, text), tags as (name, what else stands in it), an end tag's name with its slash; the content of a
+    raw element as the second half of its tag."""
+    lower, at = page.lower(), 0
+    if len(lower) != len(page):  # a few letters have two in lower case
+        page = lower
+    while at < len(page):
+        start = page.find("<", at)
+        if start != at:
+            yield None, page[at:start] if start >= 0 else page[at:]
+        if start < 0:
+            return
+        name = NAME.match(page, start + 1)
+        if name is None and page[start + 1 : start + 2] not in ("!", "?", "/"):
+            yield None, "<"
+            at = start + 1
+            continue
+        end = page.find("-->", start) if page.startswith("<!--", start) else page.find(">", start)
+        if end < 0:
+            return
+        at = end + (3 if page.startswith("-->", end) else 1)
+        if name is None:
+            continue
+        tag = name[0].lower()
+        if tag not in RAW:
+            yield tag, page[name.end() : min(end, name.end() + MAX_TAG)]
+            continue
+        close = lower.find(f"</{tag}", at)
+        yield tag, page[at : close if close >= 0 else len(page)]
+        at = close if close >= 0 else len(page)
+
+
+class _Reader:
+    def __init__(self, url: str, images: bool) -> None:
+        self.url, self.images = url, images
+        self.parts: list[str] = []
+        self.title = ""
+        self.silent, self.silent_depth = "", 0
+        self.links: list[str] = []
+        self.preformatted = 0
+
+    def text(self, text: str) -> None:
+        if not self.silent:
+            text = unescape(text)
+            self.parts.append(text if self.preformatted else re.sub(r"\s+", " ", text))
+
+    def tag(self, tag: str, rest: str) -> None:
+        if self.silent:
+            self.silent_depth += (tag == self.silent) - (tag == f"/{self.silent}")
+            self.silent = self.silent if self.silent_depth else ""
+        elif tag in SILENT and not rest.endswith("/"):
+            self.silent, self.silent_depth = tag, 1
+        elif tag in RAW:
+            self._raw(tag, rest)
+        elif tag.startswith("/"):
+            self._end(tag[1:])
+        else:
+            self._start(tag, rest)
+
+    def _raw(self, tag: str, content: str) -> None:
+        if tag == "title" and not self.title:
+            self.title = " ".join(unescape(content).split())
+        elif tag == "textarea":
+            self.text(content)
+
+    def _start(self, tag: str, rest: str) -> None:
+        if tag in BLOCKS:
+            self.parts.append("\n" if tag in ("li", "tr", "br") else "\n\n")
+        if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
+            self.parts.append(f"{'#' * int(tag[1])} ")
+        elif tag == "li":
+            self.parts.append("- ")
+        elif tag in ("td", "th"):
+            self.parts.append(" | ")
+        elif tag == "a":
+            self.links.append(self._address(_attribute(rest, "href")))
+            self.parts.append("[" if self.links[-1] else "")
+        elif tag == "img" and self.images:
+            address = self._address(_attribute(rest, "src"))
+            self.parts.append(f"![{_attribute(rest, 'alt')}]({address})" if address else "")
+        self.preformatted += tag == "pre"
+
+    def _end(self, tag: str) -> None:
+        if tag == "a" and self.links:
+            target = self.links.pop()
+            self.parts.append(f"]({target})" if target else "")
+        elif tag in BLOCKS:
+            self.parts.append("\n" if tag in ("li", "tr") else "\n\n")
+        if tag == "pre" and self.preformatted:
+            self.preformatted -= 1
+
+    def _address(self, given: str) -> str:
+        """An address as a link has it; "" for what leads nowhere: a place in the page, a script, embedded data."""
+        try:
+            whole = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
+        except ValueError:
+            return ""
+        scheme = whole.split(":", 1)[0].lower() if ":" in whole.split("/", 1)[0] else "http"
+        return "".join(whole.split()) if scheme in ("http", "https", "mailto") else ""
+
+
+def _attribute(rest: str, wanted: str) -> str:
+    for name, value in ATTRIBUTE.findall(rest):
+        if name.lower() == wanted:
+            return unescape(value.strip("\"'"))
+    return ""

@@ -1,0 +1,50 @@
+"""A second model writes Python code."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .intelligence import asked
+from .settings import Settings
+from .tool import Function
+
+Style = Literal["minimal", "documented", "verbose"]
+
+
+class CodeWriter:
+    """Code for a described task."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def generate_python_code(
+        self,
+        task_description: str,
+        requirements: str = "",
+        context: str = "",
+        temperature: Annotated[float, Field(ge=0, le=2)] = 0.1,
+        code_style: Style = "documented",
+        save_to_file_path: Annotated[str, Field(description="in the working folder; empty: it is not saved")] = "",
+    ) -> str:
+        """Have a model write Python code for a task."""
+        role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
+        parts = {"Task": task_description, "Requirements": requirements, "Context": context}
+        said = asked("CODE", self.settings, role, parts, temperature)
+        block = re.search(r"```(?:python)?\n(.*?)```", said, re.S)
+        code = block[1] if block else said
+        if save_to_file_path:
+            Folder(self.settings).write(save_to_file_path, code.encode())
+        return code
+
+    def get_reasoning_capabilities(self) -> dict[str, Any]:
+        """Styles of code."""
+        return {"code_style": ["minimal", "documented", "verbose"]}
+
+
+def tools(settings: Settings) -> list[Function]:
+    writer = CodeWriter(settings)
+    return [writer.generate_python_code, writer.get_reasoning_capabilities]

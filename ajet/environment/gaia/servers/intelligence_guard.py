@@ -1,0 +1,40 @@
+"""A second model looks for faults in a line of reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .intelligence import asked
+from .settings import Settings
+from .tool import Function
+
+Style = Literal["detailed", "concise", "step-by-step"]
+
+
+class Guard:
+    """Faults, and what to do about them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def guarding_reasoning_process(
+        self,
+        question: Annotated[str, Field(description="the reasoning so far, and what is unclear")],
+        original_task: str = "",
+        temperature: Annotated[float, Field(ge=0, le=2)] = 0.1,
+        guarding_style: Style = "detailed",
+    ) -> str:
+        """Have a model look for faults in the reasoning so far."""
+        role = f"Find what is wrong, missing or unproven in the reasoning ({guarding_style}), and say how to go on."
+        return asked("GUARD", self.settings, role, {"Task": original_task, "Reasoning": question}, temperature)
+
+    def get_guarding_capabilities(self) -> dict[str, Any]:
+        """Styles of guarding."""
+        return {"guarding_style": ["detailed", "concise", "step-by-step"]}
+
+
+def tools(settings: Settings) -> list[Function]:
+    guard = Guard(settings)
+    return [guard.guarding_reasoning_process, guard.get_guarding_capabilities]

@@ -1,0 +1,40 @@
+"""A second model thinks a question through."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .intelligence import asked
+from .settings import Settings
+from .tool import Function
+
+Style = Literal["detailed", "concise", "step-by-step"]
+
+
+class Thinker:
+    """Answers to hard questions."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def complex_problem_reasoning(
+        self,
+        question: str,
+        original_task: str = "",
+        temperature: Annotated[float, Field(ge=0, le=2)] = 0.3,
+        reasoning_style: Style = "detailed",
+    ) -> str:
+        """Have a model reason about a hard question: mathematics, logic, riddles, planning."""
+        role = f"Reason about the question ({reasoning_style}), check the reasoning, then answer."
+        return asked("THINK", self.settings, role, {"Task": original_task, "Question": question}, temperature)
+
+    def get_reasoning_capabilities(self) -> dict[str, Any]:
+        """Styles of reasoning."""
+        return {"reasoning_style": ["detailed", "concise", "step-by-step"]}
+
+
+def tools(settings: Settings) -> list[Function]:
+    thinker = Thinker(settings)
+    return [thinker.complex_problem_reasoning, thinker.get_reasoning_capabilities]

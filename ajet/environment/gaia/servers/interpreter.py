@@ -1,0 +1,75 @@
+"""The program in which a model's Python runs: a request a line on one descriptor, an answer a line on another.
+
+Invariant: names stay from one request to the next; what the code prints is bounded while it prints; the value of a last
+expression is shown, as notebooks do. It is run by its path, so it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+
+class BoundedText(io.TextIOBase):
+    """Keeps the first characters that are written, and counts the others."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.size = limit, 0
+        self.parts: list[str] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        room = self.limit - self.size
+        if room > 0:
+            self.parts.append(text[:room])
+        self.size += len(text)
+        return len(text)
+
+    def text(self) -> str:
+        over = self.size - self.limit
+        return "".join(self.parts) + (f"\n[{over} more characters were dropped]" if over > 0 else "")
+
+
+def run(code: str, names: dict[str, Any], limit: int) -> dict[str, str]:
+    """One piece of code in its names; answers what it printed, its last value, and its error."""
+    out = BoundedText(limit)
+    sys.stdout = sys.stderr = out
+    try:
+        tree = ast.parse(code, "<code>")
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        exec(compile(tree, "<code>", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "<code>", "eval"), names)
+            if value is not None:
+                out.write(f"{value!r}\n")
+        error = ""
+    except SystemExit as left:
+        error = f"SystemExit: {left.code}"
+    except BaseException as raised:  # noqa: BLE001 - the border where a model's code runs
+        rows = traceback.format_exception(type(raised), raised, raised.__traceback__)
+        error = "".join(row for row in rows if __file__ not in row)[-limit:]
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    return {"output": out.text(), "error": error}
+
+
+def main(read: int, write: int, limit: int) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with open(read) as requests, open(write, "w") as answers:
+        for line in requests:
+            answers.write(json.dumps(run(json.loads(line), names, limit)) + "\n")
+            answers.flush()
+
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()
+    main(*map(int, sys.argv[1:4]))

@@ -1,0 +1,105 @@
+"""The one file that knows the `mcp` SDK: a list of tools served over stdin and stdout, with 1.x and with 2.x.
+
+Invariant: the wire belongs to the protocol: what a tool or a library prints goes to stderr. Whatever a tool raises
+becomes an answer that says so; the server lives on.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from .settings import Settings
+from .tool import Image, Tool, ToolError, bounded
+
+
+def serve(name: str, tools: Sequence[Tool], settings: Settings, *, off: str = "") -> None:
+    """Until stdin ends."""
+    anyio.run(partial(_serve, name, tools, settings, off))
+
+
+async def _serve(name: str, tools: Sequence[Tool], settings: Settings, off: str) -> None:
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
+    from mcp.types import CallToolResult, ListToolsResult
+    from mcp.types import Tool as ListedTool
+
+    by_name = {tool.name: tool for tool in tools}
+    listed = [
+        ListedTool.model_validate({"name": tool.name, "description": tool.description, "inputSchema": tool.schema})
+        for tool in tools
+    ]
+
+    async def called(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
+        answer = await anyio.to_thread.run_sync(
+            partial(answered, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
+        )
+        return CallToolResult.model_validate(answer)
+
+    if hasattr(Server, "list_tools"):  # 1.x registers handlers by decorators
+        server: Any = Server(name)
+        server.call_tool(validate_input=False)(called)
+
+        @server.list_tools()  # type: ignore[untyped-decorator, unused-ignore]
+        async def list_tools() -> list[ListedTool]:
+            return listed
+    else:
+
+        async def on_list(context: Any, params: Any) -> ListToolsResult:
+            return ListToolsResult(tools=listed)
+
+        async def on_call(context: Any, params: Any) -> CallToolResult:
+            return await called(params.name, params.arguments)
+
+        newer: Any = Server
+        server = newer(name, on_list_tools=on_list, on_call_tool=on_call)
+
+    wire_in, wire_out = _wire()
+    async with stdio_server(wire_in, wire_out) as (read, write):
+        await server.run(read, write, server.create_initialization_options())
+
+
+def answered(
+    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
+) -> dict[str, Any]:
+    """The result of a call as MCP writes it."""
+    try:
+        if off:
+            raise ToolError(off)
+        if name not in tools:
+            raise ToolError(f"there is no tool {name}; there are: {', '.join(tools)}")
+        answer = tools[name].call(arguments, settings)
+    except ToolError as error:
+        return _failed(str(error), settings)
+    except OSError as error:
+        return _failed(f"{error.strerror or error}", settings)
+    except Exception as error:  # noqa: BLE001 - libraries raise anything over a hostile file; the model gets to know
+        return _failed(f"{type(error).__name__}: {error}", settings)
+    if isinstance(answer, Image):
+        data = base64.b64encode(answer.data).decode("ascii")
+        return {"content": [{"type": "image", "data": data, "mimeType": answer.mime}]}
+    return {"content": [{"type": "text", "text": answer}]}
+
+
+def _failed(why: str, settings: Settings) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": bounded(why, settings.max_bytes)}], "isError": True}
+
+
+def _wire() -> tuple[Any, Any]:
+    """Stdin and stdout for the protocol alone; descriptors 0 and 1 are nothing and stderr from here on."""
+    read, write = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    wire_in = anyio.wrap_file(os.fdopen(read, encoding="utf-8", errors="replace"))
+    wire_out = anyio.wrap_file(os.fdopen(write, "w", encoding="utf-8"))
+    return wire_in, wire_out

@@ -1,0 +1,87 @@
+"""What the media servers share: bytes of a file or an address, and ffmpeg over them.
+
+Invariant: ffmpeg is handed an open descriptor of a checked file, and may open files only: no address, no playlist that
+names one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from .documents import MAX_FILE
+from .folder import Folder
+from .process import Finished, run
+from .settings import Settings
+from .tool import ToolError
+from .web import get
+
+
+def content(given: str, settings: Settings, folder: Folder) -> bytes:
+    """The bytes of a file, or of what an address answers."""
+    if given.startswith(("http://", "https://")):
+        reply = get(given, settings, limit=min(MAX_FILE, settings.max_download))
+        if reply.cut:
+            raise ToolError("the file is too large")
+        return reply.body
+    return folder.read_bytes(given, MAX_FILE)
+
+
+def opened(given: str, settings: Settings, folder: Folder) -> BinaryIO:
+    """A file, or what an address answers, as a file to read."""
+    if not given.startswith(("http://", "https://")):
+        return folder.read(given)
+    kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    kept.write(content(given, settings, folder))
+    kept.seek(0)
+    return kept
+
+
+def ffmpeg(
+    file: BinaryIO, before: Sequence[str], after: Sequence[str], settings: Settings, *, fails: bool = True
+) -> Finished:
+    """ffmpeg over an open file; `fails`: a status other than 0 is a ToolError."""
+    source = f"/dev/fd/{file.fileno()}"
+    with tempfile.TemporaryDirectory() as nowhere:
+        done = run(
+            [_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
+            folder=Path(nowhere),
+            timeout=settings.timeout,
+            limit=settings.max_bytes,
+            descriptors=(file.fileno(),),
+        )
+    if done.code is None:
+        raise ToolError("its time was over")
+    if done.code and fails:
+        raise ToolError(f"ffmpeg: {done.errors.strip()[-500:]}")
+    return done
+
+
+def told(file: BinaryIO, settings: Settings) -> list[str]:
+    """What ffmpeg says of a file: its kind, duration and streams, a line each."""
+    said = ffmpeg(file, [], [], settings, fails=False).errors
+    lines = [line.strip() for line in said.splitlines()]
+    found = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
+    if not found:
+        raise ToolError(f"no readable recording: {lines[-1] if lines else ''}")
+    return found
+
+
+def size_of(file: BinaryIO) -> int:
+    """Bytes of an open file."""
+    return os.fstat(file.fileno()).st_size
+
+
+def _ffmpeg() -> str:
+    found = shutil.which("ffmpeg")
+    if found is not None:
+        return found
+    try:
+        import imageio_ffmpeg
+    except ImportError:
+        raise ToolError("this tool is off: the program ffmpeg is not installed") from None
+    return str(imageio_ffmpeg.get_ffmpeg_exe())

@@ -1,0 +1,71 @@
+"""Recordings: what is said, what they are, parts of them.
+
+Invariant: as `media`'s; the words come from the service AUDIO, everything else from this machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .media import content, ffmpeg, opened, size_of, told
+from .model import Model
+from .settings import Settings
+from .tool import FilePath, Function
+
+
+class Audio:
+    """Recordings of a working folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+        self.model = Model("AUDIO", settings)
+
+    def transcribe_audio(
+        self,
+        file_path: FilePath,
+        model_size: Annotated[
+            Literal["tiny", "base", "small", "medium", "large"], Field(description="a wish; the service has its model")
+        ] = "base",
+        output_format: Literal["text", "json", "srt", "vtt"] = "text",
+    ) -> str:
+        """What is said in a recording."""
+        audio = content(file_path, self.settings, self.folder)
+        return self.model.transcribe(PurePosixPath(file_path).name, audio, output_format)
+
+    def extract_audio_metadata(self, file_path: FilePath) -> dict[str, Any]:
+        """Duration, format and streams of a recording."""
+        with opened(file_path, self.settings, self.folder) as file:
+            return {"bytes": size_of(file), "streams": told(file, self.settings)}
+
+    def trim_audio(
+        self,
+        file_path: FilePath,
+        start_time: Annotated[float, Field(description="seconds", ge=0)],
+        duration: Annotated[float, Field(description="seconds; 0: to the end", ge=0)] = 0,
+    ) -> str:
+        """Cut a part out of a recording, into a WAV file beside it."""
+        path = PurePosixPath(file_path)
+        target = str(path.with_name(f"{path.stem}_{start_time:g}_{duration:g}.wav"))
+        length = ["-t", f"{duration}"] if duration else []
+        with opened(file_path, self.settings, self.folder) as file, self.folder.scratch() as kept:
+            ffmpeg(file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(kept)], self.settings)
+            self.folder.write(target, kept.read_bytes())
+        return f"{target} is written"
+
+    def list_supported_formats(self) -> list[str]:
+        """Kinds of files that this server reads."""
+        return [".mp3", ".wav", ".m4a", ".flac", ".ogg", ".webm", "and what else ffmpeg reads"]
+
+
+def tools(settings: Settings) -> list[Function]:
+    audio = Audio(settings)
+    return [
+        audio.transcribe_audio,
+        audio.extract_audio_metadata,
+        audio.trim_audio,
+        audio.list_supported_formats,
+    ]

@@ -1,0 +1,116 @@
+"""Pictures: their text, what they show, what they are.
+
+Invariant: a picture of too many points is refused before it is unpacked; what it shows comes from the service IMAGE.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .folder import Folder
+from .media import content
+from .model import Model
+from .process import run
+from .settings import Settings
+from .tool import FilePath, Function, ToolError
+
+MAX_POINTS = 100_000_000
+KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+
+
+class Pictures:
+    """Pictures of a working folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+        self.model = Model("IMAGE", settings)
+
+    def extract_text_ocr(
+        self,
+        file_path: FilePath,
+        language: Annotated[str, Field(description="tesseract's name, as eng or chi_sim")] = "eng",
+        preprocess: Annotated[bool, Field(description="grey and full contrast first")] = True,
+    ) -> str:
+        """Text in a picture."""
+        if shutil.which("tesseract") is None:
+            raise ToolError("this tool is off: the program tesseract is not installed")
+        if re.fullmatch(r"[A-Za-z_+]{2,40}", language) is None:
+            raise ToolError(f"{language[:40]} is no language; eng is one")
+        picture = opened_picture(content(file_path, self.settings, self.folder))
+        if preprocess:
+            from PIL import ImageOps
+
+            picture = ImageOps.autocontrast(picture.convert("L"))
+        with tempfile.TemporaryDirectory() as scratch:
+            picture.save(f"{scratch}/picture.png")
+            done = run(
+                ["tesseract", "picture.png", "stdout", "-l", language],
+                folder=Path(scratch),
+                timeout=self.settings.timeout,
+                limit=self.settings.max_bytes,
+            )
+        if done.code != 0:
+            raise ToolError(f"tesseract: {done.errors.strip()[-300:]}")
+        return done.output.strip() or "[no text]"
+
+    def analyze_image_ai(
+        self, file_path: FilePath, task: Annotated[str, Field(description="what to look for")] = "Describe the picture."
+    ) -> str:
+        """What a picture shows, by a second model."""
+        return seen(self.model, [content(file_path, self.settings, self.folder)], task)
+
+    def get_image_metadata(self, file_path: FilePath) -> dict[str, Any]:
+        """Format, size and EXIF of a picture."""
+        picture = opened_picture(content(file_path, self.settings, self.folder))
+        from PIL.ExifTags import TAGS
+
+        exif = {TAGS.get(tag, str(tag)): str(value)[:200] for tag, value in picture.getexif().items()}
+        told = {"format": picture.format, "width": picture.width, "height": picture.height, "mode": picture.mode}
+        return told | ({"exif": exif} if exif else {})
+
+
+def tools(settings: Settings) -> list[Function]:
+    pictures = Pictures(settings)
+    return [pictures.extract_text_ocr, pictures.analyze_image_ai, pictures.get_image_metadata]
+
+
+def opened_picture(data: bytes) -> Any:
+    """A picture, of which only the head has been read."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise ToolError("this tool is off: the package pillow is not installed") from None
+    Image.MAX_IMAGE_PIXELS = None  # the bound below is ours
+    try:
+        picture = Image.open(io.BytesIO(data))
+    except (UnidentifiedImageError, OSError, ValueError) as error:
+        raise ToolError(f"no readable picture: {error}") from None
+    if picture.width * picture.height > MAX_POINTS:
+        raise ToolError(f"the picture has more than {MAX_POINTS} points")
+    return picture
+
+
+def seen(model: Model, pictures: list[bytes], question: str) -> str:
+    """A model's answer to a question about pictures."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
+    for data in pictures:
+        address = f"data:{kind_of(data)};base64,{base64.b64encode(data).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": address}})
+    return model.chat([{"role": "user", "content": parts}], 0.1)
+
+
+def kind_of(data: bytes) -> str:
+    """A picture's MIME type, by its first bytes."""
+    heads = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WEBP"}
+    name = next((name for head, name in heads.items() if data.startswith(head)), None)
+    if name is None:
+        raise ToolError("a picture is PNG, JPEG, GIF or WEBP")
+    return KINDS[name]

@@ -1,0 +1,101 @@
+"""Videos: pictures out of them, and what they show.
+
+Invariant: as `media`'s; at most so many pictures are taken, whatever the video's length; what they show comes from the
+service VIDEO.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, BinaryIO, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .media import ffmpeg, opened
+from .media_image import seen
+from .model import Model
+from .settings import Settings
+from .tool import Function, ToolError
+
+MAX_PICTURES = 32
+VideoUrl = Annotated[str, Field(description="address, or path in the working folder")]
+Rate = Annotated[float, Field(description="pictures a second", gt=0, le=10)]
+Start = Annotated[float, Field(description="seconds", ge=0)]
+End = Annotated[float, Field(description="seconds; 0: the end", ge=0)]
+Shape = Literal["markdown", "json", "text"]
+
+
+class Videos:
+    """Videos of a working folder or of the web."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+        self.model = Model("VIDEO", settings)
+
+    def analyze_video(
+        self,
+        video_url: VideoUrl,
+        question: str,
+        sample_rate: Rate = 0.5,
+        start_time: Start = 0,
+        end_time: End = 0,
+        output_format: Shape = "markdown",
+        max_workers: Annotated[int, Field(description="not needed here", ge=1)] = 1,
+    ) -> str | dict[str, Any]:
+        """Answer a question about a video, by a second model that sees pictures of it."""
+        return self._answered(video_url, question, sample_rate, start_time, end_time, output_format)
+
+    def summarize_video(
+        self,
+        video_url: VideoUrl,
+        sample_rate: Rate = 0.5,
+        start_time: Start = 0,
+        end_time: End = 0,
+        output_format: Shape = "markdown",
+    ) -> str | dict[str, Any]:
+        """Say what happens in a video, by a second model that sees pictures of it."""
+        question = "These are pictures of one video, in order. Say what happens in it."
+        return self._answered(video_url, question, sample_rate, start_time, end_time, output_format)
+
+    def extract_keyframes(
+        self,
+        video_path: VideoUrl,
+        target_time: Annotated[int, Field(description="seconds", ge=0)],
+        window_size: Annotated[int, Field(description="seconds around it", ge=1, le=60)] = 5,
+        output_dir: Annotated[str, Field(description="in the working folder; empty: beside the video")] = "",
+        output_format: Literal["png", "jpg"] = "png",
+    ) -> list[str]:
+        """Write pictures from around a time of a video into the working folder."""
+        start = max(0.0, target_time - window_size / 2)
+        with opened(video_path, self.settings, self.folder) as file:
+            pictures = self._pictures(file, 1.0, start, start + window_size, output_format)
+        folder = output_dir or f"{PurePosixPath(video_path).stem}_frames"
+        written = [f"{folder}/{target_time}_{number}.{output_format}" for number in range(len(pictures))]
+        for path, picture in zip(written, pictures, strict=True):
+            self.folder.write(path, picture)
+        return written
+
+    def _answered(
+        self, video: str, question: str, rate: float, start: float, end: float, shape: str
+    ) -> str | dict[str, Any]:
+        with opened(video, self.settings, self.folder) as file:
+            pictures = self._pictures(file, rate, start, end, "jpg")
+        said = seen(self.model, pictures, question)
+        return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
+
+    def _pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
+        length = ["-t", f"{end - start}"] if end > start else []
+        with self.folder.scratch() as first:
+            pattern = first.with_name(f"%03d.{form}")
+            only = ["-vf", f"fps={rate},scale='min(1024,iw)':-2", "-frames:v", str(MAX_PICTURES)]
+            ffmpeg(file, ["-ss", f"{start}"], [*length, *only, str(pattern)], self.settings)
+            pictures = [path.read_bytes() for path in sorted(first.parent.glob(f"*.{form}"))]
+        if not pictures:
+            raise ToolError("the video has no picture at that time")
+        return pictures
+
+
+def tools(settings: Settings) -> list[Function]:
+    videos = Videos(settings)
+    return [videos.analyze_video, videos.summarize_video, videos.extract_keyframes]

@@ -1,0 +1,171 @@
+"""Notes as a graph: entities, relations between them, observations of them.
+
+Invariant: the graph is one file in the working folder, written after each change; an entity's name is its own alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from .folder import Folder
+from .settings import Settings
+from .tool import Function, ToolError
+
+FILE = "memory.json"
+MAX_GRAPH = 10_000_000
+
+
+class Entity(TypedDict):
+    """A thing, and what is known of it."""
+
+    name: str
+    entityType: str
+    observations: list[str]
+
+
+Relation = TypedDict("Relation", {"from": str, "to": str, "relationType": str})
+
+
+class Observations(TypedDict):
+    """What else is known of an entity."""
+
+    entityName: str
+    contents: list[str]
+
+
+class Deletion(TypedDict):
+    """What is no longer known of an entity."""
+
+    entityName: str
+    observations: list[str]
+
+
+class Graph(TypedDict):
+    """All of it, as it is kept."""
+
+    entities: list[Entity]
+    relations: list[Relation]
+
+
+class Memory:
+    """The tools of the reference memory server."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def create_entities(self, entities: list[Entity]) -> list[Entity]:
+        """Add entities; those whose names are there already are left as they are."""
+        graph = self._graph()
+        known = {entity["name"] for entity in graph["entities"]}
+        new = [entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known]
+        graph["entities"] += new
+        self._keep(graph)
+        return new
+
+    def create_relations(self, relations: list[Relation]) -> list[Relation]:
+        """Add relations between entities."""
+        graph = self._graph()
+        new = [relation for relation in relations if relation not in graph["relations"]]
+        graph["relations"] += new
+        self._keep(graph)
+        return new
+
+    def add_observations(self, observations: list[Observations]) -> list[dict[str, Any]]:
+        """Add observations to entities."""
+        graph = self._graph()
+        added = []
+        for each in observations:
+            entity = _named(graph, each["entityName"])
+            new = [text for text in each["contents"] if text not in entity["observations"]]
+            entity["observations"] += new
+            added.append({"entityName": entity["name"], "addedObservations": new})
+        self._keep(graph)
+        return added
+
+    def delete_entities(self, entityNames: list[str]) -> str:
+        """Remove entities, with their relations."""
+        graph = self._graph()
+        graph["entities"] = [entity for entity in graph["entities"] if entity["name"] not in entityNames]
+        ends = [(relation, {relation["from"], relation["to"]}) for relation in graph["relations"]]
+        graph["relations"] = [relation for relation, names in ends if not names & set(entityNames)]
+        self._keep(graph)
+        return "removed"
+
+    def delete_observations(self, deletions: list[Deletion]) -> str:
+        """Remove observations from entities."""
+        graph = self._graph()
+        for each in deletions:
+            entity = _named(graph, each["entityName"])
+            entity["observations"] = [text for text in entity["observations"] if text not in each["observations"]]
+        self._keep(graph)
+        return "removed"
+
+    def delete_relations(self, relations: list[Relation]) -> str:
+        """Remove relations."""
+        graph = self._graph()
+        graph["relations"] = [relation for relation in graph["relations"] if relation not in relations]
+        self._keep(graph)
+        return "removed"
+
+    def read_graph(self) -> Graph:
+        """All entities and relations."""
+        return self._graph()
+
+    def search_nodes(self, query: str) -> Graph:
+        """Entities in whose name, type or observations a text stands."""
+        wanted = query.lower()
+        graph = self._graph()
+        texts = [
+            (entity["name"], " ".join([entity["name"], entity["entityType"], *entity["observations"]]).lower())
+            for entity in graph["entities"]
+        ]
+        return _part(graph, {name for name, text in texts if wanted in text})
+
+    def open_nodes(self, names: list[str]) -> Graph:
+        """Entities by their names."""
+        return _part(self._graph(), set(names))
+
+    def _graph(self) -> Graph:
+        if FILE not in {entry.name for entry in self.folder.entries(".")}:
+            return {"entities": [], "relations": []}
+        try:
+            graph: Graph = json.loads(self.folder.read_bytes(FILE, MAX_GRAPH))
+        except ValueError as error:
+            raise ToolError(f"{FILE} is damaged: {error}") from None
+        return graph
+
+    def _keep(self, graph: Graph) -> None:
+        data = json.dumps(graph, ensure_ascii=False).encode("utf-8", "replace")
+        if len(data) > MAX_GRAPH:
+            raise ToolError(f"the graph would have more than {MAX_GRAPH} bytes")
+        self.folder.write(FILE, data)
+
+
+def tools(settings: Settings) -> list[Function]:
+    memory = Memory(Folder(settings))
+    return [
+        memory.create_entities,
+        memory.create_relations,
+        memory.add_observations,
+        memory.delete_entities,
+        memory.delete_observations,
+        memory.delete_relations,
+        memory.read_graph,
+        memory.search_nodes,
+        memory.open_nodes,
+    ]
+
+
+def _named(graph: Graph, name: str) -> Entity:
+    for entity in graph["entities"]:
+        if entity["name"] == name:
+            return entity
+    raise ToolError(f"there is no entity {name}")
+
+
+def _part(graph: Graph, names: set[str]) -> Graph:
+    relations = [each for each in graph["relations"] if {each["from"], each["to"]} <= names]
+    return {"entities": [each for each in graph["entities"] if each["name"] in names], "relations": relations}

@@ -1,0 +1,73 @@
+"""Questions to a model behind an OpenAI-compatible address that the environment names.
+
+Invariant: for a service NAME the variables are NAME_LLM_BASE_URL, NAME_LLM_API_KEY and NAME_LLM_MODEL_NAME; without one
+of them nothing is asked and the answer says which is missing; the key goes to that address and into no answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from .settings import Settings
+from .tool import ToolError
+from .web import Reply, request
+
+PARTS = ("BASE_URL", "API_KEY", "MODEL_NAME")
+
+
+def variables(service: str) -> tuple[str, ...]:
+    """Names of the variables of a service."""
+    return tuple(f"{service}_LLM_{part}" for part in PARTS)
+
+
+class Model:
+    """One service's model."""
+
+    def __init__(self, service: str, settings: Settings) -> None:
+        self.service = service
+        # whoever starts the server names this address, a server on this machine as well as one outside
+        self.settings = replace(settings, network=True, private=True)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], temperature: float) -> str:
+        """The model's answer."""
+        _, _, model = self._named()
+        body = json.dumps({"model": model, "messages": list(messages), "temperature": temperature})
+        answer = self._sent("chat/completions", body.encode(), "application/json").json()
+        try:
+            return str(answer["choices"][0]["message"]["content"] or "")
+        except (KeyError, IndexError, TypeError):
+            raise ToolError("the model answered without a message") from None
+
+    def transcribe(self, name: str, audio: bytes, form: str) -> str:
+        """What is said in a recording, as `form` (text, json, srt, vtt, verbose_json)."""
+        _, _, model = self._named()
+        border = uuid4().hex
+        fields = {"model": model, "response_format": form}
+        parts = [
+            f'--{border}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+            for key, value in fields.items()
+        ]
+        safe = "".join(letter for letter in name if letter.isalnum() or letter in "._-")
+        parts += [
+            f'--{border}\r\nContent-Disposition: form-data; name="file"; filename="{safe}"\r\n'.encode(),
+            b"Content-Type: application/octet-stream\r\n\r\n" + audio + f"\r\n--{border}--\r\n".encode(),
+        ]
+        kind = f"multipart/form-data; boundary={border}"
+        return self._sent("audio/transcriptions", b"".join(parts), kind).text()
+
+    def _named(self) -> tuple[str, str, str]:
+        values = [os.environ.get(name, "") for name in variables(self.service)]
+        missing = [name for name, value in zip(variables(self.service), values, strict=True) if not value]
+        if missing:
+            raise ToolError(f"this tool is off: {', '.join(missing)} is not set")
+        return values[0].rstrip("/"), values[1], values[2]
+
+    def _sent(self, path: str, body: bytes, kind: str) -> Reply:
+        base, key, _ = self._named()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
+        return request("POST", f"{base}/{path}", self.settings, body=body, headers=headers)

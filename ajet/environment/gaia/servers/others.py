@@ -1,0 +1,21 @@
+"""Stands in for a server of somebody else's that is off: its tools by name, each of which answers why.
+
+Invariant: nothing is done.
+"""
+
+from __future__ import annotations
+
+from .settings import Settings
+from .tool import Function, ToolError
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [_named(name) for name in settings.names]
+
+
+def _named(name: str) -> Function:
+    def tool() -> str:
+        raise ToolError("this server is off")
+
+    tool.__name__ = name
+    return tool

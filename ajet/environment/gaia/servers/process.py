@@ -1,0 +1,102 @@
+"""A command with bounds: time, bytes of output, and no process left when it has ended.
+
+Invariant: every command is the leader of a group of its own, and the whole group is ended when the command has ended
+or its time is over; output beyond the bound is read and dropped, so that a command never blocks on a full pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+DRAIN_S = 0.2
+"""How long output is still read after the command has ended, while a child of its holds the pipe."""
+KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "AJET_TOOL_SERVER")
+"""The last is how what a server started is known as its own, and ended with it, in whatever session it is."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int | None
+    """Exit status; negative: the signal that ended it; None: its time was over."""
+    output: str
+    errors: str
+    dropped: int
+    """Bytes of output beyond the bound."""
+    seconds: float
+
+
+def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a command of a model's gets to see: no key of the server's own environment."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
+
+
+def run(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    timeout: float,
+    limit: int,
+    more: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
+) -> Finished:
+    """Run a command in a folder; `limit` is in bytes, of output and errors each; `descriptors` are those that it gets.
+    Raises OSError where the program is not there."""
+    started = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment(folder, more),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=tuple(descriptors),
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            texts, dropped = _read(process, (process.stdout, process.stderr), started + timeout, limit)
+            over = process.poll() is None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    output, errors = (text.decode("utf-8", "replace") for text in texts)
+    return Finished(None if over else process.returncode, output, errors, dropped, time.monotonic() - started)
+
+
+def _read(
+    process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], end: float, limit: int
+) -> tuple[list[bytearray], int]:
+    """What both pipes say until they are closed, the time is over, or the command has ended and is silent."""
+    texts, dropped = [bytearray() for _ in pipes], 0
+    with selectors.DefaultSelector() as selector:
+        for pipe, text in zip(pipes, texts, strict=True):
+            selector.register(pipe, selectors.EVENT_READ, text)
+        while selector.get_map():
+            left = end - time.monotonic()
+            ended = process.poll() is not None
+            ready = selector.select(min(max(left, 0.0), DRAIN_S))
+            if (ended and not ready) or left <= 0:
+                return texts, dropped
+            for key, _ in ready:
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                kept: bytearray = key.data
+                room = limit - len(kept)
+                kept += data[:room]
+                dropped += max(0, len(data) - room)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, end - time.monotonic()))
+    return texts, dropped

@@ -1,0 +1,135 @@
+"""Python in the working folder, in place of a hosted sandbox: an interpreter that is kept from call to call.
+
+Invariant: code that takes too long ends its interpreter with all processes of its group; the next call is told that
+names are lost. What the code may reach is for the sandbox to say in which this server runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+from pydantic import Field
+
+from .folder import Folder
+from .process import environment
+from .settings import Settings
+from .tool import FilePath, Function, ToolError
+
+MOST = 8
+"""Interpreters that are kept; the one that was made first goes for a further one."""
+
+
+class Interpreter:
+    """One process that runs code."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        theirs_in, self._requests = os.pipe()
+        self._answers, theirs_out = os.pipe()
+        program = Path(__file__).with_name("interpreter.py")
+        self._process = subprocess.Popen(
+            [sys.executable, "-s", str(program), str(theirs_in), str(theirs_out), str(limit)],
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(theirs_in, theirs_out),
+            start_new_session=True,
+        )
+        os.close(theirs_in)
+        os.close(theirs_out)
+
+    def run(self, code: str, timeout: float, limit: int) -> dict[str, str]:
+        """The code's output and error. Raises ToolError where the interpreter was lost, by time or by the code."""
+        end = time.monotonic() + timeout
+        with suppress(BrokenPipeError):  # it has ended: there is no answer, which is said below
+            _write_all(self._requests, json.dumps(code).encode() + b"\n", end)
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._answers], [], [], max(0.0, end - time.monotonic()))
+            data = os.read(self._answers, 65536) if ready else b""
+            line += data
+            if not data or len(line) > 20 * limit:
+                self.close()
+                raise ToolError(
+                    "the interpreter ended; names are lost"
+                    if ready
+                    else f"ended after {timeout:.0f} s: its time was over; names are lost"
+                )
+        answer: dict[str, str] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it, with all that it started in its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for descriptor in (self._requests, self._answers):
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+class PythonCode:
+    """Interpreters by their ids."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+        self.interpreters: dict[str, Interpreter] = {}
+
+    def e2b_upload_file(self, path: FilePath) -> dict[str, str]:
+        """A file for the Python sandbox; answers sandbox_id and the path there."""
+        self.folder.entry(path)
+        shown = self.folder.shown(path)
+        return {"sandbox_id": self._sandbox(""), "path": str(self.folder.root / shown)}
+
+    def e2b_run_code(
+        self,
+        sandbox_id: Annotated[
+            str, Field(description="of an earlier answer: its names are kept; empty: a new one")
+        ] = "",
+        code_block: Annotated[str, Field(description="Python; the value of a last expression is shown")] = "",
+    ) -> dict[str, Any]:
+        """Run Python code in the working folder; answers sandbox_id, output and error."""
+        sandbox = self._sandbox(sandbox_id)
+        try:
+            said = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
+        except ToolError:
+            del self.interpreters[sandbox]
+            raise
+        return {"sandbox_id": sandbox, **{name: text for name, text in said.items() if text}}
+
+    def _sandbox(self, asked: str) -> str:
+        if asked in self.interpreters:
+            return asked
+        if asked:
+            raise ToolError(f"there is no sandbox {asked[:40]}, or it was ended: leave sandbox_id empty for a new one")
+        if len(self.interpreters) == MOST:
+            self.interpreters.pop(next(iter(self.interpreters))).close()
+        name = uuid4().hex[:8]
+        self.interpreters[name] = Interpreter(self.folder.root, self.settings.max_bytes // 3)
+        return name
+
+
+def tools(settings: Settings) -> list[Function]:
+    python = PythonCode(settings)
+    return [python.e2b_upload_file, python.e2b_run_code]
+
+
+def _write_all(descriptor: int, data: bytes, end: float) -> None:
+    os.set_blocking(descriptor, False)
+    left = memoryview(data)
+    while left:
+        _, ready, _ = select.select([], [descriptor], [], max(0.0, end - time.monotonic()))
+        if not ready:
+            return
+        left = left[os.write(descriptor, left) :]

@@ -1,0 +1,47 @@
+"""Reads a page of the web.
+
+Invariant: as `web`'s: bounded, and public addresses only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .html_text import readable
+from .settings import Settings
+from .tool import Function, ToolError
+from .web import get
+
+TEXTS = ("text/", "application/json", "application/xml", "application/javascript")
+
+
+class Reader:
+    """Pages as Markdown."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def read_url(
+        self, url: str, include_images: Annotated[bool, Field(description="their addresses in the text")] = False
+    ) -> str:
+        """Text of a web page, as Markdown."""
+        return page_text(url, self.settings, images=include_images)
+
+
+def tools(settings: Settings) -> list[Function]:
+    return [Reader(settings).read_url]
+
+
+def page_text(url: str, settings: Settings, *, images: bool = False, raw: bool = False) -> str:
+    """A page's title and text, or its source."""
+    reply = get(url, settings)
+    if not raw and reply.kind in ("text/html", "application/xhtml+xml"):
+        title, text = readable(reply.text(), reply.url, images=images)
+        text = f"# {title}\n\n{text}" if title else text
+    elif raw or reply.kind.startswith(TEXTS) or reply.kind.endswith(("+json", "+xml")):
+        text = reply.text()
+    else:
+        raise ToolError(f"{reply.url} is {reply.kind}: download it instead")
+    return text + ("\n[the page goes on: only its beginning was read]" if reply.cut else "")

@@ -1,0 +1,128 @@
+"""One SQLite database in the working folder.
+
+Invariant: no statement reaches another file (ATTACH, VACUUM INTO and extensions are refused by the database itself),
+runs longer than allowed, or answers more rows than fit.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .folder import Folder
+from .settings import Settings
+from .tool import Function, ToolError
+
+FILE = "database.sqlite"
+MAX_ROWS = 1000
+MAX_VALUE = 10_000_000
+"""Bytes of one value."""
+STEPS = 10_000
+"""Of the database's machine, between two looks at the clock."""
+READS = ("SELECT", "WITH", "VALUES", "EXPLAIN")
+Query = Annotated[str, Field(description="one SQL statement")]
+REFUSED = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
+PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"})
+
+
+class Database:
+    """Queries, tables and insights."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+        self.insights: list[str] = []
+
+    def read_query(self, query: Query) -> list[dict[str, Any]]:
+        """Run a SELECT."""
+        if not query.lstrip().upper().startswith(READS):
+            raise ToolError("read_query takes a SELECT; write_query changes data")
+        return self._run(query, write=False)
+
+    def write_query(self, query: Query) -> str:
+        """Run an INSERT, UPDATE or DELETE."""
+        if query.lstrip().upper().startswith(("SELECT", "EXPLAIN")):
+            raise ToolError("read_query takes a SELECT")
+        with self._opened(write=True) as database:
+            return f"{database.execute(query).rowcount} rows"
+
+    def create_table(self, query: Query) -> str:
+        """Make a table, by CREATE TABLE."""
+        if not query.lstrip().upper().startswith("CREATE"):
+            raise ToolError("create_table takes CREATE TABLE")
+        self._run(query, write=True)
+        return "the table is there"
+
+    def list_tables(self) -> list[str]:
+        """Names of the tables."""
+        rows = self._run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name", write=False)
+        return [row["name"] for row in rows]
+
+    def describe_table(self, table_name: str) -> list[dict[str, Any]]:
+        """Columns of a table."""
+        quoted = table_name.replace('"', '""')
+        return self._run(f'PRAGMA table_info("{quoted}")', write=False)
+
+    def append_insight(self, insight: str) -> str:
+        """Keep a sentence about the data; answers all of them."""
+        self.insights.append(insight)
+        return "\n".join(f"- {each}" for each in self.insights)
+
+    def _run(self, query: str, *, write: bool) -> list[dict[str, Any]]:
+        with self._opened(write=write) as database:
+            cursor = database.execute(query)
+            rows = cursor.fetchmany(MAX_ROWS)
+            names = [column[0] for column in cursor.description or ()]
+            found: list[dict[str, Any]] = [dict(zip(names, map(_shown, row), strict=True)) for row in rows]
+            if cursor.fetchone() is not None:
+                found.append({"note": f"only the first {MAX_ROWS} rows are shown"})
+            return found
+
+    @contextmanager
+    def _opened(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        path = os.environ.get("SQLITE_DATABASE") or FILE
+        root, parts = self.folder.parts(path, write=write)
+        there = parts[-1] in {entry.name for entry in self.folder.entries(os.path.dirname(path) or ".")}
+        if there and self.folder.entry(path).kind != "file":
+            raise ToolError(f"{path} is no regular file")
+        end = time.monotonic() + self.settings.timeout
+        try:
+            with closing(sqlite3.connect(root.joinpath(*parts), timeout=5)) as database:
+                if hasattr(database, "setlimit"):  # since Python 3.11
+                    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+                database.set_authorizer(_allowed)
+                database.set_progress_handler(lambda: time.monotonic() > end, STEPS)
+                if not write:
+                    database.execute("BEGIN")
+                yield database
+                (database.commit if write else database.rollback)()
+        except (sqlite3.Error, sqlite3.Warning) as error:
+            over = time.monotonic() > end
+            raise ToolError("its time was over" if over else f"{type(error).__name__}: {error}") from None
+
+
+def tools(settings: Settings) -> list[Function]:
+    database = Database(settings)
+    return [
+        database.read_query,
+        database.write_query,
+        database.create_table,
+        database.list_tables,
+        database.describe_table,
+        database.append_insight,
+    ]
+
+
+def _allowed(action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
+    pragma = action == sqlite3.SQLITE_PRAGMA and (first or "").lower() not in PRAGMAS
+    extension = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() == "load_extension"
+    return sqlite3.SQLITE_DENY if action in REFUSED or pragma or extension else sqlite3.SQLITE_OK
+
+
+def _shown(value: Any) -> Any:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else value

@@ -1,0 +1,77 @@
+"""Commands in the working folder.
+
+Invariant: a command gets no key of the server's environment, and none of its processes outlives it. What a command may
+reach is for the sandbox to say in which this server runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .folder import Folder
+from .process import run
+from .settings import Settings
+from .tool import Function, ToolError
+
+HISTORY = 100
+
+
+class Terminal:
+    """A shell, anew for each command; the folder stays."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings).root
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
+        self.shell = shutil.which("bash") or "/bin/sh"
+
+    def execute_command(
+        self,
+        command: str,
+        timeout: Annotated[int, Field(description="seconds", ge=1)] = 30,
+        output_format: Literal["markdown", "json", "text"] = "text",
+    ) -> str | dict[str, Any]:
+        """Run a shell command in the working folder."""
+        if "\0" in command:
+            raise ToolError("a command has no zero bytes")
+        done = run(
+            [self.shell, "-c", command],
+            folder=self.folder,
+            timeout=min(float(timeout), self.settings.timeout),
+            limit=self.settings.max_bytes // 2,
+        )
+        self.history.append({"command": command, "exit_code": done.code, "seconds": round(done.seconds, 2)})
+        if output_format == "json":
+            return {"exit_code": done.code, "stdout": done.output, "stderr": done.errors, "dropped": done.dropped}
+        said = "\n".join(text.rstrip("\n") for text in (done.output, done.errors) if text)
+        said = f"```\n{said}\n```" if output_format == "markdown" else said
+        notes = [f"[{done.dropped} more bytes of output were dropped]"] if done.dropped else []
+        if done.code is None:
+            notes.append(f"[ended after {done.seconds:.0f} s: its time was over]")
+        elif done.code:
+            notes.append(f"[exit code {done.code}]")
+        return "\n".join(part for part in (said, *notes) if part) or "[no output]"
+
+    def get_command_history(
+        self,
+        count: Annotated[int, Field(ge=1, le=HISTORY)] = 10,
+        output_format: Literal["markdown", "json", "text"] = "text",
+    ) -> str | list[dict[str, Any]]:
+        """The last commands and how they ended."""
+        last = list(self.history)[-count:]
+        if output_format == "json":
+            return last
+        return "\n".join(f"{row['command']}  [{row['exit_code']}, {row['seconds']} s]" for row in last) or "[none]"
+
+    def get_terminal_capabilities(self) -> dict[str, Any]:
+        """The shell, the working folder, and the limits of a command."""
+        seconds, size = self.settings.timeout, self.settings.max_bytes
+        return {"shell": self.shell, "folder": str(self.folder), "most_seconds": seconds, "most_bytes": size}
+
+
+def tools(settings: Settings) -> list[Function]:
+    terminal = Terminal(settings)
+    return [terminal.execute_command, terminal.get_command_history, terminal.get_terminal_capabilities]

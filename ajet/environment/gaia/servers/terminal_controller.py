@@ -1,0 +1,128 @@
+"""Commands and lines of files, with a current directory that stays.
+
+Invariant: the current directory is below the working folder; files go through `Folder`, commands as the terminal's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from .folder import Folder
+from .settings import Settings
+from .terminal import Terminal
+from .tool import FilePath, Function, ToolError
+
+MAX_TEXT = 10_000_000
+Row = Annotated[int, Field(description="line, from 0 on; -1: all, or the end")]
+
+
+class TerminalController:
+    """A terminal, and edits of files by their lines."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.folder, self.settings = Folder(settings), settings
+        self.terminal = Terminal(settings)
+        self.below = "."
+
+    def execute_command(self, command: str, timeout: Annotated[int, Field(description="seconds", ge=1)] = 30) -> str:
+        """Run a shell command in the current directory."""
+        with self.folder.directory(self.below, write=True):
+            return str(self.terminal.execute_command(command, timeout))
+
+    def get_command_history(self, count: Annotated[int, Field(ge=1, le=100)] = 10) -> str:
+        """The last commands and how they ended."""
+        return str(self.terminal.get_command_history(count))
+
+    def get_current_directory(self) -> str:
+        """The current directory."""
+        return str(self.terminal.folder)
+
+    def change_directory(self, path: str) -> str:
+        """Another current directory, below the working folder."""
+        path = os.path.join(self.below, path)
+        with self.folder.directory(path, write=True):
+            self.below = self.folder.shown(path)
+        self.terminal.folder = self.folder.root / self.below
+        return str(self.terminal.folder)
+
+    def list_directory(self, path: str = "") -> str:
+        """Names in a directory; empty: the current one."""
+        entries = self.folder.entries(self._path(path))
+        return "\n".join(f"{entry.name}/" if entry.kind == "directory" else entry.name for entry in entries)
+
+    def write_file(self, path: FilePath, content: str, mode: str = "overwrite") -> str:
+        """Write a file; mode append adds to it."""
+        if mode not in ("overwrite", "append"):
+            raise ToolError("mode is overwrite or append")
+        self.folder.write(self._path(path), content.encode("utf-8", "replace"), append=mode == "append")
+        return f"{path} is written"
+
+    def read_file(self, path: FilePath, start_row: Row = -1, end_row: Row = -1, as_json: bool = False) -> str:
+        """Lines of a text file, from start_row to end_row."""
+        lines = self._lines(path)
+        first = max(start_row, 0)
+        shown = lines[first : end_row + 1 if end_row >= 0 else None]
+        if as_json:
+            return json.dumps({"total_rows": len(lines), "start_row": first, "content": shown}, ensure_ascii=False)
+        return "\n".join(shown)
+
+    def insert_file_content(self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None) -> str:
+        """Insert lines before a line, or before each of several."""
+        lines = self._lines(path)
+        for place in sorted(rows if rows is not None else [row], reverse=True):
+            at = len(lines) if place < 0 else min(place, len(lines))
+            lines[at:at] = content.splitlines()
+        return self._save(path, lines)
+
+    def delete_file_content(
+        self, path: FilePath, row: Row = -1, rows: list[int] | None = None, substring: str = ""
+    ) -> str:
+        """Delete a line, several lines, or a text wherever it stands."""
+        if substring:
+            return self._save(path, "\n".join(self._lines(path)).replace(substring, "").split("\n"))
+        gone = set(rows if rows is not None else [row])
+        return self._save(path, [line for place, line in enumerate(self._lines(path)) if place not in gone])
+
+    def update_file_content(
+        self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None, substring: str = ""
+    ) -> str:
+        """Replace a line, several lines, or a text wherever it stands."""
+        if substring:
+            return self._save(path, "\n".join(self._lines(path)).replace(substring, content).split("\n"))
+        lines = self._lines(path)
+        for place in rows if rows is not None else [row]:
+            if not 0 <= place < len(lines):
+                raise ToolError(f"the file has no line {place}: it has {len(lines)}")
+            lines[place] = content
+        return self._save(path, lines)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self.below, path)
+
+    def _lines(self, path: str) -> list[str]:
+        return self.folder.read_bytes(self._path(path), MAX_TEXT).decode("utf-8", "replace").splitlines()
+
+    def _save(self, path: str, lines: list[str]) -> str:
+        self.folder.write(self._path(path), "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+        return f"{path} has {len(lines)} lines"
+
+
+def tools(settings: Settings) -> list[Function]:
+    made: Any = TerminalController(replace(settings))
+    return [
+        made.execute_command,
+        made.get_command_history,
+        made.get_current_directory,
+        made.change_directory,
+        made.list_directory,
+        made.write_file,
+        made.read_file,
+        made.insert_file_content,
+        made.delete_file_content,
+        made.update_file_content,
+    ]

@@ -1,0 +1,94 @@
+"""Tool: a Python function as MCP lists and calls it.
+
+Invariant: the schema that is listed is the one that arguments are checked against, since both come from the function's
+own annotations; an answer is never longer than the settings allow.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from .settings import Settings
+
+FilePath = Annotated[str, Field(description="path of the file in the working folder")]
+Format = Literal["markdown", "json", "html", "text"]
+
+
+class ToolError(Exception):
+    """Why there is no answer, in words for the model."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An answer that is a picture."""
+
+    data: bytes
+    mime: str
+
+
+Answer = str | Image | Mapping[str, Any] | Sequence[Any]
+Function = Callable[..., Answer]
+
+
+class Tool:
+    """One function, its schema, and calls of it."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.description = " ".join((inspect.getdoc(function) or "").split())
+
+    @cached_property
+    def _arguments(self) -> type[BaseModel]:
+        parameters = inspect.signature(self.function, eval_str=True).parameters.values()
+        fields: dict[str, Any] = {
+            each.name: (each.annotation, ... if each.default is each.empty else each.default) for each in parameters
+        }
+        return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """JSON schema of the arguments, without what says nothing."""
+        schema: dict[str, Any] = _without_titles(self._arguments.model_json_schema())
+        return schema
+
+    def call(self, arguments: Mapping[str, Any], settings: Settings) -> str | Image:
+        """Run it; `ToolError` says what is wrong with the arguments or why there is no answer."""
+        try:
+            checked = self._arguments.model_validate(arguments)
+        except ValidationError as error:
+            rows = [f"{'.'.join(map(str, row['loc'])) or 'arguments'}: {row['msg']}" for row in error.errors()]
+            raise ToolError("wrong arguments: " + "; ".join(rows[:5])) from None
+        answer = self.function(**{name: getattr(checked, name) for name in type(checked).model_fields})
+        if isinstance(answer, Image):
+            return answer
+        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
+        return bounded(text, settings.max_bytes)
+
+
+def bounded(text: str, limit: int) -> str:
+    """At most `limit` bytes of it, and a note where something was cut off."""
+    whole = text.encode("utf-8", "replace")
+    if len(whole) <= limit:
+        return whole.decode("utf-8")
+    return f"{whole[:limit].decode('utf-8', 'ignore')}\n[cut: {limit} of {len(whole)} bytes are shown]"
+
+
+def _without_titles(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_titles(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
+    if isinstance(kept.get("title"), str):
+        del kept["title"]
+    if "properties" in schema:  # names of parameters, of which "title" may be one
+        kept["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
+    return kept

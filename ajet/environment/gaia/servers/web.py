@@ -1,0 +1,233 @@
+"""Requests to the web, with bounds: only http and https, public addresses, so many bytes, so many seconds.
+
+Invariant: the address that is connected to is the one that was checked, at each redirect anew, so that no name that
+resolves differently the second time, and no redirect, leads into a private network. Where the environment names a proxy
+(`https_proxy`, `http_proxy`), the proxy resolves names, and only addresses that are written as numbers are checked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import json
+import socket
+import ssl
+import time
+import urllib.request
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.message import Message
+from typing import Any
+from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
+
+from .settings import Settings
+from .tool import ToolError
+
+AGENT = "Mozilla/5.0 (compatible; ajet tools)"
+MAX_REDIRECTS = 5
+MAX_PAGE = 5_000_000
+"""Bytes of a page that is read as text."""
+CHUNK = 65536
+SAFE = "/%?=&;,:@!$'()*+~#[]"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an address answered."""
+
+    url: str
+    """The last one, after redirects."""
+    status: int
+    headers: Message
+    body: bytes
+    cut: bool = False
+    """Whether there was more than the bound."""
+
+    @property
+    def kind(self) -> str:
+        return self.headers.get_content_type()
+
+    def text(self) -> str:
+        """The body as text, by the charset that it was sent with."""
+        charset = self.headers.get_content_charset() or "utf-8"
+        try:
+            return self.body.decode(charset, "replace")
+        except LookupError:
+            return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The body as JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            raise ToolError(f"{self.url} answered no JSON") from None
+
+
+def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> Reply:
+    """The content of an address, after redirects; a status of 400 and more is a ToolError."""
+    return request("GET", url, settings, limit=limit, timeout=timeout)
+
+
+def query(url: str, settings: Settings, **parameters: Any) -> Reply:
+    """`get` with parameters; those that are None or empty are left out."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return get(f"{url}?{urlencode(given)}", settings)
+
+
+def request(
+    method: str,
+    url: str,
+    settings: Settings,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    limit: int = MAX_PAGE,
+    timeout: float | None = None,
+) -> Reply:
+    """One request and the redirects after it, within `timeout` seconds in all."""
+    if not settings.network:
+        raise ToolError("the network is off here")
+    end = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
+    for _ in range(MAX_REDIRECTS + 1):
+        target = _target(url)
+        connection = _connected(target, settings, end)
+        try:
+            path = quote(target.path or "/", safe=SAFE) + (f"?{quote(target.query, safe=SAFE)}" if target.query else "")
+            if connection.proxied:
+                path = f"{target.scheme}://{target.netloc}{path}"
+            sent = {"User-Agent": AGENT, "Accept-Encoding": "identity", **(headers or {})}
+            connection.http.request(method, path, body=body, headers=sent)
+            answer = connection.http.getresponse()
+            further = answer.headers.get("Location")
+            if answer.status in (301, 302, 303, 307, 308) and further and method == "GET":
+                url = urljoin(url, further)
+                continue
+            data, cut = _body(answer, limit, end)
+        except (OSError, http.client.HTTPException) as error:
+            raise ToolError(f"{url}: {error or type(error).__name__}") from None
+        finally:
+            connection.http.close()
+        if answer.status >= 400:
+            raise ToolError(f"{url} answered {answer.status} {answer.reason}")
+        return Reply(url, answer.status, answer.headers, data, cut)
+    raise ToolError(f"more than {MAX_REDIRECTS} redirects")
+
+
+def refused(address: str) -> bool:
+    """Whether an address belongs to this machine, a private network, or to nobody."""
+    parsed = ipaddress.ip_address(address.split("%")[0])
+    mapped = getattr(parsed, "ipv4_mapped", None) or getattr(parsed, "sixtofour", None)
+    return not parsed.is_global or parsed.is_multicast or (mapped is not None and not mapped.is_global)
+
+
+def refused_host(host: str | None) -> bool:
+    """Whether a name, or one of its addresses, is not public; one that resolves to nothing is refused."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True
+    return any(refused(str(entry[4][0])) for entry in found)
+
+
+@dataclass(frozen=True)
+class _Connection:
+    http: http.client.HTTPConnection
+    proxied: bool = False
+    """Whether the whole address is sent, to a proxy."""
+
+
+def _target(url: str) -> SplitResult:
+    try:
+        target = urlsplit(url.strip())
+        port = target.port
+    except ValueError as error:
+        raise ToolError(f"{url[:200]}: {error}") from None
+    if target.scheme not in ("http", "https") or not target.hostname or port == 0:
+        raise ToolError(f"{url[:200]} is no address of http or https")
+    if any(ord(letter) <= 32 for letter in target.netloc):
+        raise ToolError("an address has no spaces")
+    return target
+
+
+def _connected(target: SplitResult, settings: Settings, end: float) -> _Connection:
+    host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
+    proxy = _proxy(target, host)
+    if proxy is not None:
+        if not settings.private and _is_number(host) and refused(host):
+            raise ToolError(f"{host} is no public address")
+        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+        if target.scheme == "http":
+            return _Connection(plain, proxied=True)
+        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+        tunnel.set_tunnel(host, port)
+        return _Connection(tunnel)
+    connection = http.client.HTTPConnection(host, port, timeout=_left(end))
+    raw = _socket(host, port, settings, end)
+    if target.scheme == "https":
+        try:
+            raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
+        except OSError as error:
+            raw.close()
+            raise ToolError(f"{host}: {error}") from None
+        connection.default_port = 443  # so that the Host header has no port
+    connection.sock = raw
+    return _Connection(connection)
+
+
+def _socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
+    """A connection to one of a name's addresses, all of which must be allowed."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ToolError(f"{host}: {error}") from None
+    addresses = [str(entry[4][0]) for entry in found]
+    if not settings.private and any(refused(address) for address in addresses):
+        raise ToolError(f"{host} is no public address")
+    why: OSError = OSError("no address")
+    for address in addresses:
+        try:
+            return socket.create_connection((address, port), timeout=_left(end))
+        except OSError as error:
+            why = error
+    raise ToolError(f"{host}: {why}")
+
+
+def _proxy(target: SplitResult, host: str) -> SplitResult | None:
+    named = urllib.request.getproxies().get(target.scheme)
+    if not named or urllib.request.proxy_bypass(host):
+        return None
+    return urlsplit(named if "://" in named else f"http://{named}")
+
+
+def _body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
+    packed = (answer.headers.get("Content-Encoding") or "").lower()
+    if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise ToolError(f"the answer is packed as {packed}")
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed not in ("", "identity") else None
+    data = bytearray()
+    while len(data) <= limit:
+        _left(end)
+        part = answer.read1(CHUNK)
+        if not part:
+            break
+        try:
+            data += part if unpack is None else unpack.decompress(part, limit + 1 - len(data))
+        except zlib.error as error:
+            raise ToolError(f"the answer cannot be unpacked: {error}") from None
+    return bytes(data[:limit]), len(data) > limit
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise ToolError("its time was over")
+    return left
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,88 @@
+"""Servers of a file with `confined: true`: commands behind a sandbox's walls.
+
+Invariant: all confined servers of an attempt, or of an episode of `ajet env up`, share one empty working folder, which
+goes with it, and one user where there can be one; they see nothing else of this machine but its programs, the folder of
+the file that names them (without the `.env` files at its top) and the folders under `shows`, read-only. Where there is
+no sandbox they are not started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ajet.environment.mcp.images import require_images
+from ajet.environment.mcp.servers import Server
+from ajet.environment.sandbox.choose import chosen_mechanism
+from ajet.environment.sandbox.identity import fresh_uid
+from ajet.environment.sandbox.program import FOR_SERVERS, Walls
+from ajet.schema.commands import command
+from ajet.schema.errors import ConfigError
+
+
+def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
+    """The server as it is started in `workdir`, whose user is `uid`; one that is not confined as it is."""
+    if not server.confined:
+        return server
+    assert server.cwd is not None
+    command = tuple(_absolute(word, server.cwd) for word in server.command)
+    memory = server.resources.memory << 20
+    limits = replace(FOR_SERVERS, memory=memory) if memory else FOR_SERVERS
+    return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
+
+
+def require_sandbox(servers: Sequence[Server]) -> None:
+    """Raises ConfigError where servers are confined and this machine has no sandbox that stays, or one is an image that
+    is not here."""
+    require_images(servers)
+    confined = [each.name for each in servers if each.confined]
+    if not confined:
+        return
+    try:
+        chosen_mechanism("bubblewrap")
+    except ConfigError as error:
+        raise ConfigError(
+            f"The server {confined[0]} is confined, and cannot be: {error.what}",
+            where=f"mcpServers.{confined[0]}.confined",
+            expected="bubblewrap, whatever environment.sandbox says",
+            do=error.do or f"{command('doctor')} says what is missing; `confined: false` runs the server as this user",
+        ) from None
+
+
+class Workdir:
+    """An attempt's. Made when the first server needs it."""
+
+    def __init__(self) -> None:
+        self._made: tuple[Path, int | None] | None = None
+
+    def made(self) -> tuple[Path, int | None]:
+        """The folder, and whose it is where it can be one's own."""
+        if self._made is None:
+            root, uid = Path(tempfile.mkdtemp(prefix="ajet-tools-")), fresh_uid()
+            root.chmod(0o711)
+            self._made = workdir_in(root, "work", uid), uid
+        return self._made
+
+    def remove(self) -> None:
+        """With what is in it. Idempotent."""
+        if self._made is not None:
+            shutil.rmtree(self._made[0].parent, ignore_errors=True)
+            self._made = None
+
+
+def workdir_in(root: Path, name: str, uid: int | None) -> Path:
+    """An empty folder of that user's alone."""
+    folder = root / name
+    folder.mkdir(mode=0o700)
+    if uid is not None:
+        os.chown(folder, uid, uid)
+    return folder
+
+
+def _absolute(word: str, folder: Path) -> str:
+    """A file of the folder by its whole path: the program begins in another one."""
+    return str(folder / word) if word and os.path.exists(folder / word) else word

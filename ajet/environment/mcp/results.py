@@ -1,0 +1,100 @@
+"""What a model is shown of a tool's reply: text, cut to so many tokens with a note, and images as parts.
+
+Invariant: nothing is left out without a note in its place, and `whole` is the text before it was cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.environment.mcp.contract import Reply
+from ajet.schema.tool_use import ToolError
+
+CountTokens = Callable[[str], Awaitable[int]]
+"""How many tokens a text is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One result."""
+
+    text: str
+    whole: str
+    images: tuple[str, ...] = ()
+    """As `data:` URLs."""
+    error: ToolError = ""
+
+    @property
+    def content(self) -> str | list[dict[str, Any]]:
+        """As the content of a message: text alone, or parts where there are images."""
+        if not self.images:
+            return self.text
+        parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []
+        return parts + [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+
+
+async def shown(
+    reply: Reply,
+    count: CountTokens,
+    limit: int | None,
+    *,
+    images: bool = True,
+    condensed: Callable[[str], Awaitable[str | None]] | None = None,
+) -> Shown:
+    """What is shown of `reply`, at most `limit` tokens of its text. `images`: whether the model can see any; else a
+    note stands for each. `condensed`: a text in place of a whole one, or None."""
+    texts: list[str] = []
+    urls: list[str] = []
+    for block in reply.content:
+        if block.get("type") == "image" and images:
+            urls.append(f"data:{block.get('mimeType') or 'image/png'};base64,{block.get('data', '')}")
+        else:
+            texts.append(_text(block))
+    if not texts and not urls and reply.structured is not None:
+        texts.append(json.dumps(reply.structured, ensure_ascii=False))
+    whole = "\n".join(texts)
+    text = await condensed(whole) if condensed is not None and not reply.failed else None
+    if text is not None and len(text) == len(whole):
+        text += " "  # the record takes a text of the whole's length for the whole
+    return Shown(
+        await shortened(whole if text is None else text, count, limit),
+        whole,
+        tuple(urls),
+        "tool" if reply.failed else "",
+    )
+
+
+def has_image(reply: Reply) -> bool:
+    """Whether one is in it."""
+    return any(block.get("type") == "image" for block in reply.content)
+
+
+async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
+    """The beginning of `text` in at most `limit` tokens, with a note of how much it is of how many."""
+    if limit is None or len(text.encode("utf-8", "replace")) <= limit:  # no token is less than a byte
+        return text
+    total = await count(text)
+    if total <= limit:
+        return text
+    length, kept = len(text), total
+    while kept > limit and length:
+        length = min(length - 1, int(length * limit / kept))
+        kept = await count(text[:length])
+    return f"{text[:length]}\n[cut: the first {kept} of {total} tokens are shown]"
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block.get("text", ""))
+    if kind == "resource_link":
+        return f"[{block.get('name', 'a resource')}: {block.get('uri', '')}]"
+    inner = block.get("resource")
+    if kind == "resource" and isinstance(inner, Mapping):
+        if isinstance(inner.get("text"), str):
+            return str(inner["text"])
+        return f"[a file that is no text: {inner.get('uri', '')} ({inner.get('mimeType') or 'unknown type'})]"
+    return f"[{kind} ({block.get('mimeType') or 'unknown type'}), which is not shown]"

@@ -1,0 +1,55 @@
+"""An episode of a session's own at a front (`ajet env up`): what keeps state there is then nobody else's.
+
+Invariant: it is made once, before anything is called, and all of its addresses are on the front itself; of several
+behind one address, on the one that made it, which says so: same scheme, same port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+if TYPE_CHECKING:
+    from ajet.environment.mcp.thin.http import HttpServer
+
+FULL = 503
+_ALONE = {"Connection": "close"}
+"""Whoever chooses among several does so for each connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEpisode:
+    """One."""
+
+    name: str
+    address: str
+    """To end it."""
+    url: str
+    """To speak MCP to it."""
+
+    @classmethod
+    async def begin(cls, server: HttpServer, at: str, *, seconds: float, limit: int) -> OwnEpisode:
+        """`at`: the address that gives them. A front that is full is asked again, as it says, while there is time.
+        Raises CallFailed."""
+        until = asyncio.get_running_loop().time() + seconds
+        while True:
+            status, headers, told = await server.exchange(
+                "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
+            )
+            again = headers.get("Retry-After", "")
+            pause = float(again) if again.isdigit() else 1.0
+            if status != FULL or asyncio.get_running_loop().time() + pause >= until:
+                break
+            await asyncio.sleep(pause)
+        told = told if isinstance(told, dict) else {}
+        name, path = told.get("episode"), told.get("path")
+        if status != 201 or not isinstance(name, str) or not isinstance(path, str):
+            said = f"gives no episode (HTTP {status}): {told.get('error', '')}"
+            raise server.failed(said, "environment", delivered=False)
+        url = told.get("url")
+        if not isinstance(url, str):
+            return cls(name, f"{at}/{name}", server.own(path))
+        url = server.beside(url)
+        return cls(name, urljoin(url, f"{urlsplit(at).path}/{name}"), url)

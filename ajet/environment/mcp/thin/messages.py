@@ -1,0 +1,131 @@
+"""JSON-RPC as MCP uses it: requests out, answers in, the frames of an event stream.
+
+Invariant: nothing here does I/O. A frame that is no JSON-RPC is None, never an exception.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SESSIONS = "2025-11-25"
+"""The newest revision with sessions."""
+STATELESS = "2026-07-28"
+METHOD_NOT_FOUND, UNSUPPORTED_VERSION = -32601, -32022
+_CLIENT = {"name": "ajet", "version": "1"}
+_META = {
+    "io.modelcontextprotocol/protocolVersion": STATELESS,
+    "io.modelcontextprotocol/clientInfo": _CLIENT,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
+HELLO: dict[str, Any] = {"protocolVersion": SESSIONS, "capabilities": {}, "clientInfo": _CLIENT}
+_PLAIN = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+class RpcError(Exception):
+    """The server answered a request with an error."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("message") or "an error without words"))
+        self.code, self.data = error.get("code"), error.get("data")
+
+
+def request(number: int, method: str, params: Mapping[str, Any], *, stateless: bool = False) -> dict[str, Any]:
+    """One that is answered under `number`."""
+    if stateless:
+        params = {**params, "_meta": {**_META, **params.get("_meta", {})}}
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)}
+
+
+def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One that is not answered."""
+    return {"jsonrpc": "2.0", "method": method, **({"params": dict(params)} if params else {})}
+
+
+def refusal(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to what a server asks of us: a ping, or what no client of a rollout offers."""
+    if asked.get("method") == "ping":
+        return {"jsonrpc": "2.0", "id": asked["id"], "result": {}}
+    told = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {asked.get('method')}"}
+    return {"jsonrpc": "2.0", "id": asked["id"], "error": told}
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """Compact JSON; a lone surrogate, which no UTF-8 holds, is escaped."""
+    try:
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decoded(frame: bytes | str) -> dict[str, Any] | None:
+    """A message; None for anything else."""
+    try:
+        message = json.loads(frame)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
+
+
+def asks(message: Mapping[str, Any]) -> bool:
+    """Whether the server wants an answer of ours."""
+    return "method" in message and "id" in message
+
+
+def result_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises RpcError."""
+    error = message.get("error")
+    if error is not None:
+        raise RpcError(error if isinstance(error, Mapping) else {"message": str(error)})
+    result = message.get("result")
+    return result if isinstance(result, dict) else {}
+
+
+def header_value(text: str) -> str:
+    """`text` as an HTTP field may carry it: as it is, or in the base64 form that MCP defines."""
+    if _PLAIN.fullmatch(text) and not text.startswith("=?base64?"):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?="
+
+
+def mirrored(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """A stateless call's `Mcp-Param-*` headers: arguments whose properties the schema marks with `x-mcp-header`."""
+    found: dict[str, str] = {}
+    properties = schema.get("properties")
+    for name, each in properties.items() if isinstance(properties, dict) else ():
+        value = arguments.get(name)
+        if not isinstance(each, dict) or value is None:
+            continue
+        if isinstance(value, Mapping):
+            found |= mirrored(each, value)
+        elif (token := each.get("x-mcp-header")) and isinstance(value, (str, bool, int)):
+            found[f"Mcp-Param-{token}"] = header_value(str(value).lower() if isinstance(value, bool) else str(value))
+    return found
+
+
+class EventStream:
+    """Server-sent events, cut into (event, data) as bytes arrive."""
+
+    def __init__(self) -> None:
+        self._left = b""
+        self._event, self._data = "", list[str]()
+
+    def take(self, chunk: bytes) -> Iterator[tuple[str, str]]:
+        """The events that `chunk` completes."""
+        *lines, self._left = (self._left + chunk).split(b"\n")
+        for raw in lines:
+            line = raw.rstrip(b"\r").decode("utf-8", "replace")
+            if not line:
+                if self._data:
+                    yield self._event or "message", "\n".join(self._data)
+                self._event, self._data = "", []
+                continue
+            name, _, value = line.partition(":")
+            value = value[1:] if value.startswith(" ") else value
+            if name == "data":
+                self._data.append(value)
+            elif name == "event":
+                self._event = value

@@ -1,0 +1,42 @@
+"""Tools and replies as servers describe them, read into ours.
+
+Invariant: what is written wrongly is left out, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.environment.mcp.contract import CallFailed, Reply, Tool
+
+CALL_ID = "ajet/callId"
+
+
+def tool_of(told: Any) -> Tool | None:
+    """From a line of `tools/list`; None where it has no name."""
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
+        return None
+    hints, meta, schema = told.get("annotations") or {}, told.get("_meta") or {}, told.get("inputSchema")
+    return Tool(
+        told["name"],
+        str(told.get("description") or ""),
+        schema if isinstance(schema, dict) else {"type": "object"},
+        repeatable=hints.get("idempotentHint") is True or hints.get("readOnlyHint") is True,
+        takes_call_id=meta.get(CALL_ID) is True,
+    )
+
+
+def reply_of(result: Mapping[str, Any]) -> Reply:
+    """From the result of `tools/call`."""
+    content = result.get("content")
+    blocks = tuple(each for each in content if isinstance(each, dict)) if isinstance(content, list) else ()
+    return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
+
+
+def lost_at_front(said: str, data: Any) -> CallFailed | None:
+    """What a front of ours says of a call that failed outside the model (a `boundary` in an error's data); None for any
+    other error."""
+    if not isinstance(data, Mapping) or not data.get("boundary"):
+        return None
+    return CallFailed(said, "environment", lost=data.get("retryable") is not True)

@@ -1,0 +1,173 @@
+"""Replay: a recorded run's tool uses in place of the tools.
+
+Invariant: a use is answered as it was recorded for the same task, the same tool and the same arguments after the same
+earlier uses; what ran at the same time as it may or may not have come before. What the record does not have in full is
+a miss, never a guess. Reading a run starts nothing and reaches no network. Tools of servers are those that the run
+pinned; what a browse agent was asked is part of the result that it condensed, and no use of its own.
+
+How: `Replay` holds the attempts of a run by task. A `Walk` follows those that are still like the attempt at hand: each
+use that it `saw` drops the ones that went otherwise. That is a look-up by (digest of the earlier uses, tool, canonical
+arguments), but for uses that overlapped, whose order a replay, which answers at once, cannot repeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ajet.environment.pinned import FILE, read_pinned
+from ajet.record.episodes import EpisodeFiles, recorded_uses
+from ajet.record.tool_uses import bounded, canonical
+from ajet.schema.commands import command
+from ajet.schema.errors import ConfigError, EnvironmentFailure
+from ajet.schema.task import Task
+from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
+
+Miss = Literal["error", "live"]
+
+
+class ReplayMiss(EnvironmentFailure):
+    """The recorded run has no such use."""
+
+    retryable = False
+
+
+class Replay:
+    """The tool uses of a run. Thread-safe once made."""
+
+    def __init__(self, folder: Path, on_miss: Miss) -> None:
+        """Reads all its episodes. Raises UserError for damage and ConfigError for a run without tool uses."""
+        self.on_miss, self.tools = on_miss, read_pinned(folder)
+        self._attempts: dict[str, list[tuple[int, tuple[_Recorded, ...]]]] = defaultdict(list)
+        for path in sorted(EpisodeFiles(folder / "episodes").folder.glob("step-*.jsonl")):
+            for task, repeat, uses in recorded_uses(path):
+                if uses:
+                    found = tuple(_Recorded.of(use) for use in uses if use.name != BROWSE_AGENT)
+                    self._attempts[_key(task)].append((repeat, found))
+        if not self._attempts:
+            raise ConfigError(
+                "The run to replay has no tool uses.",
+                where="ajet.environment.replay",
+                expected=f"episodes with tool uses in {folder / 'episodes'}",
+                do="record a run whose workflow says its tool uses (`tuner.tool`), or leave the key out",
+            )
+
+    def walk(self, task: Task, repeat: int) -> Walk:
+        """For one attempt at a task. Where several recorded attempts fit, that with the same `repeat` answers."""
+        found = sorted(self._attempts.get(_key(task), ()), key=lambda each: each[0] != repeat)
+        return Walk([_Followed(uses) for _, uses in found], self, task.task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    use: ToolUse
+    arguments: str
+
+    @classmethod
+    def of(cls, use: ToolUse) -> _Recorded:
+        return cls(use, canonical(use.arguments))
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A recorded attempt, as far as the one at hand has come along it."""
+
+    uses: tuple[_Recorded, ...]
+    done: set[int] = field(default_factory=set)
+
+    def next(self, name: str, arguments: str) -> list[int]:
+        """The uses of that tool with those arguments that could come now."""
+        return [
+            at
+            for at, each in enumerate(self.uses)
+            if at not in self.done
+            and each.use.name == name
+            and each.arguments == arguments
+            and all(other in self.done or before.use.ended > each.use.started
+                    for other, before in enumerate(self.uses) if other != at)
+        ]  # fmt: skip
+
+
+class Walk:
+    """One attempt's way along the recorded ones. Thread-safe."""
+
+    def __init__(self, followed: list[_Followed], replay: Replay, task: str) -> None:
+        self._followed, self._replay, self._task = followed, replay, task
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def tools(self) -> list[dict[str, Any]] | None:
+        """What servers offered the run's attempts, as a request's `tools`; None where they are to be asked. Raises
+        ReplayMiss."""
+        if self._replay.tools is None and self._replay.on_miss == "error":
+            raise ReplayMiss(
+                f"the replayed run has not kept which tools its servers offered ({FILE}); environment.replay_miss: "
+                "live asks them"
+            )
+        return self._replay.tools
+
+    def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
+        """The recorded use; None where the tool is to be asked. Raises ReplayMiss."""
+        wanted = canonical(bounded(arguments))
+        with self._lock:
+            found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
+            why = (
+                f"its task was recorded {len(self._followed)} times like this" if self._followed else "nothing like it"
+            )
+        whole = next((use for use in found if not use.cut and not use.images), None)
+        if whole is None and self._replay.on_miss == "error":
+            cut = f", only {'the text' if found[0].images else 'the beginning'} of its result" if found else ""
+            raise ReplayMiss(
+                f"the replayed run has no use of {name}({wanted[:200]}) after {self._count} uses at task "
+                f"{self._task} ({why}{cut}); environment.replay_miss: live asks the tool"
+            )
+        return whole
+
+    def saw(self, use: ToolUse) -> None:
+        """A use has ended, replayed or not."""
+        if use.name == BROWSE_AGENT:
+            return
+        arguments = canonical(use.arguments)
+        with self._lock:
+            self._count += 1
+            left = []
+            for each in self._followed:
+                same = [at for at in each.next(use.name, arguments) if _same(each.uses[at].use, use)]
+                if same:
+                    each.done.add(same[0])
+                    left.append(each)
+            self._followed = left
+
+
+def _same(one: ToolUse, other: ToolUse) -> bool:
+    return (one.digest, one.error) == (other.digest, other.error)
+
+
+def _key(task: Task) -> str:
+    told = task.model_dump(mode="json")
+    return digest_of(canonical({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
+
+
+def replays_alone(environment: Any) -> bool:
+    """Whether no tool is asked: a recorded run answers, and what it has not is an error. `environment`: that
+    section."""
+    return bool(environment.replay) and environment.replay_miss == "error"
+
+
+def replayed_run(named: str, *, base: Path, root: Path) -> Path:
+    """The folder of the run that `environment.replay` names: below `root`, or a path from `base`. Raises
+    ConfigError."""
+    places = [root / named, base / Path(named).expanduser()]
+    for folder in places:
+        if (folder / "episodes").is_dir():
+            return folder
+    raise ConfigError(
+        f"There is no recorded run {named} to replay.",
+        where="ajet.environment.replay",
+        expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
+        do=f"`{command('runs')}` lists them: name one, or its folder",
+    )

@@ -1,0 +1,110 @@
+"""A container engine, podman or docker, over its command: which images are here, which containers are whose.
+
+Invariants: a container of ours bears the label of the process that it belongs to; what an engine still holds of a
+process of this machine that has ended, the next one removes. Nothing is pulled: an image that is not here is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import asdict
+from functools import lru_cache
+
+from ajet.record.process_identity import ProcessIdentity
+from ajet.schema.errors import SandboxFailure
+
+ENGINES = ("podman", "docker")
+"""In the order in which they are tried."""
+LABEL = "ajet.sandbox"
+"""Its value: which process of which start of this machine the container belongs to."""
+OF_THE_ENGINE = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
+"""Variables that its command itself reads."""
+SECONDS = 30.0
+"""Of a command that starts nothing."""
+
+
+def missing(engine: str, image: str, otherwise: str = "name another") -> str:
+    """Why an engine cannot start this image; "" where nothing is known to be in the way. `otherwise`: what else to do
+    than to pull it. Raises SandboxFailure."""
+    program = shutil.which(engine)
+    if program is None:
+        return f"{engine} is not installed"
+    done = asked(program, "image", "inspect", "--format", "{{.Id}}", image)
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.decode(errors="replace").strip()
+    if "no such image" in said.lower() or "not known" in said:
+        return f"the image {image} is not here (`{engine} pull {image}`, or {otherwise})"
+    return said.splitlines()[-1] if said else f"{engine} does not answer"
+
+
+def engine_of(image: str) -> str:
+    """The program of the first engine that has the image, what is over removed from it. Raises SandboxFailure."""
+    why: list[str] = []
+    for engine in ENGINES:
+        problem = missing(engine, image)
+        if not problem:
+            program = shutil.which(engine) or engine
+            swept(program)
+            return program
+        why.append(f"{engine}: {problem}")
+    raise SandboxFailure(f"no container of {image}: {'; '.join(why)}", retryable=False)
+
+
+@lru_cache(maxsize=2)
+def swept(program: str) -> int:
+    """Remove the containers of processes of this machine that have ended; once a process. How many there were."""
+    left = [name for name, told in _labelled(program, "{{.Id}}") if _is_over(told)]
+    if left:
+        asked(program, "rm", "--force", *left)
+    return len(left)
+
+
+def processes_of_containers(program: str) -> list[int]:
+    """The first process of each container that belongs to this one, as this machine counts them."""
+    told = [number for number, owned in _labelled(program, "{{.State.Pid}}") if owned == owner()]
+    return [int(number) for number in told if number.isdecimal() and number != "0"]
+
+
+def remove(program: str, name: str) -> None:
+    """An engine that is ending a container refuses to remove it, and may then leave it: asked until it is gone."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        asked(program, "rm", "--force", name)
+        if not asked(program, "ps", "--all", "--quiet", "--filter", f"name={name}").stdout.strip():
+            return
+        time.sleep(0.1)
+
+
+def owner() -> str:
+    """This process, for a label."""
+    return json.dumps(asdict(ProcessIdentity.of(os.getpid())), separators=(",", ":"))
+
+
+def asked(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """What its command answers. Raises SandboxFailure where it does not."""
+    try:
+        return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxFailure(f"{program} {words[0]}: {error}", retryable=False) from error
+
+
+def _labelled(program: str, form: str) -> list[tuple[str, str]]:
+    """Of each container of ours: what the form says of it, and its label."""
+    every = asked(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
+    if not every:
+        return []
+    told = asked(program, "inspect", "--format", form + ' {{index .Config.Labels "' + LABEL + '"}}', *every)
+    return [(first, label) for first, _, label in (row.partition(" ") for row in told.stdout.decode().splitlines())]
+
+
+def _is_over(told: str) -> bool:
+    try:
+        return not ProcessIdentity.recorded(json.loads(told)).alive()
+    except (ValueError, KeyError, TypeError):
+        return False  # not one of ours

@@ -1,0 +1,133 @@
+"""Files of a sandbox's working folder: read and written from the host where it has a descriptor of the folder, else by
+the resident.
+
+Invariant: no path leads out of the folder, whatever code inside put there meanwhile: links are refused at every step
+(openat2 where the kernel has it, else step by step), only regular files are read, and no more than asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from contextlib import contextmanager
+
+TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OPENAT2 = 437
+_NO_SYMLINKS, _BENEATH = 0x04, 0x08
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OUTSIDE = {errno.ELOOP, errno.EXDEV, errno.ENOTDIR}
+
+
+class LeadsOut(Exception):
+    """A path that leads out of the folder, or to what is no regular file."""
+
+
+class Folder:
+    """By a descriptor of it, which it closes. Raises OSError, LeadsOut."""
+
+    def __init__(self, number: int, owner: int | None) -> None:
+        """`owner`: the user and group that new files are given to, where that is somebody else."""
+        self._number, self._owner = number, owner
+
+    def read(self, path: str, longest: int) -> bytes:
+        """The first bytes of a file, `longest` at most."""
+        with self._file(_parts(path), os.O_RDONLY | os.O_NONBLOCK) as number:
+            found = bytearray()
+            while len(found) < longest and (more := os.read(number, min(longest - len(found), 1 << 20))):
+                found += more
+            return bytes(found)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write a file, and the folders above it."""
+        parts = _parts(path)
+        for depth in range(1, len(parts)):
+            self._make(parts[:depth])
+        with self._file(parts, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK) as number:
+            if self._owner is not None:
+                os.fchown(number, self._owner, self._owner)
+            os.ftruncate(number, 0)
+            view = memoryview(content)
+            while view:
+                view = view[os.write(number, view) :]
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._number >= 0:
+            os.close(self._number)
+            self._number = -1
+
+    def _make(self, parts: tuple[str, ...]) -> None:
+        with self._within(parts[:-1]) as above:
+            try:
+                os.mkdir(parts[-1], 0o755, dir_fd=above)
+            except FileExistsError:
+                return
+            if self._owner is not None:
+                os.chown(parts[-1], self._owner, self._owner, dir_fd=above, follow_symlinks=False)
+
+    @contextmanager
+    def _file(self, parts: tuple[str, ...], flags: int) -> Iterator[int]:
+        with self._within(parts[:-1]) as above:
+            number = _opened(above, parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, parts)
+        try:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise LeadsOut(f"{'/'.join(parts)} is no regular file")
+            yield number
+        finally:
+            os.close(number)
+
+    @contextmanager
+    def _within(self, parts: tuple[str, ...]) -> Iterator[int]:
+        here = os.dup(self._number)
+        try:
+            for part in parts:
+                below = _opened(here, part, _FOLDER, parts)
+                os.close(here)
+                here = below
+            yield here
+        finally:
+            os.close(here)
+
+
+def _opened(above: int, name: str, flags: int, parts: tuple[str, ...]) -> int:
+    try:
+        return _openat2(above, name, flags)
+    except OSError as error:
+        if error.errno in _OUTSIDE or _is_link(above, name):
+            raise LeadsOut(f"{'/'.join(parts)} leads over a link or a file") from error
+        raise
+
+
+def _is_link(above: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _openat2(above: int, name: str, flags: int) -> int:
+    """One step. `name` holds no slash, so that O_NOFOLLOW says as much where the kernel (before 5.6), or a filter
+    around us, has no openat2."""
+    mode = 0o644 if flags & os.O_CREAT else 0
+    how = struct.pack("QQQ", flags, mode, _NO_SYMLINKS | _BENEATH)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number: int = libc.syscall(ctypes.c_long(_OPENAT2), above, os.fsencode(name), how, ctypes.c_size_t(len(how)))
+    if number >= 0:
+        return number
+    problem = ctypes.get_errno()
+    if problem in (errno.ENOSYS, errno.EPERM):
+        return os.open(name, flags, 0o644, dir_fd=above)
+    raise OSError(problem, os.strerror(problem), name)
+
+
+def _parts(path: str) -> tuple[str, ...]:
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if path.startswith("/") or not parts or ".." in parts or "\0" in path:
+        raise LeadsOut(f"{path!r} is no path within the working folder")
+    return parts

@@ -1,0 +1,90 @@
+"""What the attacks go for: a secret behind every door that a sandbox must keep shut.
+
+Invariant: all of it is made for the attacks and gone afterwards; nothing of it is anybody's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SECRET = f"ajet-secret-{secrets.token_hex(8)}"
+VARIABLE = "AJET_SANDBOX_ATTACK"
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the doors are."""
+
+    folder: str
+    """One of mode 777."""
+    file: str
+    pid: int
+    ticks: str
+    """When it began."""
+    name: str
+    """Of a file that nobody has."""
+    users: list[str]
+    tcp: int
+    udp: int
+    unix: str
+    abstract: str
+
+
+@contextmanager
+def targets() -> Iterator[Targets]:
+    """Make them. Raises OSError."""
+    with ExitStack() as made:
+        folder = made.enter_context(tempfile.TemporaryDirectory(prefix="ajet-attacks-"))
+        os.chmod(folder, 0o777)
+        file = Path(folder, "secret")
+        file.write_text(SECRET)
+        file.chmod(0o600)
+        before = os.environ.get(VARIABLE)
+        os.environ[VARIABLE] = SECRET
+        made.callback(os.environ.pop, VARIABLE, before)
+        path, abstract = f"{folder}/door", f"\0ajet-{secrets.token_hex(8)}"
+        doors = [
+            _opened(made, socket.AF_INET, ("127.0.0.1", 0)), _opened(made, socket.AF_UNIX, path),
+            _opened(made, socket.AF_UNIX, abstract),
+        ]  # fmt: skip
+        os.chmod(path, 0o777)
+        udp = made.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("127.0.0.1", 0))
+        for door in doors:
+            threading.Thread(target=_greet, args=(door,), daemon=True).start()
+        threading.Thread(target=_reply, args=(udp,), daemon=True).start()
+        users = Path("/etc/passwd").read_text().splitlines() if os.path.exists("/etc/passwd") else []
+        tcp, name = doors[0].getsockname()[1], f"ajet-{secrets.token_hex(8)}"
+        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        yield Targets(folder, str(file), os.getpid(), ticks, name, users, tcp, udp.getsockname()[1], path, abstract)
+
+
+def _opened(made: ExitStack, family: int, address: str | tuple[str, int]) -> socket.socket:
+    door = made.enter_context(socket.socket(family))
+    door.bind(address)
+    door.listen()
+    made.callback(door.shutdown, socket.SHUT_RDWR)
+    return door
+
+
+def _greet(door: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            guest, _ = door.accept()
+            with guest:
+                guest.sendall(SECRET.encode())
+
+
+def _reply(door: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            _, guest = door.recvfrom(64)
+            door.sendto(SECRET.encode(), guest)

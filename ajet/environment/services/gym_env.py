@@ -1,0 +1,209 @@
+"""GymEnv: one attempt's instance of an environment, as its workflow and its judge use it.
+
+Invariants: one instance an attempt, under a name that cannot be guessed; what went wrong with it is kept in `lost`, and
+an attempt whose environment was lost has failed, whatever its code made of that. A score that did not come is never 0.
+It can be sent to another process: both ends speak of the same instance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from ajet.environment.services.wire import EnvService
+from ajet.schema.errors import EnvironmentFailure
+from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+
+Message = dict[str, Any]
+ACTION = "step"
+"""The name of an action in the record, where it is no tool call."""
+
+
+class Step(NamedTuple):
+    """What an action led to."""
+
+    observation: Any
+    """What the agent sees: the text of the answer's messages, where they hold text."""
+    reward: float
+    """Of this step alone; 0 where the environment judges at the end."""
+    is_terminated: bool
+    info: dict[str, Any]
+
+
+class GymEnv:
+    """Made, and released, by the rollout; `workflow_task.gym_env` in a workflow. Its methods block, but for `astep`;
+    each raises EnvironmentFailure."""
+
+    def __init__(self, service: EnvService, task_id: str) -> None:
+        self.service, self.task_id = service, task_id
+        self.instance_id = ""
+        """"" while there is none."""
+        self.lost: EnvironmentFailure | None = None
+        """What went wrong and was not mended."""
+        self.on_use: Callable[[ToolUse], None] | None = None
+        """Who is told of every action."""
+        self.until: float | None = None
+        """When the episode is over, by the clock: no action waits longer."""
+        self._gone = False
+
+    @property
+    def service_url(self) -> str:
+        """Where the service is."""
+        return self.service.url
+
+    @property
+    def env_type(self) -> str:
+        """The kind of environment."""
+        return self.service.env_type
+
+    def create(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> list[Message]:
+        """Begin in a new instance and answer the messages that open the dialogue; one that was there is released. The
+        rollout has done it once, and put them into `workflow_task.task.init_messages`."""
+        if self.instance_id:
+            self.release()
+        with self._losing():
+            self.instance_id = secrets.token_hex(16)
+            answer = self._ask("create", task_id=self.task_id, messages=messages, params=params)
+            return self._state("create", self._data("create", answer))
+
+    def reset(self) -> list[Message]:
+        """The same, by gymnasium's name."""
+        return self.create()
+
+    def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
+        """Act: a text, or a message that holds one. It is sent once."""
+        told, began = as_message(action), time.time()
+        try:
+            with self._losing():
+                data = self._data("step", self._ask("step", messages=told, params=params, within=self._left()))
+                seen = _observation(self._state("step", data))
+                reward = self._number("step", data.get("reward"))
+        except EnvironmentFailure as problem:
+            self._used(told, str(problem), began, "environment")
+            raise
+        info = data.get("info")
+        step = Step(seen, reward, bool(data.get("is_terminated")), info if isinstance(info, dict) else {})
+        self._used(told, str(seen), began, "arguments" if step.info.get("invalid_action") else "")
+        return step
+
+    async def astep(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
+        """`step`, for code that shares its event loop with others."""
+        return await asyncio.to_thread(self.step, action, params)
+
+    def evaluate(
+        self, instance_id: str | None = None, params: Mapping[str, Any] | None = None, messages: Any = None
+    ) -> float:
+        """The environment's score of what was done so far. It is this instance's, whichever `instance_id` is named."""
+        try:
+            answer = self._ask("evaluate", messages=messages, params=params)
+            score = answer.get("data")
+            if isinstance(score, Mapping):
+                score = score.get("score", score.get("reward"))
+            if score is None:
+                raise self.service.wrong("evaluate", f"holds no score: {answer!r:.200}")
+            number = self._number("evaluate", score)
+        except EnvironmentFailure as problem:
+            self.lost = self.lost or problem
+            raise
+        self.lost = None
+        return number
+
+    def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:
+        """What the environment says of itself: its tools, mostly."""
+        return self._ask("get_info", messages=messages, params=params).get("data")
+
+    def release(self) -> bool:
+        """Give the instance back; the rollout does it when the episode is over. Answers whether it was there."""
+        instance, self.instance_id = self.instance_id, ""
+        if not instance:
+            return False
+        return self.service.ask("release", instance_id=instance, task_id=self.task_id).get("success") is not False
+
+    def _left(self) -> float | None:
+        return None if self.until is None else self.until - time.time()
+
+    @contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except EnvironmentFailure as problem:
+            self._gone, self.lost = True, self.lost or problem
+            raise
+
+    def _ask(self, request: str, **more: Any) -> dict[str, Any]:
+        if self._gone:
+            raise EnvironmentFailure(f"the environment is lost: {self.lost}")
+        if not self.instance_id:
+            raise EnvironmentFailure("the environment was released: the episode is over")
+        return self.service.ask(request, instance_id=self.instance_id, **more)
+
+    def _data(self, request: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+        data = answer.get("data")
+        if not isinstance(data, dict):
+            raise self.service.wrong(request, f"holds no data: {answer!r:.200}")
+        return data
+
+    def _state(self, request: str, data: Mapping[str, Any]) -> list[Message]:
+        state = data.get("state")
+        found = [state] if isinstance(state, dict) else state
+        if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+            raise self.service.wrong(request, f"holds no state, which is a list of messages: {data!r:.200}")
+        if bad := next((each for each in found if "content" not in each), None):
+            raise self.service.wrong(request, f"holds a message without content: {bad!r:.200}")
+        return [{"role": "user", **each} for each in found]
+
+    def _number(self, request: str, value: Any) -> float:
+        if value is None:
+            return 0.0
+        if isinstance(value, (bool, int, float)) and math.isfinite(value):
+            return float(value)
+        raise self.service.wrong(request, f"holds {value!r:.100} where a finite number belongs")
+
+    def _used(self, told: Message, result: str, began: float, error: ToolError) -> None:
+        if self.on_use is None:
+            return
+        name, arguments, call_id = _as_call(told)
+        place = self.service.url
+        self.on_use(ToolUse(name, arguments, result, digest_of(result), began, time.time(), error, place, call_id))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "on_use": None}
+
+    def __repr__(self) -> str:
+        return f"<GymEnv {self.env_type or 'environment'} {self.task_id} at {self.service.url}>"
+
+
+def as_message(action: Any) -> Message:
+    """An action as services take it: a message whose content is text. Blocks of text, as agent frameworks keep them,
+    are joined; the value that was handed in stays as it is."""
+    if not isinstance(action, Mapping):
+        return {"role": "assistant", "content": action if isinstance(action, str) else str(action)}
+    content = action.get("content")
+    if isinstance(content, (list, tuple)):
+        texts = [each.get("text") for each in content if isinstance(each, Mapping)]
+        content = "".join(text for text in texts if isinstance(text, str)) if any(texts) else str(content)
+    return {"role": "assistant", **action, **({} if content is None else {"content": content})}
+
+
+def _as_call(told: Message) -> tuple[str, dict[str, Any], str]:
+    """(name, arguments, call id) of an action, for the record: of the tool call in it, if it holds one."""
+    plain = json.loads(json.dumps(told, default=str))
+    calls = plain.get("tool_calls")
+    call = calls[0] if isinstance(calls, list) and calls and isinstance(calls[0], dict) else {}
+    function = call.get("function") if isinstance(call.get("function"), dict) else {}
+    if not function:
+        return ACTION, {"content": plain.get("content")}, ""
+    return str(function.get("name") or ACTION), {"arguments": function.get("arguments")}, str(call.get("id") or "")
+
+
+def _observation(state: list[Message]) -> Any:
+    contents = [each["content"] for each in state]
+    if len(contents) == 1:
+        return contents[0]
+    return "\n".join(str(each) for each in contents)

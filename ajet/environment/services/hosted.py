@@ -1,0 +1,266 @@
+"""What the server hosts: a kind of world, and the instances that are made of it, one an attempt.
+
+Invariant: behind the server every world is a `World`, whoever wrote it. An instance is opened once, stepped, scored and
+released; what a model wrote that is no action there is answered in words and changes nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+from zlib import crc32
+
+Message = dict[str, Any]
+HELD_OUT = 1_000_000
+"""Where worlds are made from a seed: the first one of any split but "train"."""
+
+
+class Opened(NamedTuple):
+    """What an instance begins with."""
+
+    state: list[Message]
+    info: dict[str, Any]
+
+
+class Stepped(NamedTuple):
+    """What an action led to."""
+
+    state: list[Message]
+    reward: float
+    is_terminated: bool
+    info: dict[str, Any]
+
+
+class Instance(Protocol):
+    """One attempt's. Methods may be asynchronous; the others are called in threads, never two at a time."""
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
+        """An `Opened`. Raises ValueError for a task that there is not."""
+        ...
+
+    def step(self, action: Message, params: Mapping[str, Any]) -> Any:
+        """A `Stepped`."""
+        ...
+
+    def evaluate(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """The score of what was done so far, a number."""
+        ...
+
+    def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """What it says of itself, as JSON."""
+        ...
+
+    def release(self) -> Any:
+        """Give back what it holds."""
+        ...
+
+
+class World(Protocol):
+    """A kind of environment."""
+
+    name: str
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """The tasks of a split. Raises ValueError for a split that there is not."""
+        ...
+
+    def instance(self) -> Instance:
+        """A new one."""
+        ...
+
+
+def seeds(count: int, split: str) -> list[str]:
+    """Tasks of a world that is made from a seed: those of training never occur in any other split."""
+    first = 0 if split == "train" else HELD_OUT
+    return [str(first + number) for number in range(count if split == "train" else max(1, count // 10))]
+
+
+def seed_of(task_id: str) -> int:
+    """The seed that a task of `seeds` is; of any other name, one that is always the same."""
+    return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
+
+
+def as_state(told: Any, role: str = "user") -> list[Message]:
+    """Messages of what a world says: a text, one message, or several; anything else in its own words."""
+    if isinstance(told, Mapping) and "content" in told:
+        return [{"role": role, **told}]
+    if (
+        isinstance(told, (list, tuple))
+        and told
+        and all(isinstance(each, Mapping) and "content" in each for each in told)
+    ):
+        return [{"role": role, **each} for each in told]
+    return [{"role": role, "content": told if isinstance(told, str) else "" if told in (None, [], ()) else str(told)}]
+
+
+def as_reward(value: Any, what: str) -> float:
+    """Raises TypeError for what is no finite number."""
+    try:
+        number = 0.0 if value is None else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise TypeError(f"{what} is {value!r:.100}, expected a finite number")
+    return number
+
+
+def text_of(action: Message) -> str:
+    """What the agent said."""
+    content = action.get("content", "")
+    return content if isinstance(content, str) else str(content)
+
+
+class OwnWorld:
+    """A person's class: `create(task_id)` and `step(action)`, and if it has them `evaluate()`, `release()`,
+    `get_info()` and `tasks` (a list, or a function of the split). `params` are handed to what takes them."""
+
+    def __init__(self, made: Callable[[], Any], name: str, count: int) -> None:
+        """`count`: training tasks where it names none."""
+        self._made, self.name, self._count = made, name, count
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """See World."""
+        found = getattr(self._made, "tasks", None)
+        if callable(found):
+            plain = isinstance(inspect.getattr_static(self._made, "tasks"), (staticmethod, classmethod))
+            return [str(each) for each in (found if plain else self._made().tasks)(split)]
+        if isinstance(found, Mapping):
+            if split not in found:
+                raise ValueError(f"there is no split {split!r}; there are {', '.join(map(repr, found))}")
+            return [str(each) for each in found[split]]
+        return seeds(self._count, split) if found is None else [str(each) for each in found]
+
+    def instance(self) -> OwnInstance:
+        """See World."""
+        return OwnInstance(self._made())
+
+
+class OwnInstance:
+    """See OwnWorld."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+        self._total = 0.0
+
+    async def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+        """See Instance."""
+        told = await called(self._own.create, task_id, params)
+        if isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], Mapping):
+            return Opened(as_state(told[0]), dict(told[1]))
+        return Opened(as_state(told), {})
+
+    async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+        """See Instance."""
+        told = await called(self._own.step, text_of(action), params)
+        seen, reward, ended, info = _step_of(told)
+        number = as_reward(reward, "the reward of step()")
+        self._total += number
+        return Stepped(as_state(seen), number, ended, info)
+
+    async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
+        """See Instance; the sum of its rewards where the class does not say."""
+        if not hasattr(self._own, "evaluate"):
+            return self._total
+        return as_reward(await called(self._own.evaluate, params), "the score of evaluate()")
+
+    async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """See Instance."""
+        return await called(self._own.get_info, params) if hasattr(self._own, "get_info") else {}
+
+    async def release(self) -> None:
+        """See Instance."""
+        for name in ("release", "close"):
+            if hasattr(self._own, name):
+                await called(getattr(self._own, name))
+                return
+
+
+def _step_of(told: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
+    """(what is seen, reward, whether it is over, info) of what a person's step() answered."""
+    if isinstance(told, Mapping) and "content" not in told:
+        seen = told.get("observation", told.get("state", ""))
+        return seen, told.get("reward"), bool(told.get("done", told.get("is_terminated"))), dict(told.get("info") or {})
+    if not isinstance(told, tuple):
+        return told, None, False, {}
+    if len(told) == 5:  # gymnasium's: observation, reward, terminated, truncated, info
+        return told[0], told[1], bool(told[2] or told[3]), dict(told[4] or {})
+    if len(told) not in (3, 4):
+        raise TypeError(f"step() answered {len(told)} values, expected (observation, reward, done) or one with info")
+    return told[0], told[1], bool(told[2]), dict(told[3] or {}) if len(told) == 4 else {}
+
+
+class AgentJetWorld:
+    """A class written for AgentJet's own service: `get_init_state`, `step`, `evaluate`, `close`, and a static
+    `get_query_list(split)`."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self._kind, self.name = kind, name
+
+    def tasks(self, split: str) -> Sequence[str]:
+        """See World."""
+        return [str(each) for each in self._kind.get_query_list(split)]
+
+    def instance(self) -> AgentJetInstance:
+        """See World."""
+        return AgentJetInstance(self._kind)
+
+
+class AgentJetInstance:
+    """See AgentJetWorld."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._env: Any = None
+
+    async def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+        """See Instance."""
+        self._env = await called(self._kind, task_id, f"{self._kind.__name__}-{id(self)}", dict(params))
+        told = await called(self._env.get_init_state, dict(params))
+        return Opened(as_state(told["state"]), dict(told.get("info") or {}))
+
+    async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+        """See Instance."""
+        told = await called(self._env.step, action, dict(params))
+        reward = as_reward(told.get("reward"), "the reward of step()")
+        return Stepped(as_state(told["state"]), reward, bool(told.get("is_terminated")), dict(told.get("info") or {}))
+
+    async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
+        """See Instance."""
+        return as_reward(await called(self._env.evaluate, messages, dict(params)), "the score of evaluate()")
+
+    async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
+        """See Instance."""
+        return await called(self._env.get_info, messages, dict(params))
+
+    async def release(self) -> None:
+        """See Instance."""
+        if self._env is not None and hasattr(self._env, "close"):
+            await called(self._env.close)
+
+
+async def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What it answers to as many of the arguments as it takes: awaited if it is asynchronous, else computed in a thread
+    of its own, so that one that hangs holds up nobody else."""
+    from ajet.environment.services.threads import in_thread
+
+    taken = arguments[: _takes(function, len(arguments))]
+    if inspect.iscoroutinefunction(function):
+        return await function(*taken)
+    told = await in_thread(function, *taken)
+    return await told if inspect.isawaitable(told) else told
+
+
+def _takes(function: Callable[..., Any], most: int) -> int:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of C, and silent on what it takes
+        return most
+    for count in range(most, -1, -1):
+        try:
+            signature.bind(*range(count))
+        except TypeError:
+            continue
+        return count
+    raise TypeError(f"{function!r} takes {signature}, and is called with at most {most} arguments by position")

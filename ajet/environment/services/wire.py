@@ -1,0 +1,202 @@
+"""EnvService: the protocol of an environment service, one request at a time.
+
+Invariants: every request has a deadline and a limit in bytes, read before anything is parsed; it goes over a connection
+of its own, so that it either was not sent at all or may have been heard. Only what is safe to do twice is sent again
+after that; a request that was never sent always may be. What is wrong is an EnvironmentFailure that names the address,
+the request and what came.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ajet.environment.addresses import parts_of
+from ajet.schema.errors import EnvironmentFailure
+
+TOKEN = "ENV_SERVICE_TOKEN"
+"""The variable that holds a service's bearer token."""
+SECONDS: Mapping[str, float] = {"create": 120.0, "step": 120.0, "evaluate": 120.0, "release": 10.0}
+"""How long an answer may take, by request."""
+OTHERWISE_S = 30.0
+LONGEST = 16 << 20
+"""Bytes of an answer."""
+REPEATABLE = frozenset({"get_env_profile", "get_info", "evaluate", "release"})
+"""What changes nothing, or the same thing however often it is asked. `create` is not here: services that know its
+instance already refuse it."""
+TRIES, PAUSE_S = 3, 0.2
+
+
+@dataclass(frozen=True)
+class EnvService:
+    """One environment service. A value: it can be sent to another process. Thread-safe."""
+
+    url: str
+    """http://HOST:PORT, with a path before the requests' names if there is one."""
+    env_type: str = ""
+    token: str | None = None
+    """Bearer token; None: what ENV_SERVICE_TOKEN holds, if it is set."""
+    seconds: float | None = None
+    """Deadline of every request; None: each request's usual one."""
+
+    def __repr__(self) -> str:
+        return f"EnvService({self.url!r}, {self.env_type!r})"
+
+    def task_ids(self, split: str) -> list[str]:
+        """The tasks of a split. Raises EnvironmentFailure."""
+        answer = self.ask("get_env_profile", params={"split": split})
+        found = answer.get("data", answer.get("task_ids"))
+        if not isinstance(found, list):
+            raise self.wrong("get_env_profile", f"holds no list of tasks: {_shown(answer)}")
+        return [str(each) for each in found]
+
+    def ask(
+        self,
+        request: str,
+        *,
+        task_id: str | None = None,
+        instance_id: str | None = None,
+        messages: Any = None,
+        params: Mapping[str, Any] | None = None,
+        within: float | None = None,
+    ) -> dict[str, Any]:
+        """The answer's whole body. `within`: seconds that are left, where they may be fewer than usual. Raises
+        EnvironmentFailure."""
+        told = {
+            "env_type": self.env_type or "default",
+            "task_id": task_id,
+            "instance_id": instance_id,
+            "messages": messages if messages is not None else {},
+            "params": dict(params or {}),
+        }
+        body = json.dumps(told, default=str).encode()
+        seconds = self.seconds or SECONDS.get(request, OTHERWISE_S)
+        if within is not None:
+            seconds = max(0.001, min(seconds, within))
+        failure: _NotSent | _Unanswered | None = None
+        for number in range(1, TRIES + 1):
+            try:
+                return self._once(request, body, seconds)
+            except (_NotSent, _Unanswered) as problem:
+                failure = problem
+                if isinstance(problem, _Unanswered) and request not in REPEATABLE:
+                    break
+            if number < TRIES:
+                time.sleep(PAUSE_S * number)
+        raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
+
+    def health(self, seconds: float) -> str:
+        """An empty string, or why the service does not answer at all; whatever it answers will do."""
+        try:
+            connection = self._connection(seconds)
+            connection.request("GET", self._path("healthz"), headers=self._headers())
+            connection.getresponse()
+        except (_NotSent, OSError, http.client.HTTPException) as problem:
+            return str(problem) or type(problem).__name__
+        connection.close()
+        return ""
+
+    def _once(self, request: str, body: bytes, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        connection = self._connection(seconds)
+        try:
+            try:
+                connection.request("POST", self._path(request), body, self._headers())
+                response = connection.getresponse()
+                raw = _read(connection, response, deadline)
+            except TimeoutError:
+                raise _Unanswered(f"no answer within {seconds:.3g} s") from None
+            except (OSError, http.client.HTTPException) as problem:
+                said = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+                raise _Unanswered(f"the connection broke before the answer was whole ({said})") from problem
+        finally:
+            connection.close()
+        if len(raw) > LONGEST:
+            raise self.wrong(request, f"is longer than {LONGEST >> 20} MiB; the rest was not read")
+        return self._read(request, response.status, raw)
+
+    def _read(self, request: str, status: int, raw: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(raw)
+        except (ValueError, RecursionError):
+            text = raw[:200].decode(errors="replace")
+            raise self.wrong(request, f"is no JSON (status {status}): {text!r}") from None
+        if status >= 400 or not isinstance(answer, dict) or (answer.get("success") is False and request != "release"):
+            raise self.wrong(request, f"is a refusal (status {status}): {_reason(answer)}")
+        return answer
+
+    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+        place = parts_of(self.url)
+        if place is None or place.hostname is None:
+            raise _NotSent(f"{self.url} is no address such as http://127.0.0.1:8080")
+        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        connection = kind(place.hostname, place.port, timeout=max(0.001, seconds))
+        try:
+            connection.connect()
+        except (OSError, ssl.SSLError) as problem:
+            raise _NotSent(
+                f"nobody is to be reached there: {getattr(problem, 'strerror', None) or problem}"
+            ) from problem
+        return connection
+
+    def _path(self, request: str) -> str:
+        return f"{urlsplit(self.url).path.rstrip('/')}/{request}"
+
+    def _headers(self) -> dict[str, str]:
+        token = self.token if self.token is not None else os.environ.get(TOKEN, "")
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        return headers | {"Authorization": f"Bearer {token}"} if token else headers
+
+    def wrong(self, request: str, what: str) -> EnvironmentFailure:
+        """The failure of a request whose answer `what`: "is no JSON"."""
+        return EnvironmentFailure(f"the environment service at {self.url}, /{request}: the answer {what}")
+
+
+class _NotSent(Exception):
+    """Nobody can have heard the request."""
+
+
+class _Unanswered(Exception):
+    """Somebody may have heard the request."""
+
+
+def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The body, or a part that is longer than allowed."""
+    parts: list[bytes] = []
+    length = 0
+    while length <= LONGEST:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+        part = response.read1(1 << 16)
+        if not part:
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
+            break
+        parts.append(part)
+        length += len(part)
+    return b"".join(parts)
+
+
+def _reason(answer: Any) -> str:
+    """What a refusal says; the last line of a traceback, which is where its cause stands."""
+    if isinstance(answer, dict):
+        for name in ("detail", "error", "message", "data"):
+            if said := answer.get(name):
+                text = said.get("message", said) if isinstance(said, dict) else said
+                lines = str(text).strip().splitlines()
+                return (lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines))[:1000]
+    return _shown(answer)
+
+
+def _shown(answer: Any) -> str:
+    return f"{answer!r:.200}"

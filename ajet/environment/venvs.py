@@ -1,0 +1,159 @@
+"""Environments of Python for programs whose packages cannot be in ours, made once.
+
+Invariant: an environment is for one list of requirements (its folder's name is the list's digest) and is used only when
+it is whole; every step has a time limit, so that an index that cannot be reached costs minutes at most, never a hang;
+two that make the same one wait for each other, not without end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from ajet.config.cache import cache_root
+from ajet.schema.errors import UserError
+
+READY = "ajet-ready"
+"""The file that says that an environment is whole."""
+LIMIT_S = 300.0
+"""For one step of one."""
+WAIT_S = 6 * LIMIT_S
+"""For another process that makes some in the same folder."""
+QUICK_HTTP = {
+    "UV_HTTP_TIMEOUT": "15",
+    "UV_HTTP_RETRIES": "1",
+    "UV_HTTP_CONNECT_TIMEOUT": "5",
+    "PIP_TIMEOUT": "10",
+    "PIP_RETRIES": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+}
+
+
+def python_with(requirements: Path, *, say: Callable[[str], None] = lambda text: None) -> Path:
+    """The Python of an environment with what the file lists, made if it is not there: about 10 seconds to minutes.
+    `say` is told before. Raises UserError where it cannot be made."""
+    try:
+        text = requirements.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise UserError(
+            f"The requirements cannot be read: {why}.",
+            where=str(requirements),
+            expected="a file that lists packages, as pip reads it",
+        ) from None
+    folder = cache_root() / "python"
+    target = folder / digest(text)
+    if not (target / READY).exists():
+        with alone(folder):
+            if not (target / READY).exists():
+                say(f"an environment of its own with what {requirements} lists is made (once, in {target})")
+                if why := "".join(made(target, lambda: venv(target, requirements, "the packages"))):
+                    raise UserError(
+                        f"The environment that {requirements.name} asks for cannot be made.",
+                        where=str(requirements),
+                        expected=f"packages that an index has for Python {sys.version_info[0]}.{sys.version_info[1]}",
+                        do=why,
+                    )
+    return target / "bin" / "python"
+
+
+def digest(text: str) -> str:
+    """Of requirements, for this Python."""
+    return hashlib.sha256(f"{sys.version_info[0]}.{sys.version_info[1]}\n{text}".encode()).hexdigest()[:12]
+
+
+def made(target: Path, make: Callable[[], str]) -> list[str]:
+    """Fill the folder and mark it as whole; answers why not, where `make` does."""
+    shutil.rmtree(target, ignore_errors=True)  # what an interrupted one left
+    if why := make():
+        shutil.rmtree(target, ignore_errors=True)
+        return [why]
+    (target / READY).touch()
+    return []
+
+
+def venv(target: Path, requirements: Path, what: str) -> str:
+    """ "" when it is there, else why not."""
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    python = str(target / "bin" / "python")
+    why = ran([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
+    if why:
+        return why
+    by_uv = [str(uv), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "-r", str(requirements)]
+    if uv is not None and not ran(by_uv, what):
+        return ""
+    by_pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "-r", str(requirements)]
+    return ran(by_pip, what)  # pip reads its own settings: another index, say
+
+
+def ran(command: Sequence[str], what: str) -> str:
+    """ "" when it went well, else why not. What it started ends with it where it is not done in time."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **QUICK_HTTP},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"{what}: {error}"
+    with process:
+        try:
+            told, said = process.communicate(timeout=LIMIT_S)
+        except BaseException as problem:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(problem, subprocess.TimeoutExpired):
+                return f"{what}: not done in {LIMIT_S:.0f} s"
+            raise
+    last = (said or told).strip().splitlines()[-1:]
+    return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """While nobody else makes something there; the folder is made. Raises UserError where it cannot be, or another
+    takes longer than WAIT_S."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"The cache cannot be written: {error.strerror}.",
+            where=str(folder),
+            expected="a folder that this user may write to",
+            do="set AJET_CACHE to another one",
+        ) from None
+    with lock:
+        until = time.monotonic() + WAIT_S
+        while not _locked(lock):
+            if time.monotonic() > until:
+                raise UserError(
+                    f"Another process has been making environments there for {WAIT_S / 60:.0f} minutes.",
+                    where=str(folder),
+                    do="end it (`fuser` names who holds .lock), and start again",
+                )
+            time.sleep(0.1)
+        yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

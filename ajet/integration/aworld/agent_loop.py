@@ -1,0 +1,121 @@
+"""AworldAgentLoop: agents of AWorld as a workflow.
+
+Invariants: an agent trains if and only if its address came from `get_llm_server_address()`; each episode builds its own
+agents, and what AWorld keeps of them goes with the episode. It is a `rollout.user_workflow` on every backbone; a verl
+that ajet did not launch, which makes it as a `_target_` of its agent.yaml, is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from abc import abstractmethod
+from collections.abc import Generator
+from importlib.util import find_spec
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from ajet.integration.aworld.tool_environment import of_episode
+from ajet.schema.commands import command
+from ajet.schema.errors import AjetError, BoundaryError, MissingExtra, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.workflow.tuner import ModelTuner
+from ajet.workflow.workflow import Workflow
+
+
+class Told(str):
+    """Text that may be awaited, as in AWorld's newer versions, or not."""
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return str(self)
+        yield
+
+
+class AworldAgentLoop(Workflow):
+    """Subclass it and write `build_agents`."""
+
+    name: str = "aworld"
+    _tuner: ModelTuner | None = PrivateAttr(default=None)
+    _addresses: set[str] = PrivateAttr(default_factory=set)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises MissingExtra."""
+        require_aworld()
+
+    @abstractmethod
+    def build_agents(self) -> Any:
+        """An AWorld Agent or Swarm, made anew for each episode; may be `async`."""
+
+    def get_llm_server_address(self, server_name: str | None = None) -> Told:
+        """The `llm_base_url` of an agent that is to be trained: a new one at each call, and as secret as a key, which
+        it holds (any `llm_api_key` will do). May be awaited. Good until the episode ends. `server_name` changes
+        nothing."""
+        at = self._playing().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
+        self._addresses.add(at.keyed_url)
+        return Told(at.keyed_url)
+
+    def get_llm_server_model_name(self) -> Told:
+        """The `llm_model_name` of such an agent. May be awaited."""
+        return Told(self._playing().model_name)
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
+        """Build the agents, have AWorld play them; the answer is `final_answer`. Raises BoundaryError."""
+        require_aworld()
+        from ajet.integration.aworld import isolation, play
+
+        self._tuner = tuner
+        session = f"{workflow_task.episode_uuid}-{uuid.uuid4().hex[:8]}"
+        with isolation.episode(session), of_episode(tuner) as tools:
+            built = self.build_agents()
+            if inspect.isawaitable(built):
+                built = await built
+            agents = play.agents_of(built)
+            play.bind(agents, self._addresses, tuner)
+            try:
+                answer = await play.play(built, agents, question_of(workflow_task.task), session)
+            except BoundaryError:
+                await tools.end()
+                tools.require_kept()
+                raise
+            finally:
+                await tools.end()
+            tools.require_kept()
+        return WorkflowOutput(metadata={"final_answer": answer.answer})
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """What a verl that ajet did not launch asks of a `_target_`. Raises UserError."""
+        raise UserError(
+            "Agents of AWorld are not played by a verl that ajet did not launch.",
+            where=f"agent.yaml: {type(self).__module__}.{type(self).__qualname__}",
+            expected=f"`rollout.user_workflow: {type(self).__module__}->{type(self).__qualname__}`",
+            do=f"train it with `{command('--conf', 'FILE.yaml', '--backbone', 'verl', '--with-ray')}`",
+        )
+
+    def _playing(self) -> ModelTuner:
+        if self._tuner is None:
+            raise AjetError("the model's address is known while an episode is played: ask for it in build_agents()")
+        return self._tuner
+
+
+def question_of(task: Task) -> str:
+    """What the agents are asked: the task's system messages first, where it has some, then its question."""
+    before = [_text(each) for each in task.init_messages if each.get("role") == "system"]
+    asked = task.main_query or next(
+        (_text(each) for each in reversed(task.init_messages) if each.get("role") == "user"), ""
+    )
+    return "\n\n".join(text for text in (*before, asked) if text)
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)
+    return content or ""
+
+
+def require_aworld() -> None:
+    """Raises MissingExtra."""
+    if find_spec("aworld") is None:
+        raise MissingExtra("aworld", "aworld", needed_for="An agent of AWorld")

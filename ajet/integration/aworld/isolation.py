@@ -1,0 +1,138 @@
+"""Concurrent episodes of AWorld, kept apart.
+
+By itself AWorld keeps all of a process's episodes in one place: messages in one file without a lock, agents in one
+table by id (and the end of any task closes the tools of every agent in it), run states in one list of 1,000. Invariant:
+what AWorld keeps belongs to the episode in whose context (contextvars) it was made, is seen there only, and goes with
+it; outside of episodes AWorld's tables and memory are as they were.
+
+Imports AWorld: to be imported where an episode is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from aworld.core.agent.base import AgentFactory
+from aworld.core.event.message_future import MessageFuture
+from aworld.memory.main import MEMORY_HOLDER, InMemoryMemoryStore, MemoryFactory
+from aworld.runners.state_manager import InMemoryStateStorage
+
+_TABLES = ("_cls", "_desc", "_agent_conf", "_agent_instance")
+_lock = threading.Lock()
+
+
+class Kept:
+    """Of one episode."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[str, Any]] = {name: {} for name in _TABLES}
+        store = InMemoryMemoryStore()
+        self.memory = MemoryFactory.from_config(_CONFIG, memory_store=store)
+        self.polls: list[asyncio.Task[None]] = []
+        """Tasks that look for the end of a message."""
+
+
+class _Memory:
+    """AWorld's memory: the episode's own; outside of episodes, AWorld's default, made when it is first used."""
+
+    _outside: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        kept = _kept.get()
+        if kept is not None:
+            return getattr(kept.memory, name)
+        with _lock:
+            if _Memory._outside is None:
+                _Memory._outside = MemoryFactory.from_config(_CONFIG)
+        return getattr(_Memory._outside, name)
+
+
+class _Table(MutableMapping[str, Any]):
+    """One of the agents' tables: AWorld's own, and the episode's before it."""
+
+    def __init__(self, name: str, outside: dict[str, Any]) -> None:
+        self._name, self._outside = name, outside
+
+    @property
+    def _here(self) -> dict[str, Any]:
+        kept = _kept.get()
+        return self._outside if kept is None else kept.tables[self._name]
+
+    def __getitem__(self, key: str) -> Any:
+        here = self._here
+        return here[key] if key in here else self._outside[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._here[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._here[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._outside, **self._here})
+
+    def __len__(self) -> int:
+        return len({**self._outside, **self._here})
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._here or key in self._outside
+
+
+_kept: ContextVar[Kept | None] = ContextVar("ajet_aworld_kept", default=None)
+_CONFIG: Any = None
+
+
+@contextmanager
+def episode(session: str) -> Iterator[None]:
+    """Within the block, and in tasks begun in it, AWorld keeps what it keeps for this episode alone. `session`: the
+    session id of its tasks, whose run states go with it."""
+    _separate()
+    kept = Kept()
+    token = _kept.set(kept)
+    try:
+        yield
+    finally:
+        for poll in kept.polls:
+            poll.cancel()  # those of messages that were never stored look on for ever
+        _kept.reset(token)
+        states = InMemoryStateStorage.instance()
+        with _lock:
+            for node in states._session_nodes.pop(session, ()):
+                states._nodes.pop(node.node_id, None)
+            if session in states._ordered_session_ids:
+                states._ordered_session_ids.remove(session)
+
+
+def _poll(self: Any, timeout: float | None = None) -> None:
+    """In place of AWorld's: none where the end is known, and none that outlives its episode."""
+    if self.future.done():
+        return
+    known, kept = self._task, _kept.get()
+    _start_polling(self, timeout)
+    if kept is not None and self._task is not known:
+        kept.polls.append(self._task)
+
+
+_start_polling = MessageFuture._start_polling
+
+
+def _separate() -> None:
+    """Once a process."""
+    global _CONFIG
+    with _lock:
+        if _CONFIG is not None:
+            return
+        from aworld.core.memory import MemoryConfig
+
+        _CONFIG = MemoryConfig(provider="aworld")
+        _Memory._outside = MEMORY_HOLDER.get("instance")
+        MEMORY_HOLDER["instance"] = _Memory()
+        MessageFuture._start_polling = _poll
+        for name in _TABLES:
+            setattr(AgentFactory, name, _Table(name, getattr(AgentFactory, name)))
+        InMemoryStateStorage.instance()._max_session = 1 << 30  # it forgets the oldest, which may be playing

@@ -1,0 +1,210 @@
+"""One task, played by AWorld's runner with agents that somebody built.
+
+Invariants: an agent whose address is one that the episode handed out talks to the episode's own client under its own
+name, so its calls are its own timelines; every other agent's model is its own business. Nothing is asked twice: a
+failed call is the gateway's to record. What a tool says reaches the model whole, as the gateway has its own limits. An
+agent whose tools did not all start, or lost a call, has failed by them, whatever it made of it; a call that may have
+been delivered is not repeated.
+
+Imports AWorld: to be imported where an episode is played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any
+
+from aworld.config import ConfigDict
+from aworld.config.conf import HistoryWriteStrategy, TaskConfig
+from aworld.core.agent.base import BaseAgent
+from aworld.core.agent.swarm import Swarm
+from aworld.core.task import Task, TaskResponse
+from aworld.mcp_client import utils as calls
+from aworld.memory import tool_result_compaction
+from aworld.models.llm import LLMModel
+from aworld.models.openai_provider import OpenAIProvider
+from aworld.runner import Runners
+from aworld.sandbox.run import mcp_servers
+from aworld.sandbox.runtime.manager import SandboxManager
+
+from ajet.schema.errors import AgentFailure, ToolFailure
+from ajet.workflow.tuner import ModelTuner
+
+_ENDLESS = 1 << 30
+_ROUNDS = 10_000
+# not to be set for one agent: AWorld has callers that ask no agent's settings
+tool_result_compaction._TOOL_RESULT_CHAR_THRESHOLD = tool_result_compaction._TOOL_RESULT_LINE_THRESHOLD = _ENDLESS
+_lost: dict[str, list[str]] = {}
+"""Sandbox -> calls of its tools that no server answered."""
+_problem: ContextVar[str] = ContextVar("ajet_aworld_call", default="")
+"""Of the call that is being made: why it was not answered."""
+_TIMEOUT, _OF_SERVERS = 408, range(-32099, -31999)
+"""Errors that do not speak of what was asked: the SDK's own (no answer in time, connection closed), and servers'."""
+_SAID = 500
+"""Characters of AWorld's own words in a failure."""
+
+
+def _asked_once(asked: Any) -> Any:
+    """AWorld's function that calls a tool, which tells a model of a lost call as of a tool's own error."""
+
+    async def call(*args: Any, **told: Any) -> Any:
+        token = _problem.set("")
+        try:
+            answer = await asked(*args, **{**told, "max_retry": 1})
+            if why := _problem.get():
+                _lost.setdefault(str(told.get("sandbox_id")), []).append(why)
+            return answer
+        finally:
+            _problem.reset(token)
+
+    return call
+
+
+def _noted(making: Any) -> Any:
+    """AWorld's function that puts an exception into a tool's words."""
+
+    def made(server: str, tool: str, problem: Any, *args: Any) -> Any:
+        code = getattr(getattr(problem, "error", None), "code", None)
+        if code is None or code == _TIMEOUT or code in _OF_SERVERS:
+            how = (
+                f"no answer in {problem:g} s" if isinstance(problem, float) else f"{type(problem).__name__}: {problem}"
+            )
+            _problem.set(f"{server}__{tool}: {how}"[:_SAID])
+        return making(server, tool, problem, *args)
+
+    return made
+
+
+for _name in ("_make_exception_result", "_make_timeout_result"):
+    setattr(calls, _name, _noted(getattr(calls, _name)))
+for _name in ("call_mcp_tool_with_reuse", "call_mcp_tool_with_exit_stack"):
+    setattr(mcp_servers, _name, _asked_once(getattr(mcp_servers, _name)))
+
+
+class EpisodeProvider(OpenAIProvider):
+    """AWorld's, over a client of the episode's: it retries nothing and shares what is dear to make."""
+
+    def __init__(self, client: Any) -> None:
+        self._given, self.is_http_provider = client, False
+        super().__init__("-", str(client.base_url), client.default_model, sync_enabled=False, async_enabled=True)
+
+    def _init_async_provider(self) -> Any:
+        return self._given
+
+
+def agents_of(built: Any) -> list[Any]:
+    """All agents of an Agent or a Swarm, each once, in the order in which they stand. Raises AgentFailure for what is
+    neither."""
+    found: dict[int, Any] = {}
+    _gather(built, found)
+    if not found:
+        raise AgentFailure(f"build_agents() returned a {type(built).__name__}; expected an AWorld Agent or Swarm")
+    return list(found.values())
+
+
+def _gather(part: Any, found: dict[int, Any]) -> None:
+    if isinstance(part, BaseAgent):
+        found.setdefault(id(part), part)
+    elif isinstance(part, Swarm):
+        for each in (part.topology, part.register_agents, part.builder.root_agent):
+            _gather(each, found)
+    elif isinstance(part, (list, tuple)):
+        for each in part:
+            _gather(each, found)
+
+
+def bind(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
+    """Give each agent the model that its address means: one of `addresses` is the tuned one."""
+    taken: set[str] = set()
+    for agent in agents:
+        settings = agent.conf.llm_config
+        if settings.get("llm_base_url") in addresses:
+            name = _unused(agent.name(), taken)
+            client = tuner.as_raw_openai_sdk_client(agent_name=name)
+            agent._llm = LLMModel(conf=settings, custom_provider=EpisodeProvider(client))
+            agent.llm_max_attempts = 1
+        elif not settings.get("llm_provider"):
+            settings["llm_provider"] = "openai"  # 0.3.2 asks for the key, which it drops where it is None
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}-{number}"
+    taken.add(found)
+    return found
+
+
+async def play(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
+    """AWorld's answer. Raises ToolFailure, AgentFailure."""
+    lacking: list[str] = []
+    for agent in agents:
+        _prepare(agent, lacking)
+    kind = "swarm" if isinstance(built, Swarm) else "agent"
+    patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
+    conf = ConfigDict({**TaskConfig().model_dump(), **patience})  # else a slow model's turn is begun again
+    task = Task(input=question, session_id=session, conf=conf, **{kind: built})
+    try:
+        answers = await Runners.run_task(task)
+    finally:
+        lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
+        for agent in agents:
+            await _release(agent)
+    if lacking:
+        raise ToolFailure(f"tools did not start: {', '.join(lacking)}")
+    if lost:
+        raise ToolFailure(f"a call was lost: {lost[0]}")
+    answer = answers[task.id]
+    if not answer.success:
+        raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_SAID])
+    return answer
+
+
+def _prepare(agent: Any, lacking: list[str]) -> None:
+    """`lacking` is told the servers of which it has no tool once it has looked."""
+    memory = agent.memory_config
+    settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
+    settings |= {
+        "history_write_strategy": HistoryWriteStrategy.DIRECT,  # by messages, each write waits for a poll
+        "history_rounds": max(settings.get("history_rounds", 0), _ROUNDS),
+        "tool_result_length_threshold": _ENDLESS,
+    }
+    agent.memory_config = agent.conf["memory_config"] = ConfigDict(settings)
+    agent._save_failed_request_context = _nothing  # whole prompts, in the working directory
+    looked = agent.async_desc_transform
+
+    async def looks(context: Any) -> None:
+        await looked(context)
+        lacking.extend(f"{agent.name()} has none of {name}" for name in _without_tools(agent))
+
+    agent.async_desc_transform = looks
+
+
+async def _release(agent: Any) -> None:
+    """Close its tools, and end the tasks that AWorld keeps for them in threads of its own."""
+    if agent.sandbox is None:
+        return
+    await agent.sandbox.cleanup()
+    manager, name = SandboxManager.get_instance(), agent.sandbox.sandbox_id
+    for key in [key for key in manager.get_registered_sandbox_ids() if key.partition(":")[0] == name]:
+        kept = manager._registry.pop(key, None)
+        if kept is not None:
+            kept.loop.call_soon_threadsafe(kept.queue.put_nowait, (None, (), {}, Future()))
+
+
+async def _nothing(*args: Any, **kwargs: Any) -> None: ...
+
+
+def _without_tools(agent: Any) -> list[str]:
+    """Servers that it asked for, as they stand in its `mcp_config`, and that gave it nothing; all that it asked for
+    where none stands there."""
+    asked, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
+    wanted = [name for name in asked if name in known and not known[name].get("disabled")]
+    if asked and not wanted:
+        return [name for name in asked if name not in known]
+    tools = getattr(getattr(agent.sandbox, "mcpservers", None), "tool_list", None) or []
+    served = {tool.get("function", {}).get("name", "").partition("__")[0] for tool in tools}
+    return [name for name in wanted if name not in served]

@@ -1,0 +1,56 @@
+"""AgentTrainer's data sets as JSON Lines, which every backbone reads.
+
+Invariant: every row arrives, with all its columns; a row as verl has it (`reward_model.ground_truth`) keeps its truth
+as `answer`, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet.record.files import write_atomically
+
+_KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+
+
+def as_lines(given: Any, file: Path, base: Path) -> Path | None:
+    """`given`: a data set, rows, or a path, relative to `base`. None for none; a file of JSON Lines that carries no
+    rows of verl's is used as it is. Raises ValueError."""
+    if given is None:
+        return None
+    rows = _from_file(base / given) if isinstance(given, (str, Path)) else given
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+        raise ValueError(f"the data set is a {type(given).__name__}; expected a datasets.Dataset, rows, or a path")
+    lines = [_line(row, number) for number, row in enumerate(rows)]
+    if not lines:
+        raise ValueError("the data set has no row")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, "".join(lines))
+    return file
+
+
+def _from_file(path: Path) -> Any:
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise ValueError(f"{path} is no data set; expected {', '.join(_KINDS)}")
+    if not path.is_file():
+        raise ValueError(f"the data set {path} does not exist")
+    from datasets import Dataset
+
+    return getattr(Dataset, f"from_{kind}")(str(path), keep_in_memory=True)
+
+
+def _line(row: Any, number: int) -> str:
+    if not isinstance(row, Mapping):
+        raise ValueError(f"row {number} of the data set is a {type(row).__name__}; expected named columns")
+    row = dict(row)
+    truth = row.get("reward_model")
+    if "answer" not in row and isinstance(truth, Mapping) and "ground_truth" in truth:
+        row["answer"] = truth["ground_truth"]
+    try:
+        return json.dumps(row, ensure_ascii=False) + "\n"
+    except (TypeError, ValueError) as problem:
+        raise ValueError(f"row {number} of the data set cannot be written down: {problem}") from None

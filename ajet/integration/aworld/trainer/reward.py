@@ -1,0 +1,107 @@
+"""AgentTrainer's reward as a judge: a function of verl's four arguments, or of ajet's two.
+
+Invariant: a function that cannot be called so, or that says that it returns something else than a number, is a
+ValueError before anything is played; one that returns something else nevertheless is a failure of the judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from ajet.config.references import resolve_reference
+from ajet.schema.errors import JudgeFailure, UserError
+from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.task_judge.base_judge import BaseJudge
+
+ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
+
+
+def described(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the `task_judge` section, what the configuration's own section says). Raises ValueError."""
+    reference = _referred(given, base)
+    try:
+        function = resolve_reference(reference, base=base, what="reward_func")
+    except UserError as problem:
+        raise ValueError(str(problem)) from problem
+    if not callable(function):
+        raise ValueError(f"Reward func must be callable or file path: {reference} is a {type(function).__name__}")
+    if isinstance(function, type) or _takes(function, 2, exactly=True):
+        return {"judge_protocol": reference}, {}
+    if not _takes(function, 4):
+        raise ValueError(
+            f"the reward function {reference} takes {inspect.signature(function)}; expected ({', '.join(ARGUMENTS)}), "
+            "or (task, output)"
+        )
+    says = function.__annotations__.get("return", inspect.Signature.empty)
+    told = says if isinstance(says, str) else inspect.formatannotation(says)
+    if says is not inspect.Signature.empty and told not in _NUMBERS:
+        raise ValueError(f"the reward function {reference} says that it returns {told}; expected a number")
+    return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
+
+
+class FunctionJudge(BaseJudge):
+    """Asks the function that the configuration's section names."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._function = resolve_reference(
+            config.aworld.reward, base=Path(config.ajet.base_dir), what="the reward function"
+        )
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
+        """What the function says of the answer."""
+        row = workflow_task.task.metadata
+        answer = workflow_output.metadata.get("final_answer")
+        text = answer if isinstance(answer, str) else "" if answer is None else str(answer)
+        found = self._function(row.get("data_source", ""), text, row.get("answer"), row.get("extra_info") or {})
+        if not isinstance(found, Real):
+            raise JudgeFailure(f"the reward function returned a {type(found).__name__}; expected a number")
+        return float(found)
+
+
+def _referred(given: Any, base: Path) -> str:
+    if isinstance(given, (str, Path)):
+        text = str(given)
+        return text if "->" in text else f"{text}->{_function_in(base / text)}"
+    if not callable(given):
+        raise ValueError("Reward func must be callable or file path")
+    name, module = getattr(given, "__qualname__", repr(given)), getattr(given, "__module__", None)
+    if not name.isidentifier():
+        raise ValueError(f"the reward function {name} has no name by which it is found; write it with `def` in a file")
+    if module == "__main__":
+        return f"__main__->{name}"
+    return f"{Path(inspect.getfile(given)).resolve()}->{name}"
+
+
+def _function_in(file: Path) -> str:
+    """The one that is meant: of the file's name, else the only one with verl's arguments."""
+    if not file.is_file():
+        raise ValueError(f"the reward function's file {file} does not exist")
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except SyntaxError as problem:
+        raise ValueError(f"the reward function's file {file} does not parse: {problem}") from None
+    found = [each for each in tree.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = [each.name for each in found]
+    if file.stem in names:
+        return file.stem
+    meant = [each.name for each in found if tuple(arg.arg for arg in each.args.args) == ARGUMENTS]
+    if len(meant) != 1:
+        raise ValueError(
+            f"{file} has {len(meant)} functions of ({', '.join(ARGUMENTS)}); name the one that is meant: {file}->NAME"
+        )
+    return meant[0]
+
+
+def _takes(function: Any, count: int, *, exactly: bool = False) -> bool:
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return not exactly or len(signature.parameters) == count

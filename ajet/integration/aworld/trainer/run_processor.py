@@ -1,0 +1,148 @@
+"""RunProcessor: AgentTrainer's four modules as one of ajet's experiments.
+
+Invariants: `train` runs what `ajet --conf` would run on the same configuration, which stands, resolved, in the run
+directory below `run_path`; what the user's configuration says wins over what the other modules bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ajet.integration.aworld.trainer import agents, data, reward
+from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SECTION = "aworld"
+"""Of the configuration: what agent and reward are."""
+
+
+class RunProcessor(TrainerProcessor):
+    """Trains on one of ajet's backbones."""
+
+    backbone: ClassVar[str]
+    with_ray: ClassVar[bool] = False
+    """Whether Ray is started for it."""
+
+    def __init__(self, run_path: str) -> None:
+        super().__init__(run_path)
+        self.base = Path.cwd()
+        self.config: dict[str, Any] = {}
+        self._tree: dict[str, Any] = {
+            "ajet": {"experiment_name": "agent_trainer", "backbone": self.backbone},
+            SECTION: {},
+        }
+
+    def check_agent(self, agent: Any) -> dict[str, Any]:
+        """What the configuration will say of it. Raises ValueError."""
+        rollout, section = agents.described(agent, self.base)
+        _lay(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
+        return {**rollout, **section}
+
+    def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> tuple[str | None, str | None]:
+        """Their rows as JSON Lines: (training, test), None where there is none. Raises ValueError."""
+        folder = Path(self.run_path)
+        train = data.as_lines(dataset, folder / "train.jsonl", self.base)
+        test = data.as_lines(test_dataset, folder / "test.jsonl", self.base)
+        files = {name: {"file_path": str(path)} for name, path in (("training", train), ("validation", test)) if path}
+        if files:
+            reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
+            _lay(self._tree, {"ajet": {"task_reader": reader}})
+        return (str(train) if train else None), (str(test) if test else None)
+
+    def check_reward(self, reward_func: Any = None) -> str | None:
+        """A reference to it. Raises ValueError."""
+        if reward_func is None:
+            self.reward_func_based_on_config = True
+            return None
+        judge, section = reward.described(reward_func, self.base)
+        _lay(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
+        return section.get("reward") or judge["judge_protocol"]
+
+    def check_config(self, config: Any = None) -> dict[str, Any]:
+        """The whole of it: the user's over what the other modules brought. Raises ValueError for what is no
+        configuration, ConfigError for a key or value that cannot be used."""
+        given = _tree_of(config, self.base)
+        if not given.get("ajet"):  # keys of ajet's without the word, beside sections of a backbone's
+            own = {key: value for key, value in given.items() if key not in _SECTIONS}
+            given = {"ajet": own, **{key: value for key, value in given.items() if key in _SECTIONS}}
+        merged: dict[str, Any] = {}
+        _lay(merged, self._tree)
+        _lay(merged, given)
+        if not merged[SECTION]:
+            del merged[SECTION]
+        self.config = merged
+        self.experiment()
+        return merged
+
+    def experiment(self) -> Experiment:
+        """What `train` runs, composed. Raises ConfigError."""
+        from ajet.config import Experiment
+
+        return Experiment.from_dict(self.config, base=self.base, exp_dir=Path(self.run_path))
+
+    def train(self) -> None:
+        """Run it in this process. Raises UserError for what the person can mend."""
+        from ajet.run.launch import launch
+        from ajet.run.options import LaunchOptions
+
+        launch(self.experiment(), LaunchOptions(with_ray=self.with_ray))
+
+
+class DebugProcessor(RunProcessor):
+    """Plays a few tasks and trains nothing."""
+
+    backbone = "debug"
+
+
+class LocalProcessor(RunProcessor):
+    """Trains in this process, on a CPU or one GPU."""
+
+    backbone = "local"
+
+
+class VerlProcessor(RunProcessor):
+    """Trains on Ray with verl; sections of verl's own (`actor_rollout_ref`, `trainer`, …) may stand in the
+    configuration."""
+
+    backbone = "verl"
+    with_ray = True
+
+
+_SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
+
+
+def _tree_of(config: Any, base: Path) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, (str, Path)):
+        import yaml
+
+        path = base / config
+        if not path.is_file():
+            raise ValueError(f"the training configuration {config} is no file")
+        try:
+            config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except yaml.YAMLError as problem:
+            raise ValueError(f"the training configuration {config} is no YAML: {problem}") from None
+    elif hasattr(config, "model_dump"):
+        config = config.model_dump()
+    if not isinstance(config, Mapping):
+        raise ValueError(f"the training configuration is a {type(config).__name__}; expected a mapping or a file")
+    from omegaconf import DictConfig, OmegaConf
+
+    return dict(OmegaConf.to_container(config)) if isinstance(config, DictConfig) else dict(config)  # type: ignore[arg-type]
+
+
+def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Lay `above` over `below`, mapping by mapping."""
+    for key, value in above.items():
+        if isinstance(value, Mapping):
+            if not isinstance(below.get(key), dict):
+                below[key] = {}
+            _lay(below[key], value)
+        else:
+            below[key] = value

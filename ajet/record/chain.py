@@ -1,0 +1,250 @@
+"""chain.jsonl: what was committed, each link holding the digest of the one before.
+
+Invariant: links are only ever appended. A link of a step is written when its episodes and its row of metrics are on the
+disk, and before the checkpoint that contains it, so that a run goes on from nothing that the chain lacks. What a
+resume forgets, what a checkpoint lets go and what `ajet gc` removes are links, too, written before anything is gone.
+`chain_state` reads the links and says what must be there; with a key, nobody without it can write a link.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import threading
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ajet.record import write_errors
+from ajet.record.bounded_json import next_line, parse_object
+from ajet.record.files import append_lines
+from ajet.schema.errors import UserError
+
+FILE = "chain.jsonl"
+KEY = "AJET_AUDIT_KEY"
+"""Environment variable with the key of the links' digests."""
+METRICS = "metrics.jsonl"
+GENESIS = "0" * 64
+"""What the first link holds in place of an earlier one's digest."""
+_OWN = b', "digest": "'
+"""Before the digest of a link, which is the last of its keys."""
+
+
+class LinkedLine(NamedTuple):
+    """An episode's line, as a link holds it."""
+
+    uuid: str
+    task: str
+    length: int
+    """Bytes, with the newline."""
+    digest: str
+    blob_length: int
+    blob_digest: str
+
+
+class LinkedLines(NamedTuple):
+    """Lines that one write appended to a file."""
+
+    file: str
+    """Below the run's folder."""
+    first: int
+    """The number of the first in it, from 1."""
+    at: int
+    """Where that begins."""
+    blob_at: int
+    lines: Sequence[LinkedLine]
+
+    def as_json(self) -> dict[str, Any]:
+        """As a link has it."""
+        told = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
+        return told | {"lines": [list(line) for line in self.lines]}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> LinkedLines:
+        """From a link. Raises KeyError, TypeError."""
+        lines = [LinkedLine(*line) for line in told["lines"]]
+        return cls(told["file"], told["first"], told["at"], told["blob_at"], lines)
+
+    def places(self) -> Iterator[tuple[LinkedLine, int, int]]:
+        """Each line, with where it and its arrays begin."""
+        at, blob_at = self.at, self.blob_at
+        for line in self.lines:
+            yield line, at, blob_at
+            at, blob_at = at + line.length, blob_at + line.blob_length
+
+
+def digest_of(data: bytes) -> str:
+    """Of a line or of arrays."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def linked_line(uuid: str, task: str, line: str, packed: bytes) -> LinkedLine:
+    """Of a line as it is written, without its newline, and of its arrays."""
+    data = line.encode() + b"\n"
+    return LinkedLine(uuid, task, len(data), digest_of(data), len(packed), digest_of(packed))
+
+
+def chain_key() -> bytes | None:
+    """What `AJET_AUDIT_KEY` holds; None without one."""
+    return os.environ.get(KEY, "").strip().encode() or None
+
+
+def key_name(key: bytes) -> str:
+    """A short word by which a key is told from another, and which says nothing of it."""
+    return hmac.new(key, b"the name of this key", "sha256").hexdigest()[:8]
+
+
+def link_digest(body: bytes, key: bytes | None) -> str:
+    """Of a link without its own digest."""
+    return hmac.new(key, body, "sha256").hexdigest() if key else hashlib.sha256(body).hexdigest()
+
+
+def split_link(line: bytes) -> tuple[bytes, str]:
+    """A link without its own digest, and that. Raises ValueError."""
+    body, found, rest = line.rpartition(_OWN)
+    if not found or not rest.endswith(b'"}\n'):
+        raise ValueError("it holds no digest of its own")
+    return body + b"}", rest[:-3].decode()
+
+
+@dataclass(slots=True)
+class Head:
+    """The last link."""
+
+    links: int = 0
+    digest: str = GENESIS
+    key: str = ""
+    """The name of the key that it was made with; "" without one."""
+
+
+class Chain:
+    """The chain of one run; only the holder of its lock appends. Thread-safe."""
+
+    def __init__(self, folder: Path, *, key: bytes | None = None) -> None:
+        """Raises UserError where the chain is damaged at its end, or was made with another key."""
+        self.path = folder / FILE
+        self._key, self._name = key, key_name(key) if key else ""
+        self._lock = threading.Lock()
+        self._lines: list[LinkedLines] = []
+        self._rows: list[str] = []
+        self._head = last_link(self.path)
+        if self._head.key and self._head.key != self._name:
+            raise UserError(
+                f"The chain of this run is made with the key {self._head.key}, and "
+                + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
+                where=str(self.path),
+                expected=f"the same key in the environment variable {KEY}",
+                do="set it; or --fresh begins a new run (the old folder is kept)",
+            )
+
+    @property
+    def head(self) -> str:
+        """The digest of the last link."""
+        return self._head.digest
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a link."""
+        return self._head.links > 0
+
+    def note_lines(self, lines: LinkedLines) -> None:
+        """They were appended to their file, and belong to the next link."""
+        with self._lock:
+            self._lines.append(lines)
+
+    def note_row(self, line: str) -> None:
+        """The same of a row of metrics.jsonl."""
+        with self._lock:
+            self._rows.append(digest_of(line.encode() + b"\n"))
+
+    def commit(self, kind: str, step: int, **more: Any) -> None:
+        """Append a link of all that was noted, and `more`. On return it is on the disk. Raises UserError when the disk
+        is full."""
+        with self._lock:
+            link: dict[str, Any] = {"link": self._head.links + 1, "kind": kind, "step": step, **more}
+            if self._lines:
+                link["episodes"] = [each.as_json() for each in self._lines]
+            if self._rows:
+                link["rows"] = list(self._rows)
+            if self._name:
+                link["key"] = self._name
+            link["earlier"] = self._head.digest
+            body = json.dumps(link, ensure_ascii=False)
+            digest = link_digest(body.encode(), self._key)
+            head = Head(self._head.links + 1, digest, self._name)
+            size = self.path.stat().st_size if self.path.exists() else 0
+            try:
+                with write_errors.explained("a link of the chain", self.path.parent, kept="earlier links are whole"):
+                    append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
+                self._head, self._lines, self._rows = head, [], []
+            except BaseException:  # an interrupt too: what may be there whole would be followed by its like
+                with suppress(OSError):
+                    os.truncate(self.path, size)
+                raise
+
+    def commit_noted(self, step: int) -> None:
+        """A link of what was noted, if anything was."""
+        if self._lines or self._rows:
+            self.commit("record", step)
+
+
+def last_link(path: Path) -> Head:
+    """Of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged last link."""
+    if not path.exists():
+        return Head()
+    with path.open("rb") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        tail = b""
+        while end > 0 and tail.count(b"\n") < 3:  # a last line may be unfinished: it was never there
+            start = max(0, end - max(1 << 16, size - end))
+            file.seek(start)
+            tail, end = file.read(size - start), start
+    whole = tail[: tail.rfind(b"\n") + 1]
+    if not whole:
+        return Head()
+    line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+    try:
+        link = parse_object(line)
+        return Head(int(link["link"]), split_link(line)[1], str(link.get("key", "")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"The last link of the chain is damaged ({error}).",
+            where=str(path),
+            do="restore the file from a copy; or --fresh begins a new run (the old folder is kept)",
+        ) from error
+
+
+def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> LinkedLines | None:
+    """The whole lines of an episode file from its line `first` on, at byte `at`, up to one that is damaged; None where
+    there are none, or their arrays are gone."""
+    path = folder / file
+    lines: list[LinkedLine] = []
+    if not path.exists() or path.stat().st_size <= at or not path.with_suffix(".bin").exists():
+        return None
+    with path.open("rb") as text, path.with_suffix(".bin").open("rb") as blobs:
+        text.seek(at)
+        end = blob_at
+        while (line := next_line(text)).endswith(b"\n"):
+            try:
+                row = parse_object(line)
+                place, uuid, task = row["blob"], row["uuid"], row["task"]["task_id"]
+                blobs.seek(end)
+                packed = blobs.read(place["length"])
+                if place["offset"] != end or zlib.crc32(packed) != place["crc32"]:
+                    break
+            except (ValueError, KeyError, TypeError):
+                break
+            end += len(packed)
+            lines.append(linked_line(uuid, task, line[:-1].decode(), packed))
+    return LinkedLines(file, first, at, blob_at, lines) if lines else None
+
+
+def links_of(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a chain, an unfinished last one left out. Raises ValueError for one that is too long."""
+    while (line := next_line(file)).endswith(b"\n"):
+        yield line

@@ -1,0 +1,114 @@
+"""The links that a start writes: who begins, from what, and what an earlier process left.
+
+Invariant: what a killed process had put on the disk and not linked is linked by the one that keeps it, and said to be
+so; nothing else is ever linked by another process than the one that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ajet
+from ajet.record.chain import FILE, METRICS, digest_of, stray_lines
+from ajet.record.files import read_rows
+from ajet.record.process_identity import ProcessIdentity
+
+if TYPE_CHECKING:
+    from ajet.record.checkpoint import Checkpoint
+    from ajet.record.run_directory import RunDirectory
+
+SETTLED = ("given.yaml", "resolved.yaml", "origins.json", "run.json", "environment.json")
+"""Files that each start writes, and nothing after it."""
+PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
+"""What samples and trains."""
+
+
+def start_facts(run: RunDirectory, *, first: bool) -> dict[str, Any]:
+    """Of a process that has just opened a run's folder. `first`: there is no chain yet."""
+    me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
+    facts: dict[str, Any] = {
+        "run": run.run_id,
+        "process": {"pid": me.pid, "host": me.host, "started": me.started},
+        "backbone": settings.backbone,
+        "engine": settings.rollout.engine,
+        "versions": {"ajet": ajet.__version__, **_versions()},
+        "files": {name: digest_of((run.path / name).read_bytes()) for name in SETTLED if (run.path / name).exists()},
+    }
+    if (base := run.resumed) is not None:
+        facts["from"] = _base(base, own=base.path.parent.resolve() == run.checkpoints.folder.resolve())
+        if first and (rows := _rows_upto(run.path, base.step)):
+            facts["before"] = {"step": base.step, "rows": rows}
+    return facts
+
+
+def resume_facts(folder: Path, step: int) -> dict[str, Any]:
+    """Of a run that goes on after `step`, as long as what was recorded of later steps is there."""
+    facts: dict[str, Any] = {"rows_kept": _rows_upto(folder, step)}
+    with _linked(folder) as known:
+        files = sorted((folder / "episodes").glob(f"step-{step}.*jsonl"))
+        found = [stray for path in files if (stray := _stray_lines(folder, path, known)) is not None]
+        if found:
+            facts["episodes"] = [each.as_json() for each in found]
+        if rows := _stray_rows(folder / METRICS, step, known):
+            facts["rows"] = rows
+    return facts
+
+
+def _base(checkpoint: Checkpoint, *, own: bool) -> dict[str, Any]:
+    return {"step": checkpoint.step, "digest": checkpoint.digest, "head": checkpoint.chain, "own": own}
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _rows_upto(folder: Path, step: int) -> int:
+    return sum(row.get("step", -1) <= step for row in read_rows(folder / METRICS))
+
+
+@contextmanager
+def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
+    """Whether a digest stands in the chain."""
+    with (folder / FILE).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
+
+
+def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
+    """The lines at the end of an episode file that no link has; None where there are none."""
+    data = path.read_bytes()
+    end = at = data.rfind(b"\n") + 1
+    while at > 0:
+        begin = data.rfind(b"\n", 0, at - 1) + 1
+        if known(digest_of(data[begin:at])):
+            break
+        at = begin
+    if at == end:
+        return None
+    before = data[:at].splitlines()
+    blob = json.loads(before[-1])["blob"] if before else {"offset": 0, "length": 0}
+    file = f"{path.parent.name}/{path.name}"
+    return stray_lines(folder, file, len(before) + 1, at, blob["offset"] + blob["length"])
+
+
+def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str]:
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
+    found: list[str] = []
+    while kept and not known(digest := digest_of(kept.pop())):
+        found.insert(0, digest)
+    return found

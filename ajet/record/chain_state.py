@@ -1,0 +1,310 @@
+"""What a chain says must be there, and what is there instead.
+
+Invariant: it only reads. What the chain says is believed as far as its links hold together: each has the digest of the
+one before and, where a key was given, was made with it. Whatever differs is named: the file, and the line or the place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.record.bounded_json import parse_object
+from ajet.record.chain import (
+    FILE,
+    GENESIS,
+    METRICS,
+    LinkedLine,
+    LinkedLines,
+    digest_of,
+    key_name,
+    link_digest,
+    links_of,
+    split_link,
+)
+from ajet.record.checkpoint import STATE, Checkpoint, look_at
+from ajet.record.episodes import NAME
+
+READ_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that is not as it was committed."""
+
+    file: str
+    """Below the run's folder."""
+    what: str
+    line: int | None = None
+    """Its number, from 1; None where it is no matter of lines."""
+
+    def __str__(self) -> str:
+        return f"{self.file}{f':{self.line}' if self.line else ''}: {self.what}"
+
+
+@dataclass(slots=True)
+class ChainState:
+    """What the links say, one after the other."""
+
+    links: int = 0
+    head: str = GENESIS
+    heads: set[str] = field(default_factory=set)
+    """The digests of all links."""
+    key: str = ""
+    """The name of the key that the last link was made with."""
+    unkeyed: int = 0
+    """Links without a key."""
+    held: bool = True
+    """Whether the links' own digests could be held to the key that they were made with."""
+    run: str = ""
+    before: int | None = None
+    """The last step that was recorded before there was a chain; None: there was one from the beginning."""
+    rows_before: int = 0
+    starts: list[dict[str, Any]] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
+    """Training step -> the number of its link."""
+    files: dict[str, list[LinkedLines]] = field(default_factory=dict)
+    rows: list[tuple[int, str]] = field(default_factory=list)
+    """Step and digest of each row of metrics.jsonl."""
+    saved: dict[int, str] = field(default_factory=dict)
+    """Step -> the digest of the checkpoint that was saved last of it."""
+    kept: dict[int, str] = field(default_factory=dict)
+    """The same of those that must be there."""
+    removed: dict[str, str] = field(default_factory=dict)
+    """File -> why it is gone."""
+    adopted: Counter[str] = field(default_factory=Counter)
+    """Lines that a killed process had written and a later one found, by file."""
+    changes: list[Change] = field(default_factory=list)
+    """What is wrong with the links themselves."""
+
+    def take(self, link: Mapping[str, Any]) -> None:
+        """Go on by one link. Raises KeyError, TypeError, ValueError for one that says nothing of the kind."""
+        kind, step = str(link["kind"]), int(link["step"])
+        if kind == "start":
+            self._start(link)
+        elif kind == "resume":
+            self._forget(step)
+            self._adopt(link)
+            if self.before is not None:
+                self.before = min(self.before, step)
+                self.rows_before = int(link["rows_kept"]) - len(self.rows) - len(link.get("rows", ()))
+        elif kind == "gc":
+            self._remove(link)
+        elif kind == "checkpoint":
+            self.saved[step] = str(link["checkpoint"])
+            self.kept = {int(number): str(digest) for number, digest in link["kept"].items()}
+        elif kind == "step":
+            self.steps[step] = int(link["link"])
+        for told in link.get("episodes", ()):
+            self.files.setdefault(told["file"], []).append(LinkedLines.of(told))
+        self.rows += [(step, str(digest)) for digest in link.get("rows", ())]
+
+    def lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
+        """Each line that a file must have, with where it and its arrays begin."""
+        for each in self.files.get(file, ()):
+            yield from each.places()
+
+    def _start(self, link: Mapping[str, Any]) -> None:
+        self.starts.append(dict(link))
+        self.run = str(link["run"])
+        if (before := link.get("before")) is not None and self.before is None:
+            self.before, self.rows_before = int(before["step"]), int(before["rows"])
+        if (base := link.get("from")) is not None:
+            self.saved.setdefault(int(base["step"]), str(base["digest"]))
+            if base["own"]:
+                self.kept.setdefault(int(base["step"]), str(base["digest"]))
+
+    def _forget(self, after: int) -> None:
+        self.files = {file: lines for file, lines in self.files.items() if step_of(file) <= after}
+        self.rows = [row for row in self.rows if row[0] <= after]
+        self.steps = {step: link for step, link in self.steps.items() if step <= after}
+        for kept in (self.saved, self.kept):
+            for step in [step for step in kept if step > after]:
+                del kept[step]
+
+    def _adopt(self, link: Mapping[str, Any]) -> None:
+        for told in link.get("episodes", ()):
+            self.adopted[told["file"]] += len(told["lines"])
+        self.adopted[METRICS] += len(link.get("rows", ()))
+
+    def _remove(self, link: Mapping[str, Any]) -> None:
+        for file in link["removed"]:
+            self.removed[file] = str(link["why"])
+        for step in link["checkpoints"]:
+            self.kept.pop(int(step), None)
+
+
+def step_of(file: str) -> int:
+    """Of an episode file; -1 of any other."""
+    found = NAME.fullmatch(Path(file).name)
+    return int(found[1]) if found else -1
+
+
+def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
+    """What the chain of the run in `folder` says; None where there is none. Without the key that it was made with, its
+    own digests are not held to it."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    state, named = ChainState(), key_name(key) if key else ""
+    with path.open("rb") as file:
+        for number, line in enumerate(links_of(file), 1):
+            try:
+                body, digest = split_link(line)
+                link = parse_object(body)
+                wrong = _wrong_link(state, link, body, digest, key, named)
+                state.take(link)
+            except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+                wrong = f"this link is damaged ({type(error).__name__})"
+                digest, link = "", {}
+            if wrong:
+                state.changes.append(Change(FILE, wrong, number))
+            state.links, state.head = int(link.get("link", state.links + 1)), digest
+            state.key = str(link.get("key", "")) if link else state.key
+            state.unkeyed += not state.key
+            state.heads.add(digest)
+    return state
+
+
+def _wrong_link(
+    state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
+) -> str:
+    """Why a link cannot follow the one before; "" where it can."""
+    own = str(link.get("key", ""))
+    if state.key and own != state.key:
+        return "this link was made without the key of those before it"
+    if own and own != named:
+        state.held = False
+    elif link_digest(body, key if own else None) != digest:
+        return "this link was changed"
+    if link["link"] != state.links + 1:
+        return f"this is link {link['link']}, after link {state.links}: links are missing or stand in another order"
+    if state.head and link["earlier"] != state.head:
+        return "this link does not follow the one before it, which was changed or put in its place"
+    return ""
+
+
+def changes_of(folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True) -> Iterator[Change]:
+    """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read."""
+    yield from state.changes
+    yield from _settings(folder, state)
+    last = max(state.steps, default=-1)
+    for file in sorted(state.files, key=lambda name: (step_of(name), name)):
+        arrays = file.removesuffix(".jsonl") + ".bin"
+        if file not in state.removed or (folder / file).exists():
+            yield from _lines(folder, file, list(state.lines(file)), open_end=step_of(file) >= last)
+        if arrays not in state.removed or (folder / arrays).exists():
+            yield from _blobs(folder, file, arrays, list(state.lines(file)))
+    yield from _foreign(folder, state, last)
+    yield from _rows(folder / METRICS, state)
+    yield from _checkpoints(checkpoints, state, weights)
+
+
+def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
+    """The files that each start writes anew."""
+    told: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
+    for name, digest in told.items():
+        try:
+            now = digest_of((folder / name).read_bytes())
+        except FileNotFoundError:
+            yield Change(name, "it is missing")
+            continue
+        if now != digest:
+            yield Change(name, "it was changed since the run began")
+
+
+def _lines(
+    folder: Path, file: str, places: Sequence[tuple[LinkedLine, int, int]], *, open_end: bool
+) -> Iterator[Change]:
+    """`open_end`: a write may be under way, or have been cut short, after the last line that is known."""
+    path = folder / file
+    if not path.exists():
+        yield Change(file, f"it is missing, with {len(places)} episodes")
+        return
+    found = _found_lines(path)
+    names = [f"episode {line.uuid}" for line, _, _ in places]
+    yield from _compared(file, [line.digest for line, _, _ in places], found, names, open_end=open_end)
+
+
+def _found_lines(path: Path) -> list[str]:
+    """The digest of each whole line."""
+    with path.open("rb") as file:
+        return [digest_of(line) for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file)]
+
+
+def _compared(
+    file: str, expected: Sequence[str], found: Sequence[str], names: Sequence[str], *, open_end: bool
+) -> Iterator[Change]:
+    if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
+        return
+    known, there = Counter(expected), Counter(found)
+    changed: set[int] = set()
+    for at, (digest, name) in enumerate(zip(expected, names, strict=True)):
+        if there[digest]:
+            there[digest] -= 1
+        elif at < len(found) and not known[found[at]]:
+            changed.add(at)
+            yield Change(file, f"this line was changed ({name})", at + 1)
+        else:
+            yield Change(file, f"a line is missing here ({name})", at + 1)
+    extra = Counter(expected)
+    for at, digest in enumerate(found):
+        if extra[digest]:
+            extra[digest] -= 1
+        elif at not in changed and not (open_end and at >= len(expected)):
+            yield Change(file, "this line was never committed", at + 1)
+    if Counter(expected) == Counter(found):
+        at = next(at for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
+        yield Change(file, "its lines stand in another order, from here on", at + 1)
+
+
+def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]) -> Iterator[Change]:
+    path = folder / arrays
+    if not path.exists():
+        yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
+        return
+    with path.open("rb") as blobs:
+        for number, (line, _, at) in enumerate(places, 1):
+            blobs.seek(at)
+            if digest_of(blobs.read(line.blob_length)) != line.blob_digest:
+                what = f"the arrays of episode {line.uuid} ({file}:{number}) were changed, at byte {at}"
+                yield Change(arrays, what)
+
+
+def _foreign(folder: Path, state: ChainState, last: int) -> Iterator[Change]:
+    """Episode files that no link knows."""
+    for path in sorted((folder / "episodes").glob("step-*.jsonl")):
+        file = f"episodes/{path.name}"
+        covered = state.before is None or step_of(file) > state.before
+        if file not in state.files and covered and 0 <= step_of(file) < last:
+            yield Change(file, "it was never committed")
+
+
+def _rows(path: Path, state: ChainState) -> Iterator[Change]:
+    found = _found_lines(path)[state.rows_before :] if path.exists() else []
+    names = [f"a row of step {step}" for step, _ in state.rows]
+    for each in _compared(METRICS, [digest for _, digest in state.rows], found, names, open_end=True):
+        yield Change(each.file, each.what, None if each.line is None else each.line + state.rows_before)
+
+
+def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
+    for step, digest in sorted(state.kept.items()):
+        name = f"checkpoints/step-{step}"
+        found = look_at(folder / f"step-{step}")
+        if isinstance(found, str):
+            yield Change(name, "it is missing" if not (folder / f"step-{step}").exists() else found)
+        elif found.digest != digest:
+            yield Change(f"{name}/{STATE}", f"it is another: its digest is {found.digest[:12]}, not {digest[:12]}")
+        elif damage := _damage(found, weights):
+            yield Change(name, damage)
+
+
+def _damage(checkpoint: Checkpoint, weights: bool) -> str:
+    try:
+        return checkpoint.damage(tensors=weights)
+    except FileNotFoundError:  # a live run removes old ones meanwhile
+        return "it is missing"

@@ -1,0 +1,95 @@
+"""What an episode's line says of it without its arrays: who played it, what it asked, used and got, what it fed.
+
+Invariant: plain JSON values, of a line of any schema; what a model, tool or judge said is cut to what a table holds,
+and how much there was is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.record.earlier_schemas import readable
+
+SHOWN = 400
+"""Characters of a text."""
+
+
+def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of one line. Raises UserError for a schema newer than this ajet knows; KeyError and kin for what is no line."""
+    row = readable(dict(row))
+    outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
+    calls = [_call(call, row["messages"]) for call in row["calls"]]
+    sampled = sum(call["sampled"] for call in calls)
+    untrained = dict(row["untrained"])
+    for reason, count in (outcome.get("untrained") or {}).items():
+        untrained[reason] = untrained.get(reason, 0) + count
+    trained = sampled - sum(untrained.values()) if outcome.get("step") is not None else 0
+    return {
+        "uuid": row["uuid"],
+        "task": row["task"]["task_id"],
+        "question": _cut(row["task"]["main_query"]),
+        "group": row.get("group", ""),
+        "order": row.get("order", -1),
+        "repeat": row["repeat"],
+        "split": row["split"],
+        "played_for": row["step"],
+        "run": row.get("run", ""),
+        "sampler": row.get("sampler"),
+        "policy": row.get("policy"),
+        "started": row["started"],
+        "ended": row["ended"],
+        "attempts": row["attempts"],
+        "status": row["status"],
+        "ending": row.get("ending", ""),
+        "failure": _failure(row["failure"]),
+        "reward": verdict.get("reward"),
+        "success": verdict.get("success"),
+        "verdict": _cut(verdict.get("reason", "")),
+        "scorer": verdict.get("scorer", ""),
+        "scores": verdict.get("parts") or {},
+        "calls": calls,
+        "tools": [_use(use) for use in row.get("tool_uses", ())],
+        "sampled_tokens": sampled,
+        "trained_in": outcome.get("step"),
+        "advantage": outcome.get("advantage"),
+        "trained_tokens": trained,
+        "untrained": untrained,
+        "discarded": outcome.get("discarded"),
+    }
+
+
+def _call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+    start, stop = call["response_ids"]
+    fresh_start, fresh_stop = call["suffix_ids"]
+    reply = messages[call["reply"]] if call["reply"] is not None else {}
+    return {
+        "agent": call["agent"],
+        "target": call["target"],
+        "trained": call["trained"],
+        "prompt": call["prefix"] + fresh_stop - fresh_start,
+        "sampled": stop - start,
+        "versions": [run[1:] for run in call["versions"]],
+        "finish": call["finish"],
+        "error": call["error"],
+        "started": call["started"],
+        "ended": call["ended"],
+        "said": _cut(str(reply.get("content") or reply.get("tool_calls") or "")),
+    }
+
+
+def _use(use: Mapping[str, Any]) -> dict[str, Any]:
+    told = {name: use.get(name) for name in ("name", "server", "call_id", "digest", "started", "ended")}
+    return told | {
+        "arguments": use.get("arguments"),
+        "result": _cut(str(use.get("result", ""))),
+        "error": use.get("error", ""),
+    }
+
+
+def _failure(failure: Mapping[str, Any] | None) -> str | None:
+    return f"{failure['boundary']}: {failure['kind']}: {_cut(failure['message'])}" if failure else None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"

@@ -1,0 +1,50 @@
+"""What a run that goes on has done and what it had under way, counted from the record and the ledger.
+
+Invariant: consumed positions come from the rows of metrics, those under way from the store as it was opened at the
+checkpoint: two files that two writers keep. Where they disagree, a position is counted as skipped or as doubled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Of positions of the training order, over all epochs."""
+
+    consumed: int
+    under_way: int
+    skipped: int
+    """Neither consumed nor under way, though later ones are."""
+    doubled: int
+    """Consumed more than once, or consumed and about to be played again."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int) -> Recovery:
+        """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
+        checkpoint."""
+        taken: Counter[int] = Counter()
+        for row in rows:
+            if row.get("step", 0) <= step:
+                taken.update({*row.get("tasks", ()), *row.get("discarded", ())})
+        waiting = {*begun}
+        known = taken.keys() | waiting
+        whole = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
+        places = range(0 if whole else min(known, default=0), max(known, default=-1) + 1)
+        return cls(
+            consumed=sum(position >= 0 for position in taken),
+            under_way=len(waiting),
+            skipped=sum(position not in known for position in places),
+            doubled=sum(count - 1 for count in taken.values()) + len(waiting & taken.keys()),
+        )
+
+    def __str__(self) -> str:
+        """Part of the line that a resume prints."""
+        return (
+            f"{self.consumed} tasks consumed, {self.under_way} under way come first; "
+            f"skipped {self.skipped}, doubled {self.doubled}"
+        )

@@ -1,0 +1,102 @@
+"""What of a run's record may go, and its going.
+
+Invariant: nothing that a kept checkpoint may go back to goes: episodes and arrays of steps after the oldest checkpoint
+stay, and the newest checkpoints. The chain has a link that names what goes before any of it is gone, so that it is
+known as removed and its digests are kept. Rows of metrics stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.record.checkpoints import Checkpoints
+from ajet.record.episodes import NAME
+
+if TYPE_CHECKING:
+    from ajet.record.chain import Chain
+
+KINDS = ("episodes", "arrays", "checkpoints", "leftovers")
+LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.damaged-*")
+"""In the folder of the checkpoints: what a killed process, or a damaged one, left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """None: all stay."""
+
+    episodes: int | None
+    """Training steps whose episodes stay."""
+    arrays: int | None
+    """Training steps whose token arrays stay."""
+
+
+@dataclass(slots=True)
+class Going:
+    """What is to go, by kind."""
+
+    paths: dict[str, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    steps: list[int] = field(default_factory=list)
+    """Of the checkpoints among them."""
+
+    def size(self, kind: str) -> int:
+        """Bytes."""
+        return sum(_size(path) for path in self.paths[kind])
+
+    def __bool__(self) -> bool:
+        return any(self.paths.values())
+
+
+def going(folder: Path, checkpoints: Checkpoints, bounds: Bounds, *, by_hand: bool = False) -> Going:
+    """What goes of the run in `folder`. `by_hand`: checkpoints that its bounds no longer keep, and leftovers, too."""
+    found = Going()
+    outlived = checkpoints.outlived() if by_hand else []
+    found.steps = [each.step for each in outlived]
+    found.paths["checkpoints"] = [each.path for each in outlived]
+    if by_hand:
+        left = [path for each in LEFTOVERS for path in sorted(checkpoints.folder.glob(each))]
+        found.paths["leftovers"] = [path for path in left if not _is_to_come_back(path)]
+    kept = [each.step for each in checkpoints.all() if each.step not in found.steps]
+    files = sorted(_files(folder / "episodes"), reverse=True)
+    steps = sorted({step for step, _ in files}, reverse=True)
+    oldest = min(kept, default=-1)
+    for bound, kind in ((bounds.episodes, "episodes"), (bounds.arrays, "arrays")):
+        for step in [] if bound is None else [step for step in steps[bound:] if step <= oldest]:
+            for path in (path for at, path in files if at == step):
+                both = (path, path.with_suffix(".bin")) if kind == "episodes" else (path.with_suffix(".bin"),)
+                known = found.paths["episodes"]
+                found.paths[kind] += [each for each in both if each.exists() and each not in known]
+    return found
+
+
+def remove(folder: Path, chain: Chain, found: Going, *, step: int, why: str) -> None:
+    """Say it in the chain, and let it go. Raises UserError where the link cannot be written."""
+    files = [str(path.relative_to(folder)) for kind in ("episodes", "arrays") for path in found.paths[kind]]
+    chain.commit("gc", step, removed=files, checkpoints=found.steps, why=why)
+    for kind in KINDS:
+        for path in found.paths[kind]:
+            if kind == "checkpoints":  # a folder of that name is complete
+                path = path.rename(path.with_name(f".{path.name}.pruned"))
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _is_to_come_back(path: Path) -> bool:
+    """Whether it is a checkpoint that was being replaced when its process was killed, and has no successor: the next
+    run gives it its name back."""
+    name = path.name[1:].removesuffix(".replaced")
+    return path.name == f".{name}.replaced" and not path.with_name(name).exists()
+
+
+def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in folder.glob("step-*.jsonl"):
+        if match := NAME.fullmatch(path.name):
+            yield int(match[1]), path
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size

@@ -1,0 +1,104 @@
+"""MLflow: one run of theirs for each of ours, found again by its tag where ours goes on after it was stopped.
+
+Invariant: it uses their client and no run that is active in the process, so that the agent's own code may have one.
+Where: what `MLFLOW_TRACKING_URI` says; else files in `mlflow/` in the run directory. Their telemetry is off unless
+`MLFLOW_DISABLE_TELEMETRY` says otherwise. A step that is played again after a resume stands twice in their history.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ajet.record.trackers.contract import TrackedRun, Tracker
+from ajet.record.trackers.sample import COLUMNS, rows
+from ajet.schema.episode import Episode, Outcome
+from ajet.schema.errors import MissingExtra
+
+TAG = "ajet.run_id"
+AT_ONCE = 100
+"""Parameters of one request of theirs, at most."""
+LONGEST = 500
+"""Characters of a parameter's value, in each kind of store."""
+_STATES = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_NO_NAME = re.compile(r"[^\w\-./ :]")
+
+
+class MlflowTracker(Tracker):
+    """Numbers under the names of `metrics.jsonl`, the configuration as parameters, and some episodes a step as a table
+    in `episodes/`, which they show."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        try:
+            from mlflow import MlflowClient
+            from mlflow.entities import Metric, Param, RunStatus
+        except ImportError as error:
+            raise MissingExtra("mlflow", "mlflow", needed_for="The tracker mlflow") from error
+        self._metric, self._status = Metric, RunStatus
+        place = os.environ.get("MLFLOW_TRACKING_URI")
+        with _files_allowed(place):
+            self._client = MlflowClient(tracking_uri=place or (run.folder / "mlflow").resolve().as_uri())
+            experiment = self._client.get_experiment_by_name(run.project)
+            number = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
+        found = self._client.search_runs([number], f"tags.`{TAG}` = '{run.run_id}'", max_results=1)
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        tags = {TAG: run.run_id, "mlflow.source.name": "ajet"}
+        self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
+        params = [Param(_name(key), text[:LONGEST]) for key, text in _leaves(run.config)]
+        for first in range(0, len(params), AT_ONCE):
+            self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
+
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """All in one request."""
+        now = int(time.time() * 1000)
+        told = [self._metric(_name(name), value, now, step) for name, value in numbers.items()]
+        if told:
+            self._client.log_batch(self._id, metrics=told)
+
+    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        """A table of some of them."""
+        if data := rows(episodes, outcomes, self.run.redact):
+            table = {"columns": list(COLUMNS), "data": data}
+            self._client.log_text(self._id, json.dumps(table, ensure_ascii=False), f"episodes/{split}-{step}.json")
+
+    def close(self) -> None:
+        """Say how the run ended."""
+        self._client.set_terminated(self._id, status=_STATES[self.outcome])
+
+
+@contextmanager
+def _files_allowed(place: str | None) -> Iterator[None]:
+    """They keep runs in plain files only where that is allowed, and look when the store is opened; a database of theirs
+    needs more than the client."""
+    name = "MLFLOW_ALLOW_FILE_STORE"
+    before = os.environ.get(name)
+    if place is None and before is None:
+        os.environ[name] = "true"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def _name(text: str) -> str:
+    """With signs that they take only."""
+    return _NO_NAME.sub("_", text)[:250]

@@ -1,0 +1,46 @@
+"""Some episodes of a step as rows of a table, for trackers that can show one.
+
+Invariant: at most `MOST` rows of short text, chosen without chance from the worst reward to the best, and without
+secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ajet.record.last_words import last_words
+from ajet.record.secrets import Redactor
+from ajet.schema.episode import Episode, Outcome
+
+MOST = 16
+"""Rows a step."""
+LONGEST = 500
+"""Characters of a cell."""
+COLUMNS = ("task", "repeat", "status", "reward", "advantage", "question", "answer", "reason")
+Cell = str | float | None
+
+
+def rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], redact: Redactor) -> list[list[Cell]]:
+    """One row an episode, with a cell for each of `COLUMNS`."""
+    worst_first = sorted(episodes, key=lambda episode: (episode.reward is not None, episode.reward or 0.0))
+    count = min(MOST, len(worst_first))
+    chosen = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
+    return [_row(episode, outcomes.get(episode.uuid), redact) for episode in chosen]
+
+
+def _row(episode: Episode, outcome: Outcome | None, redact: Redactor) -> list[Cell]:
+    def short(text: str) -> str:
+        told = redact(text)
+        return told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
+
+    reason = episode.verdict.reason if episode.verdict else str(episode.failure or episode.ending)
+    return [
+        short(episode.task.task_id),
+        episode.repeat,
+        episode.status,
+        episode.reward,
+        outcome.advantage if outcome else None,
+        short(episode.task.main_query),
+        short(last_words(episode.messages)),
+        short(reason),
+    ]

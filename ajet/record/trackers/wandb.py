@@ -1,0 +1,72 @@
+"""Weights & Biases: one run of theirs for each of ours, also where ours goes on after it was stopped.
+
+Invariant: it is a run beside any that the agent's own code has open. Nothing but numbers, the configuration and the
+sampled episodes leaves: no command line, no code, no list of packages, no output of the terminal. Theirs is the mode
+(`WANDB_MODE=offline` writes files only) and where else files go (`WANDB_DIR`, `WANDB_DATA_DIR`, `WANDB_CACHE_DIR`);
+what is not said goes into `wandb/` in the run directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from ajet.record.trackers.contract import TrackedRun, Tracker
+from ajet.record.trackers.sample import COLUMNS, rows
+from ajet.schema.episode import Episode, Outcome
+from ajet.schema.errors import MissingExtra, UserError
+
+STEP = "step"
+"""Our step as a number of theirs, by which everything is drawn: their own only ever rises, and a run that was stopped
+plays its last steps again."""
+
+
+class WandbTracker(Tracker):
+    """Numbers under the names of `metrics.jsonl`, and a table `episodes/SPLIT` a step."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        super().__init__(run)
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtra("wandb", "wandb", needed_for="The tracker wandb") from error
+        for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+            os.environ.setdefault(name, str(run.folder / "wandb" / name.split("_")[1].lower()))
+        settings = wandb.setup(wandb.Settings(silent=True)).settings
+        if settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            raise UserError("wandb has no key: set WANDB_API_KEY, or WANDB_MODE=offline to write files only.")
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            reinit="create_new",
+            dir=os.environ.get("WANDB_DIR") or str(run.folder),
+            config=dict(run.config),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,
+                x_save_requirements=False,
+                init_timeout=self.patience_s,
+                finish_timeout=self.closing_s,
+            ),
+        )
+        self._run.define_metric(STEP)
+        self._run.define_metric("*", step_metric=STEP)
+
+    def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
+        """One row of their history."""
+        self._run.log({STEP: step, **numbers})
+
+    def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
+        """A table of some of them."""
+        if data := rows(episodes, outcomes, self.run.redact):
+            self._run.log({STEP: step, f"episodes/{split}": self._table(columns=list(COLUMNS), data=data)})
+
+    def close(self) -> None:
+        """Send the rest; a run that did not finish is shown as failed."""
+        self._run.finish(exit_code=0 if self.outcome == "finished" else 1)

@@ -1,0 +1,230 @@
+"""WorkerHandle: the rollout's side of a worker, wherever that runs.
+
+Invariants: a worker is ended with all that descends from it (Linux; elsewhere with its process group), by its own
+recorded id, and before that id can be anybody else's. Nothing that it says is believed beyond its size and its form,
+and only of the attempt at hand; one that says anything else is ended, and that attempt has failed.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import psutil
+
+from ajet.environment.family import end_family
+from ajet.rollout.attempt import Attempt
+from ajet.rollout.failure import EpisodeFailed, classify, failed
+from ajet.rollout.isolation.channel import Channel
+from ajet.rollout.isolation.messages import (
+    Ended,
+    Home,
+    decode_ended,
+    decode_question,
+    encode_answer,
+    encode_attempt,
+    encode_failure,
+    encode_home,
+)
+from ajet.rollout.isolation.printed import Printed
+from ajet.rollout.isolation.values import encoded
+from ajet.schema.endpoint import Endpoint
+from ajet.schema.episode import Failure
+from ajet.schema.errors import BoundaryError
+from ajet.schema.task import WorkflowOutput
+
+CLOSE, WHERE = b"c", b"?"
+"""What a worker is told beside its channel: to close what its attempt opened, to say where its attempt stands."""
+CLOSED = b"\0"
+"""What it answers to the first, when it has."""
+GRACE = 2.0
+"""Seconds between asking what a workflow started to end and ending it; before that, seconds that it gets to close what
+its attempt opened."""
+ENDS_S = 2.0
+"""Seconds in which a sandbox ends after the worker in it."""
+ANSWERS_S = 0.5
+"""Seconds in which a worker says where its attempt stands; one that holds on to the interpreter cannot."""
+
+
+class Ends(NamedTuple):
+    """Descriptors that a worker gets."""
+
+    channel: int
+    life: int
+    """Of a socket that lives as long as the rollout's process."""
+    output: int
+    """For standard output and error."""
+
+
+class Started(NamedTuple):
+    """A worker that was started."""
+
+    process: subprocess.Popen[bytes]
+    gone: Callable[[], None] = lambda: None
+    """Called when it has ended: removes what it lay in."""
+    base_url: str = ""
+    """Where the gateway is from there; "" where it is where it is from here."""
+    polite: bool = True
+    """Whether what its attempt started is asked to end, and given time for it, before it is ended."""
+
+
+class WorkerHandle:
+    """A worker that plays one attempt after the other."""
+
+    def __init__(self, home: Home, start: Callable[[Home, Ends], Started]) -> None:
+        self._line, theirs = socket.socketpair()
+        self._life, life = socket.socketpair()
+        self._printed = Printed()
+        with theirs, life:
+            try:
+                self._started = start(home, Ends(theirs.fileno(), life.fileno(), self._printed.theirs))
+            finally:
+                self._printed.begin()
+        self._process = self._started.process
+        if self._started.base_url:
+            home = replace(home, ambient=replace(home.ambient, base_url=self._started.base_url))
+        self._channel = Channel(self._line.fileno(), self._line.fileno())
+        with suppress(OSError):  # it is gone: its first attempt says so
+            self._channel.send(0, "home", encode_home(home))
+        self._burial = threading.Lock()
+        self._number = 0
+        self.changes: list[str] = []
+        """What its last attempt left otherwise than it found it, in words."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def run(self, attempt: Attempt) -> WorkflowOutput:
+        """Serve one attempt until it ends. Raises EpisodeFailed."""
+        self._number += 1
+        try:
+            body = encode_attempt(attempt.task, attempt.config, attempt.began)
+        except TypeError as problem:
+            why = f"the task cannot be handed to another process: it holds {problem}"
+            raise failed("no_data", why, boundary="ajet") from problem
+        try:
+            self._channel.send(self._number, "attempt", body)
+            ended = self._served(attempt)
+        except ValueError as problem:
+            self._end()
+            why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
+            raise failed("process_died", f"{why}\n{self.printed()}".strip()) from problem
+        except (EOFError, OSError):
+            code = self._end(by_itself=ENDS_S)
+            raise failed(
+                "process_died", f"the workflow's process ended with code {code}\n{self.printed()}".strip()
+            ) from None
+        self.changes = ended.left
+        if isinstance(ended.outcome, Failure):
+            raise EpisodeFailed(ended.outcome)
+        return ended.outcome
+
+    def _served(self, attempt: Attempt) -> Ended:
+        """How it ended. Raises ValueError for a message that nobody who plays this attempt has sent."""
+        while True:
+            message = self._channel.receive()
+            if message.about != self._number:
+                raise ValueError("it spoke of another attempt")
+            if message.kind == "ended":
+                return decode_ended(message.body)
+            asked = decode_question(message.kind, message.body)
+            if message.kind == "open":
+                if attempt.session is not None:
+                    raise ValueError("it opened its session twice")
+                attempt.stage = "open"
+            self._channel.send(self._number, *self._answer(attempt, message.kind, asked))
+
+    def _answer(self, attempt: Attempt, kind: str, asked: Any) -> tuple[str, bytes]:
+        """To what the process asks for (its session, the endpoint of an agent) or says (a use of a tool)."""
+        try:
+            answer = _asked_of(attempt, kind, asked)
+        except Exception as problem:  # noqa: BLE001 - it is raised in the process that asked
+            if isinstance(problem, EpisodeFailed | BoundaryError):
+                return "failed", encode_failure(classify(problem), [])
+            return "error", encoded(repr(problem))
+        if isinstance(answer, Endpoint) and self._started.base_url:
+            answer = replace(answer, base_url=self._started.base_url)
+        return "ok", encode_answer(kind, answer)
+
+    def stands(self) -> str:
+        """Where the person's code stands in it, as far as it can say so."""
+        said = b""
+        with suppress(OSError):
+            self._life.settimeout(ANSWERS_S)
+            self._life.sendall(WHERE)
+            while not said.endswith(b"\n") and len(said) < 1 << 16 and (more := self._life.recv(4096)):
+                said += more
+        return said.decode(errors="replace").strip() if said.endswith(b"\n") else ""
+
+    def printed(self) -> str:
+        """The end of what this attempt wrote to standard output and error."""
+        return self._printed.text()
+
+    def forget_printed(self) -> None:
+        """Begin anew for the next attempt."""
+        self._printed.forget()
+
+    def kill(self) -> None:
+        """End it with all that descends from it; does not wait."""
+        threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True).start()
+
+    def _end(self, grace: float = 0.0, *, by_itself: float = 0.0) -> int:
+        """The same, and wait. Answers how the process ended. by_itself: seconds in which what lies around a worker that
+        is gone ends, too, and says how that ended."""
+        with self._burial:
+            if not self._started.polite and by_itself:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(by_itself)
+            if self._process.returncode is None:  # not waited for: its id is still its own
+                self._have_it_close(GRACE)
+                end_family(self._process.pid, grace if self._started.polite else 0.0)
+                self._life.close()
+            code = self._process.wait()
+            self._started.gone()
+            return code
+
+    def _have_it_close(self, grace: float) -> None:
+        """It closes what its attempt opened, and says when that is done."""
+        until = time.monotonic() + grace
+        with suppress(OSError):
+            self._life.settimeout(grace)
+            self._life.sendall(CLOSE)
+        ready = select.poll()
+        ready.register(self._life.fileno(), select.POLLIN)
+        process = psutil.Process(self._process.pid)
+        with suppress(OSError, psutil.NoSuchProcess):
+            while process.status() != psutil.STATUS_ZOMBIE and (left := until - time.monotonic()) > 0:
+                if ready.poll(min(50.0, 1000 * left)):
+                    said = self._life.recv(4096)
+                    if not said or said.endswith(CLOSED):
+                        return
+
+
+def _asked_of(attempt: Attempt, kind: str, asked: Any) -> Any:
+    if kind == "open":
+        attempt.open(asked)
+        return None
+    assert attempt.session is not None
+    if kind == "context_full":
+        return attempt.session.context_full()
+    if kind == "replay":
+        assert attempt.replay is not None
+        return attempt.replay(*asked)
+    if kind == "replayed_tools":
+        assert attempt.replay is not None
+        return attempt.replay.tools()
+    if kind == "pin":
+        return attempt.pin(asked)
+    if kind == "tool_used":
+        attempt.session.tool_used(asked)
+        return None
+    return attempt.session(*asked)

@@ -1,0 +1,120 @@
+"""What a verdict says of parts of an attempt, tied to the tokens that these parts are.
+
+Invariant: a reward of a part has at least one sampled token of a call that is trained, or the attempt has no verdict: a
+part that is not there is the mistake of whoever scored it, and is never left out in silence. A list of rewards is one a
+call, or one an agent, where there are as many; otherwise nobody can say what each is for, and only their sum counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from loguru import logger
+
+from ajet.rollout import bounds
+from ajet.schema.call import Call, Ids
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure
+from ajet.schema.process_reward import ProcessReward, ReplySpan
+from ajet.schema.tool_use import ToolUse
+from ajet.tokens import span_of_text
+
+if TYPE_CHECKING:
+    from ajet.gateway import Capture
+
+Decode = Callable[[Ids], str]
+T = TypeVar("T")
+MOST = 4096
+"""Of one attempt."""
+
+
+def tied(verdict: Verdict, capture: Capture | None, decode: Decode | None) -> Verdict:
+    """The verdict, its process rewards with their tokens. `decode` gives the text of sampled ids. Raises JudgeFailure
+    for a part that the attempt does not have."""
+    if decode is None:  # nothing of it is trained: parts have no tokens
+        return replace(verdict, turns=())
+    calls = [call for call in capture.calls if call.trained and call.response_ids.size] if capture else []
+    uses = capture.tool_uses if capture else []
+    parts = [*_of_list(verdict.turns, calls), *verdict.process]
+    messages = capture.messages if capture else []
+    if len(parts) > MOST:
+        raise JudgeFailure(f"{len(parts)} rewards of parts of one attempt; at most {MOST}")
+    everybodys = capture.calls if capture else []
+    found = [_tied(part, calls, everybodys, uses, messages, decode) for part in parts]
+    return replace(verdict, turns=(), process=tuple(found))
+
+
+def _of_list(rewards: Sequence[float], calls: Sequence[Call]) -> list[ProcessReward]:
+    agents = list(dict.fromkeys(call.target for call in calls))
+    if len(rewards) == len(calls):
+        return [ProcessReward(reward=reward, step=step) for step, reward in enumerate(rewards)]
+    if len(rewards) == len(agents):
+        return [ProcessReward(reward=reward, agent=agent) for agent, reward in zip(agents, rewards, strict=True)]
+    if rewards:
+        logger.warning(
+            "a list of {} rewards for {} calls of {} agents: only their sum is used", len(rewards), len(calls),
+            len(agents),
+        )  # fmt: skip
+    return []
+
+
+def _tied(
+    part: ProcessReward,
+    calls: Sequence[Call],
+    everybodys: Sequence[Call],
+    uses: Sequence[ToolUse],
+    messages: Sequence[dict[str, object]],
+    decode: Decode,
+) -> ProcessReward:
+    if part.agent:
+        spans = [_whole(call) for call in calls if call.target == part.agent]
+        if not spans:
+            there = ", ".join(dict.fromkeys(call.target for call in calls)) or "none"
+            raise JudgeFailure(f"a reward for the agent {part.agent}; the attempt's trained agents: {there}")
+    elif part.tool_use is not None:
+        use = _at(uses, part.tool_use, "use of a tool")
+        part = part.model_copy(update={"name": part.name or use.name})
+        spans = [_whole(_asking(use, calls, everybodys, messages))]
+    elif part.text:
+        spans = [_of_text(part, calls, decode)]
+        part = part.model_copy(update={"text": bounds.beginning(part.text)})
+    else:
+        assert part.step is not None
+        spans = [_whole(_at(calls, part.step, "call"))]
+    return part.model_copy(update={"tokens": tuple(spans)})
+
+
+def _at(things: Sequence[T], number: int, what: str) -> T:
+    if not 0 <= number < len(things):
+        raise JudgeFailure(f"a reward for {what} number {number}, counted from 0; the attempt has {len(things)}")
+    return things[number]
+
+
+def _whole(call: Call) -> ReplySpan:
+    return ReplySpan(call.index, 0, int(call.response_ids.size))
+
+
+def _asking(
+    use: ToolUse, calls: Sequence[Call], everybodys: Sequence[Call], messages: Sequence[dict[str, object]]
+) -> Call:
+    """The call whose reply asked for a use of a tool: by its id, or, where the code asked, the last one before it."""
+    for call in everybodys if use.call_id else ():
+        asked = messages[call.reply].get("tool_calls") if call.reply is not None else None
+        if isinstance(asked, list) and any(each.get("id") == use.call_id for each in asked):
+            if not call.trained:
+                raise JudgeFailure(f"a reward for a use of {use.name}, which an agent that is not trained asked for")
+            return call
+    before = [call for call in calls if call.ended <= use.started]
+    if not before:
+        raise JudgeFailure(f"a reward for a use of {use.name}, which no trained call asked for")
+    return before[-1]
+
+
+def _of_text(part: ProcessReward, calls: Sequence[Call], decode: Decode) -> ReplySpan:
+    for call in calls if part.step is None else [_at(calls, part.step, "call")]:
+        if (span := span_of_text(decode, call.response_ids, part.text)) is not None:
+            return ReplySpan(call.index, *span)
+    where = "no reply" if part.step is None else f"the reply of call {part.step}"
+    raise JudgeFailure(f"a reward for the text {part.text[:80]!r}, which {where} holds")

@@ -1,0 +1,180 @@
+"""What clients and the desk say to each other, as models: read by the routes, and told as an OpenAPI document.
+
+Invariant: a request's body is exactly these fields; an answer has at least those of its model. docs/openapi.json is
+`openapi()`, which tests and `make check` hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import models_json_schema
+
+import ajet
+from ajet.schema.episode import Status
+
+Boundary = Literal["agent", "tool", "environment", "sandbox"]
+
+
+class Open(BaseModel):
+    """The body of POST /episodes; all of it may be left out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str | dict[str, Any] | None = Field(
+        None, description="A question, or a row of a task file; null: the next one of the server's task reader."
+    )
+    agent: str = Field("default", min_length=1, description="The agent that the episode's key stands for.")
+    trainable_targets: list[str] | None = Field(None, description="Targets that train; null: all.")
+    train: bool = Field(True, description="False: recorded only, sampled as the client asks, and part of no group.")
+
+
+class Finish(BaseModel):
+    """The body of POST /episodes/{episode}/finish."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    reward: float | list[float] | None = Field(
+        None, description="A number, or one a call or agent; null: the server's judge decides."
+    )
+    success: bool | None = Field(None, description="Null: not known.")
+    metadata: dict[str, Any] = Field(default_factory=dict, description="What judge and record get.")
+    metrics: dict[str, float] = Field(default_factory=dict, description="Numbers for the curves.")
+    error: str | None = Field(None, description="The episode failed: nothing of it is trained on.")
+    boundary: Boundary = Field("agent", description="Whose side `error` was on.")
+    tool_uses: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="What was done with tools; `digest` may be left out where the result is whole.",
+    )
+
+
+class Begun(BaseModel):
+    """An episode that is open."""
+
+    episode: str = Field(description="Its name.")
+    status: Literal["open", "judging", "unrecorded"]
+    task_id: str
+    repeat: int = Field(description="Which attempt at its task it is.")
+    version: int = Field(description="Of the weights, now.")
+
+
+class Opened(Begun):
+    """With what its agent needs."""
+
+    task: dict[str, Any]
+    base_url: str = Field(description="For clients of OpenAI's protocols; without /v1 for Anthropic's.")
+    api_key: str = Field(description="Good for this episode, until it ends.")
+    path_base_url: str = Field(description="With the key in it, for clients that can set no key.")
+    model: str
+
+
+class Ended(BaseModel):
+    """An episode that has ended."""
+
+    episode: str
+    status: Status
+    task_id: str
+    repeat: int
+    reward: float | None
+    success: bool | None
+    reason: str
+    boundary: str | None = Field(description="Whose side a failure was on.")
+    calls: int
+    sampled_tokens: int
+    seconds: float
+    ended_by: str
+
+
+class Overview(BaseModel):
+    """The server's counts."""
+
+    open: list[str]
+    ended: dict[str, int]
+    open_groups: int
+    waiting_groups: int
+    version: int
+
+
+class Problem(BaseModel):
+    """Every refusal."""
+
+    class Said(BaseModel):
+        message: str
+        type: Literal["invalid_request_error", "server_error"]
+        code: str | None
+        param: str | None = Field(description="The field at fault.")
+
+    error: Said
+
+
+class Request(NamedTuple):
+    """One of the routes."""
+
+    method: str
+    path: str
+    does: str
+    answers: int
+    answer: tuple[type[BaseModel], ...]
+    body: type[BaseModel] | None = None
+
+
+REQUESTS = (
+    Request("post", "/episodes", "Begin an episode.", 201, (Opened,), Open),
+    Request("get", "/episodes", "What is open, and counts.", 200, (Overview,)),
+    Request("get", "/episodes/{episode}", "One episode.", 200, (Begun, Ended)),
+    Request("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (Ended,)),
+    Request(
+        "post", "/episodes/{episode}/finish", "Say how it went; again, for the same answer.", 200, (Ended,), Finish
+    ),
+)
+_REFUSALS = {
+    400: "a field, or the body",
+    401: "the admin key",
+    404: "no such episode",
+    409: "it has ended otherwise",
+    413: "too large",
+    429: "too many episodes, or the trainer is busy: again after `Retry-After` seconds",
+    503: "closing, not recorded, or an outage: again after `Retry-After` seconds",
+}
+
+
+def openapi() -> dict[str, Any]:
+    """The document, OpenAPI 3.1."""
+    used = sorted({model for request in REQUESTS for model in (*request.answer, request.body, Problem) if model},
+                  key=lambda model: model.__name__)  # fmt: skip
+    places = "#/components/schemas/{model}"
+    _, schemas = models_json_schema([(model, "validation") for model in used], ref_template=places)
+    paths: dict[str, dict[str, Any]] = {}
+    for request in REQUESTS:
+        paths.setdefault(request.path, {})[request.method] = dict(_told(request))
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "ajet serve", "version": ajet.__version__, "description": "Episodes of agents elsewhere."},
+        "security": [{"admin": []}, {"x-api-key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {
+                "admin": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _told(request: Request) -> Iterator[tuple[str, Any]]:
+    yield "summary", request.does
+    if "{episode}" in request.path:
+        yield "parameters", [{"name": "episode", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if request.body is not None:
+        yield "requestBody", {"content": _content(request.body)}
+    answers = {str(request.answers): {"description": request.does, "content": _content(*request.answer)}}
+    refusals = {str(status): {"description": why, "content": _content(Problem)} for status, why in _REFUSALS.items()}
+    yield "responses", answers | refusals
+
+
+def _content(*models: type[BaseModel]) -> dict[str, Any]:
+    found = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    return {"application/json": {"schema": found[0] if len(found) == 1 else {"anyOf": found}}}

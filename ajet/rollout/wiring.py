@@ -1,0 +1,96 @@
+"""How parts are wired to a gateway, once for every process that plays episodes: the run's own and others'.
+
+Invariant (DESIGN decision 4): this wiring is the same on every backbone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet.config import Experiment, resolve_reference
+from ajet.config.handed import known
+from ajet.engine.contract import ChatEngine, TokenEngine
+from ajet.schema.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.gateway import Gateway
+    from ajet.tokens import Renderer
+    from ajet.tokens.image_tokens import ImageTokens
+    from ajet.workflow import Workflow
+
+
+def workflow_of(experiment: Experiment) -> type[Workflow]:
+    """The class that `rollout.user_workflow` names, or that is made of the function it names. Raises ConfigError
+    without one."""
+    from ajet.workflow import Workflow
+    from ajet.workflow.function import as_workflow
+
+    reference = experiment.ajet.rollout.user_workflow
+    if not reference:
+        raise ConfigError(
+            "No workflow is named: ajet does not know which agent to run.",
+            where="ajet.rollout.user_workflow",
+            expected="a reference such as workflow.py->my_agent or workflow.py->MyWorkflow, or "
+            + ", ".join(known().workflows),
+            do="write `async def my_agent(task, tuner)`, or a class with "
+            "`async def execute(self, workflow_task, tuner)`, and name it there",
+        )
+    if reference in known().workflows:
+        reference = known().workflows[reference].code
+    found: type[Workflow] = (
+        reference
+        if isinstance(reference, type)
+        else resolve_reference(
+            reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", made=as_workflow
+        )
+    )
+    found.check(experiment.config)
+    return found
+
+
+def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
+    """The run's renderer. `images`: how a model that sees images is shown them."""
+    from ajet.tokens import Renderer
+
+    return Renderer(
+        tokenizer,
+        keep_thinking=settings.context_tracker.keep_thinking,
+        template_kwargs=settings.model.chat_template_kwargs,
+        images=images,
+        escaped=settings.context_tracker.escape_controls,
+    )
+
+
+class Sampler(Protocol):
+    """The part of a backbone that a gateway stands in front of."""
+
+    @property
+    def engine(self) -> TokenEngine | ChatEngine: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+def open_gateway(experiment: Experiment, backbone: Sampler, images: ImageTokens | None = None) -> Gateway:
+    """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them."""
+    from ajet.engine.endpoint import EndpointEngine
+    from ajet.gateway import Gateway
+    from ajet.rollout.rounds import RoundEngine
+
+    settings = experiment.ajet
+    engine: TokenEngine | ChatEngine = backbone.engine
+    if settings.rollout.deterministic and isinstance(engine, TokenEngine):
+        engine = RoundEngine(engine)
+    return Gateway(
+        engine,
+        renderer_of(settings, backbone.tokenizer, images) if backbone.tokenizer is not None else None,
+        host=settings.gateway.host,
+        port=settings.gateway.port,
+        advertise=settings.gateway.advertise,
+        max_calls=settings.gateway.max_calls,
+        max_model_len=settings.rollout.max_model_len,
+        max_response_tokens=settings.rollout.max_response_length_in_one_turn,
+        force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
+        chat_engine_for=EndpointEngine.for_model,
+    ).start()

@@ -1,0 +1,231 @@
+"""Companions: the programs that a run needs beside it (`ajet.services`), started before it and ended after it.
+
+Invariants: a companion is ended with all that it started, whatever ends the run, a kill included: its keeper ends the
+tree when this process is gone. What it prints is in the run's folder. One that answers before it is started is
+somebody else's: it is used and left alone. The run begins when all are ready, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from loguru import logger
+
+from ajet.config.schema.services import Companion
+from ajet.schema.errors import UserError
+from ajet.workflow.command import keeper
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+GRACE_S = 5.0
+"""Seconds between asking a companion to end and ending it."""
+LOOK_S = 0.1
+ASK_S = 2.0
+"""How long one question whether it answers may take."""
+AGENTJETS_READY = "Starting server on"
+"""What AgentJet's services print when they are ready."""
+AGENTJETS_TIMEOUT_S = 3600.0
+SHOWN = 15
+"""Lines of a log that an error shows."""
+
+
+def wanted(experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, Companion]:
+    """Those that a run starts, by name: the YAML's, and what `--with-NAME` names. One that the YAML does not know is
+    AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises UserError."""
+    declared = experiment.ajet.services
+    found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}
+    for name in flags:
+        if name not in declared:
+            found[name] = _of_environment(name, declared, environment)
+    for name, each in found.items():
+        if not each.command:
+            raise UserError(f"The service {name} has no command.", where=f"ajet.services.{name}.command")
+    return found
+
+
+def _of_environment(name: str, declared: Mapping[str, Companion], environment: Mapping[str, str]) -> Companion:
+    path, script = (environment.get(f"{name.upper()}_{each}") for each in ("PATH", "SCRIPT"))
+    if path and script:
+        command = ["/bin/bash", "-c", script]
+        return Companion(command=command, cwd=path, ready=AGENTJETS_READY, timeout=AGENTJETS_TIMEOUT_S)
+    raise UserError(
+        f"--with-{name} names no service.",
+        where="command line",
+        expected=f"one of ajet.services in the YAML ({', '.join(declared) or 'it has none'}), or the variables "
+        f"{name.upper()}_PATH and {name.upper()}_SCRIPT: a folder, and a command that is run in it",
+        do=f"write services: {{{name}: {{command: …, ready: http://127.0.0.1:PORT/healthz}}}} below ajet:",
+    )
+
+
+@contextmanager
+def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[list[str]]:
+    """Within the block they run; it gets the names of those that were started. Logs go to `folder`/services, with
+    `prefix` before their names. Raises UserError."""
+    companions = wanted(experiment, flags, os.environ)
+    with ExitStack() as stack:
+        running = [
+            RunningCompanion(name, each, experiment.base, folder / "services" / f"{prefix}{name}.log")
+            for name, each in companions.items()
+        ]
+        for each in running:
+            stack.callback(each.close)
+            each.start()
+        for each in running:
+            each.wait()
+        yield [each.name for each in running if each.started]
+
+
+class RunningCompanion:
+    """One companion."""
+
+    def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
+        self.name, self._companion, self._base, self._log = name, companion, base, log
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._heard = 0
+        """Bytes of the log before which its sign is not to be looked for again."""
+
+    def start(self) -> None:
+        """Begin, unless it is there already. Raises UserError."""
+        ready = self._companion.ready
+        if _is_address(ready) and not why_not(str(ready)):
+            logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
+            return
+        folder = (self._base / Path(self._companion.cwd or ".").expanduser()).resolve()
+        if not folder.is_dir():
+            raise UserError(f"The service {self.name} has no folder {folder}.", where=f"ajet.services.{self.name}.cwd")
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        report, theirs = os.pipe()
+        paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        environment = {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **self._companion.env}
+        with self._log.open("wb") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
+                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs,),
+                start_new_session=True, env=environment,
+            )  # fmt: skip
+        os.close(theirs)
+        self._report = report
+        command = self._companion.command
+        arguments = shlex.split(command) if isinstance(command, str) else list(command)
+        order: dict[str, Any] = {
+            "command": arguments,
+            "folder": str(folder),
+            "limits": {},
+            "timeout": None,
+            "grace": GRACE_S,
+            "measured": False,
+        }
+        assert self._keeper.stdin is not None
+        with suppress(BrokenPipeError):  # `wait` says how it ended
+            self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
+            self._keeper.stdin.flush()
+        logger.info("starting the service {}: {}", self.name, shlex.join(arguments))
+
+    def wait(self) -> None:
+        """Until it is ready. Raises UserError."""
+        if self._keeper is None:
+            return
+        until = time.monotonic() + self._companion.timeout
+        while not self._is_ready():
+            if self._keeper.poll() is not None:
+                raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+            if time.monotonic() > until:
+                raise self._failure(
+                    f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
+                    expected=f"{self._companion.ready} {'to answer' if self._by_address else 'to be printed'}",
+                )
+            time.sleep(LOOK_S)
+        if self._keeper.poll() is not None:  # what answers is not this one
+            raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+
+    def require_running(self) -> None:
+        """Raises UserError where it is over."""
+        if self._keeper is not None and self._keeper.poll() is not None:
+            raise self._failure(f"The service {self.name} ended{self._how()}.")
+
+    @property
+    def started(self) -> bool:
+        """Whether it is ours: what answered before is not."""
+        return self._keeper is not None
+
+    def close(self) -> None:
+        """End it with all that it started. Idempotent."""
+        if self._keeper is None or self._keeper.stdin is None or self._keeper.stdin.closed:
+            return
+        with suppress(BrokenPipeError):
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(GRACE_S + 15)
+        except subprocess.TimeoutExpired:
+            logger.warning("the service {} does not end", self.name)
+        os.close(self._report)
+
+    @property
+    def _by_address(self) -> bool:
+        return _is_address(self._companion.ready)
+
+    def _is_ready(self) -> bool:
+        ready = self._companion.ready
+        if not ready:
+            return True
+        if self._by_address:
+            return not why_not(ready)
+        wanted = ready.encode()
+        with self._log.open("rb") as log:
+            log.seek(self._heard)
+            fresh = log.read()
+        self._heard = max(self._heard, self._heard + len(fresh) - len(wanted) + 1)
+        return wanted in fresh
+
+    def _how(self) -> str:
+        said = os.read(self._report, 1 << 16)
+        ended = json.loads(said) if said else {}
+        if ended.get("problem"):
+            return f": {ended['problem']}"
+        return f" with code {ended['code']}" if ended.get("code") is not None else ""
+
+    def _failure(self, what: str, expected: str = "") -> UserError:
+        lines = self._log.read_text(errors="replace").splitlines()[-SHOWN:]
+        told = "".join(f"\n    {line[:300]}" for line in lines)
+        return UserError(
+            what,
+            where=f"ajet.services.{self.name}{told}",
+            expected=expected,
+            do="run its command by hand in its folder, and look at what it prints",
+        )
+
+
+def _is_address(ready: str | None) -> bool:
+    return ready is not None and ready.startswith(("http://", "https://", "tcp://"))
+
+
+def why_not(address: str, seconds: float = ASK_S) -> str:
+    """An empty string where something answers at http://… or tcp://HOST:PORT, else why not. Any answer over HTTP but a
+    failure of the server (5xx) will do."""
+    try:
+        place = urlsplit(address)
+        if place.scheme == "tcp":
+            socket.create_connection((place.hostname, place.port), seconds).close()
+            return ""
+        # no proxy: a companion is on this machine, or named by an address of its own
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(address, timeout=seconds).close()
+    except urllib.error.HTTPError as answer:
+        return f"it answers {answer.code}" if answer.code >= 500 else ""
+    except (OSError, ValueError) as problem:
+        return str(getattr(problem, "reason", problem))
+    return ""

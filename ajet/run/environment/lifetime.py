@@ -1,0 +1,232 @@
+"""`ajet env up|list|logs|down`: environments that stand by themselves on this machine.
+
+Invariant: `up` answers when the environment is ready or says why it is not, and leaves it running; it is ended by
+`down` alone, by its recorded process, with everything that it started; it listens on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ajet.config.programs import program
+from ajet.environment.deployment.description import Description, described, file_of
+from ajet.environment.deployment.gaia import prepared
+from ajet.environment.deployment.state import RunningEnvironment, all_running, running, state_file, state_folder
+from ajet.environment.mcp.images import require_images
+from ajet.environment.mcp.servers import TOKEN
+from ajet.environment.sandbox.engine import engine_of
+from ajet.record.console import console
+from ajet.schema.addresses import LOOPBACK
+from ajet.schema.commands import command
+from ajet.schema.errors import SandboxFailure, UserError
+
+READY_S = 300.0
+"""How long all servers together may take to start."""
+DOWN_S = 30.0
+WISHED_PORT = 8000
+"""Taken if it is free: what AWorld's and AgentRL's pages print."""
+
+
+def up(
+    named: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    token: bool = True,
+    image: str | None = None,
+    network: str = "",
+) -> RunningEnvironment:
+    """Start the environment and print how it is reached. `image`: it runs in one container of it, with the engine's
+    `network`. Raises UserError."""
+    _refuse_open(host, token)
+    file = file_of(named)
+    description = described(file)
+    name = description.name
+    already = running(name)
+    if already is not None:
+        raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
+    settings: dict[str, Any] = {"file": str(file), "host": host, "port": port}
+    if image is None:
+        _prepare(description)
+        module, settings["token"] = "program", token
+    else:
+        _require_container(image, description, token)
+        module, settings["image"], settings["network"] = "contained", image, network
+    state_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = state_file(name).with_suffix(".log")
+    with log.open("wb") as said:  # each start draws a token of its own
+        environment = {key: value for key, value in os.environ.items() if key != TOKEN}
+        process = subprocess.Popen(
+            program(f"ajet.run.environment.{module}", json.dumps(settings)),
+            stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
+            env=environment,
+        )  # fmt: skip
+    return _when_ready(name, process, log)
+
+
+def foreground(
+    named: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    token: bool = True,
+    drain: float = 0.0,
+    one_of_several: bool = False,
+) -> int:
+    """The same in this process, until it is interrupted: for containers. `drain`: seconds that open episodes then still
+    have; `one_of_several`: its address is told with each episode. Raises UserError."""
+    from ajet.run.environment.program import run
+
+    _refuse_open(host, token)
+    file = file_of(named)
+    _prepare(described(file))
+    address = _reachable(host) if one_of_several else ""
+    return run(file=str(file), host=host, port=port, token=token, drain=drain, address=address)
+
+
+def _require_container(image: str, description: Description, token: bool) -> None:
+    """Raises UserError."""
+    boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
+    if boxed:
+        raise UserError(
+            f"{boxed[0]} is an image, and a container starts no other.", where="--docker", do="leave it out"
+        )
+    if not token:
+        raise UserError("An environment in a container has a token.", where="--no-token --docker")
+    try:
+        engine_of(image)
+    except SandboxFailure as problem:
+        raise UserError(
+            f"The environment cannot run in a container: {problem}",
+            where="--image",
+            expected="an image that podman or docker has here, with ajet in it; nothing is pulled",
+        ) from None
+
+
+def _prepare(description: Description) -> None:
+    """Install what its servers need and is not there, and say what could not be."""
+    servers = [part.server for part in description.parts if part.server is not None]
+    require_images(servers)
+    for server in servers:
+        if server.not_held:
+            what = " and ".join(server.not_held)
+            console.print(f"{server.name}: nothing here keeps a command to its {what}; an image is kept to it.",
+                          markup=False, soft_wrap=True)  # fmt: skip
+    for missing in prepared([part.gaia for part in description.parts if part.gaia is not None], console.print):
+        console.print(missing, markup=False, soft_wrap=True)
+
+
+def _refuse_open(host: str, token: bool) -> None:
+    if not token and host not in LOOPBACK:
+        raise UserError(
+            "Without a token an environment listens on this machine alone.",
+            where=f"--no-token --host {host}",
+            do="leave one of the two out",
+        )
+
+
+def show(found: RunningEnvironment) -> None:
+    """The lines that one pastes on the machine that trains."""
+    shown = _reachable(found.host)
+    url = f"http://{shown}:{found.port}/mcp"
+    print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
+    print(f"export MCP_SERVER_URL={url}")
+    if found.token:
+        print(f"export MCP_SERVER_TOKEN={found.token}")
+    print("Start mcp server success.", flush=True)
+
+
+def down(name: str) -> None:
+    """End it: what runs is waited for. Raises UserError."""
+    from ajet.environment.family import end_family
+
+    found = running(name)
+    process = found.process.process() if found is not None else None
+    if found is None or process is None:
+        raise UserError(
+            f"No environment {name} runs here.",
+            expected=" or ".join(each.name for each in all_running()) or "one that runs: there is none",
+            do=f"`{command('env', 'list')}` shows those that run",
+        )
+    process.terminate()
+    until = time.monotonic() + DOWN_S
+    while found.process.alive() and time.monotonic() < until:
+        time.sleep(0.05)
+    if found.process.alive():
+        end_family(process.pid, grace=1.0)
+        found.forget()
+        console.print(f"{name} was ended hard: it did not answer.", markup=False)
+    else:
+        console.print(f"{name} was ended.", markup=False)
+
+
+def listed() -> Group:
+    """Those that run, and below them what of each is off."""
+    import httpx
+
+    table = Table("name", "address", "servers", "episodes", box=None)
+    off: list[str] = []
+    for each in all_running():
+        try:
+            told = httpx.get(f"{each.near}/health", timeout=2.0).json()
+        except (httpx.HTTPError, ValueError) as problem:
+            table.add_row(each.name, each.url, f"does not answer: {type(problem).__name__}", "")
+            continue
+        reasons: dict[str, list[str]] = {}
+        for name, state in told["servers"].items():
+            reasons.setdefault(state.get("off", ""), []).append(name)
+        table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(told["episodes"]))
+        off += [f"{each.name}, off: {', '.join(names)}: {why}" for why, names in reasons.items()]
+    return Group(table, *(Text(line) for line in off))
+
+
+def logged(name: str) -> Iterator[str]:
+    """The lines of its log, of the last time it was started. Raises UserError."""
+    log = state_file(name).with_suffix(".log")
+    if not log.is_file():
+        raise UserError(f"There is no log of an environment {name}.", where=str(log))
+    with log.open(errors="replace") as lines:
+        yield from lines
+
+
+def _when_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
+    until = time.monotonic() + READY_S
+    while time.monotonic() < until:
+        found = running(name)
+        if found is not None and found.process.pid == process.pid:
+            return found
+        if process.poll() is not None:
+            raise UserError(f"{name} did not start.\n{_end_of(log)}", where=str(log))
+        time.sleep(0.02)
+    process.terminate()
+    raise UserError(f"{name} was not ready within {READY_S:.0f} s.", where=str(log))
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
+
+
+def _reachable(host: str) -> str:
+    """The address under which another machine finds this one, where it listens for others."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect(("192.0.2.1", 9))  # nothing is sent: it chooses the interface that leads out
+            return str(asked.getsockname()[0])
+        except OSError:  # none does
+            every = (each for addresses in psutil.net_if_addrs().values() for each in addresses)
+            own = (each.address for each in every if each.family == socket.AF_INET)
+            return next((each for each in own if not each.startswith("127.")), socket.gethostname())

@@ -1,0 +1,85 @@
+"""`ajet gc RUN`: what of a run could go, and, once that was said, its going.
+
+Invariant: a run that is live is left alone (its lock), and applies its own bounds as it saves; without `yes` nothing is
+touched. What goes is what `ajet.record.retention` says may go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet.record.chain import Chain, chain_key
+from ajet.record.checkpoints import Checkpoints, checkpoints_folder
+from ajet.record.lock import RunLock
+from ajet.record.retention import KINDS, Bounds, Going, going, remove
+from ajet.run.find_run import known_run
+from ajet.run.proof_target import CONFIG
+from ajet.schema.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What goes, or went."""
+
+    run: Path
+    found: Going
+    bounds: Bounds
+    checkpoints: int
+    """How many newest ones stay."""
+    sizes: dict[str, tuple[int, int]]
+    """By kind: how many files or folders, and bytes."""
+    done: bool
+
+    def as_json(self) -> dict[str, object]:
+        """All of it."""
+        kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
+        paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
+        return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths}
+
+
+def collect(
+    run: str,
+    root: Path,
+    *,
+    episodes: int | None = None,
+    arrays: int | None = None,
+    checkpoints: int | None = None,
+    yes: bool = False,
+) -> Collected:
+    """Look at, or with `yes` remove, what lies beyond the bounds; those that are None are the run's own. Raises
+    UserError for a live run, and for one without a chain, of which nothing would say what was removed."""
+    from ajet.config import recorded_experiment
+    from ajet.config.dotenv import load_project_dotenv
+
+    folder = known_run(run, root, holding="run.json", expected="the directory of a training run").absolute()
+    load_project_dotenv(record=folder)
+    trainer = recorded_experiment(folder / CONFIG).ajet.trainer_common
+    bounds = Bounds(
+        trainer.keep_episodes if episodes is None else episodes, trainer.keep_arrays if arrays is None else arrays
+    )
+    keep = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
+    saved = Checkpoints(checkpoints_folder(folder, trainer.checkpoint_base_dir), keep=keep, keep_best=trainer.keep_best)
+    lock = RunLock(folder)
+    if (holder := lock.take()) is not None:
+        raise UserError(
+            f"This run is live: {holder} writes it.",
+            where=str(folder),
+            do="wait for it, or stop it; while it lives it keeps to trainer_common.keep_episodes and its kin by itself",
+        )
+    try:
+        found = going(folder, saved, bounds, by_hand=True)
+        sizes = {kind: (len(found.paths[kind]), found.size(kind)) for kind in KINDS}
+        if yes and found:
+            chain = Chain(folder, key=chain_key())
+            if not chain.begun:
+                raise UserError(
+                    "This run has no chain: nothing would say what was removed of it.",
+                    where=str(folder),
+                    do="resume it once with this version of ajet, which begins one",
+                )
+            latest = saved.latest()
+            remove(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
+    finally:
+        lock.release()
+    return Collected(folder, found, bounds, keep, sizes, yes and bool(found))

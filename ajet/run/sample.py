@@ -1,0 +1,153 @@
+"""`ajet sample`: a process that plays for a trainer somewhere else, and may come and go as it likes.
+
+Invariant: it shares nothing with the trainer but the store, in which positions, episodes and the present policy are,
+and the folders with that policy's weights. It writes no record; what services beside it print is in `samplers/NAME` of
+the run's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from loguru import logger
+
+from ajet.record.console import console, counted
+from ajet.run.companions import beside
+from ajet.run.interrupt import Interrupts
+from ajet.run.launch import refuse_untrainable, warn_of_unconfined
+from ajet.run.parts import assemble
+from ajet.run.sampler import LOOK, Played, Sampler, WentBack
+from ajet.run.services import require_services
+from ajet.run.terms import OVER, Terms
+from ajet.schema.errors import ConfigError
+from ajet.store import Address, open_shared
+from ajet.store.shared import LEASE_SECONDS
+from ajet.task_reader import TaskOrder
+
+if TYPE_CHECKING:
+    from ajet.backbone.following import FollowingBackbone
+    from ajet.config import Experiment
+    from ajet.store import Announced, SharedStore
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """Flags of `ajet sample`."""
+
+    store: Address
+    name: str = ""
+    """Of this sampler; "": made of host and process."""
+    per_minute: float | None = None
+    """Episodes begun in a minute, at most; None: any number."""
+    grace: float = 60.0
+    """Seconds in which what is under way may end once this process is asked to end."""
+    lease_seconds: float = LEASE_SECONDS
+    """After so many seconds without a sign of life others play on."""
+    services: bool = True
+    """Whether it starts those of `ajet.services`; False: who started it did."""
+
+
+def sample(experiment: Experiment, options: SampleOptions) -> int:
+    """Play until the trainer says that the training is over. Answers the exit code 0; raises UserError,
+    KeyboardInterrupt (after what is under way has ended or been given back) or a bug."""
+    from ajet.record.run_directory import redactor_of
+
+    experiment.require_ready()
+    refuse_untrainable(experiment)
+    _refuse_in_turns(experiment)
+    warn_of_unconfined(experiment)
+    name = options.name or f"{socket.gethostname()}-{os.getpid()}"
+    store = open_shared(options.store, lease_seconds=options.lease_seconds, redact=redactor_of(experiment))
+    interrupts, played = Interrupts(), Played()
+    try:
+        with interrupts.installed():
+            store.join("sampler", name)
+            announced: Announced | None = _awaited(store, interrupts, options.store.shown)
+            with (
+                beside(experiment, experiment.root / experiment.name / "samplers" / name)
+                if options.services
+                else nullcontext()
+            ):
+                require_services(experiment)
+                while announced is not None and not announced.policy.told.get(OVER):
+                    announced = _played(experiment, store, announced, interrupts, options, name, played)
+    finally:
+        console.print(_said(name, played), markup=False, soft_wrap=True)
+        store.leave()
+        store.disconnect()
+    return 0
+
+
+def _played(
+    experiment: Experiment,
+    store: SharedStore,
+    announced: Announced,
+    interrupts: Interrupts,
+    options: SampleOptions,
+    name: str,
+    played: Played,
+) -> Announced | None:
+    """Play with one engine. Answers the policy to go on with, where another engine is needed for it."""
+    from ajet.backbone.following import FollowingBackbone
+
+    with assemble(experiment, run_id=announced.policy.run, opens=FollowingBackbone) as parts:
+        tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
+        Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
+        sampler = Sampler(
+            parts,
+            cast("FollowingBackbone", parts.backbone),
+            store,
+            tasks,
+            name=name,
+            played=played,
+            per_minute=options.per_minute,
+            renew_every=options.lease_seconds / 4,
+        )
+        logger.info("{} plays for run {} in {}", name, announced.policy.run[:8], options.store.shown)
+        grace = options.grace
+        try:
+            sampler.play(interrupts)
+            grace = 0.0  # what the trainer no longer wants
+        except WentBack:
+            logger.warning("the trainer went on from an earlier policy: the engine is opened anew")
+            grace = 0.0
+        except KeyboardInterrupt:
+            interrupts.heard()
+            sampler.drain(interrupts, grace)
+            raise
+        sampler.drain(interrupts, grace)
+    return store.announced()
+
+
+def _awaited(store: SharedStore, interrupts: Interrupts, place: str) -> Announced:
+    """The policy that the trainer announced, once it has."""
+    waits = False
+    while (announced := store.announced()) is None:
+        if not waits:
+            waits = True
+            logger.info("no trainer has announced a policy in {} yet: waiting for one", place)
+        with interrupts.held():
+            time.sleep(LOOK)
+    return announced
+
+
+def _refuse_in_turns(experiment: Experiment) -> None:
+    if experiment.ajet.rollout.deterministic:
+        raise ConfigError(
+            "Samplers play side by side: their rollout cannot be deterministic.",
+            where="ajet.rollout.deterministic",
+            expected="false with ajet sample",
+        )
+
+
+def _said(name: str, played: Played) -> str:
+    parts = [f"{name}: {counted(played.groups, 'group')}, {counted(played.episodes, 'episode')}"]
+    parts.append(counted(played.tokens, "token"))
+    parts += [f"{played.given_back} given back"] if played.given_back else []
+    parts += [f"{played.lost} lost to others"] if played.lost else []
+    return ", ".join(parts)

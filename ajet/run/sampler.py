@@ -1,0 +1,263 @@
+"""Sampler: leases positions of a shared store, plays their groups, keeps each attempt as it ends, closes what is whole.
+
+Invariants: an attempt that has ended by itself is put before anything else is done with it, and none that was cut
+short ever is; a group is closed once all its attempts are put; what is not finished is given back with what was put of
+it, or, where this process is killed, ends with its lease: either way another sampler plays the rest. Nothing is leased
+that the trainer does not want yet (`Policy.below`), so how old a group can get is bounded before it is begun.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.record.console import counted
+from ajet.run.terms import BEGAN, OVER
+from ajet.schema.episode import Episode, Group
+from ajet.store import Kept, Lease, LeaseLost
+
+if TYPE_CHECKING:
+    from ajet.backbone.following import FollowingBackbone
+    from ajet.backbone.runner import Interrupts
+    from ajet.run.parts import Parts
+    from ajet.store.shared import Policy, SharedStore
+    from ajet.task_reader import TaskOrder
+
+LOOK = 0.25
+"""Seconds between two looks at the store for a newer policy and for positions."""
+MISSED = 10.0
+"""Seconds between two warnings that announced weights are not there."""
+
+
+class WentBack(Exception):
+    """The trainer went on from an earlier policy than the one that is sampled with."""
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A group that is being played."""
+
+    lease: Lease
+    left: int
+    """Attempts that have not ended."""
+    held: list[Kept] = field(default_factory=list)
+    """Attempts that are put with the group, since they are compared with each other."""
+
+
+@dataclass(slots=True)
+class Played:
+    """What a sampler has done."""
+
+    groups: int = 0
+    episodes: int = 0
+    tokens: int = 0
+    given_back: int = 0
+    lost: int = 0
+    """Groups whose lease ended under it."""
+
+
+class Sampler:
+    """One process's; not thread-safe."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        backbone: FollowingBackbone,
+        store: SharedStore,
+        tasks: TaskOrder,
+        *,
+        name: str,
+        played: Played,
+        per_minute: float | None = None,
+        renew_every: float = 30.0,
+    ) -> None:
+        """`played` is counted up. `per_minute`: episodes that are begun in a minute, at most. `renew_every`: seconds
+        between two signs of life."""
+        self._parts, self._backbone, self._store, self._tasks = parts, backbone, store, tasks
+        rollout = parts.experiment.ajet.rollout
+        self._name, self._repeats, self._most = name, rollout.num_repeat, rollout.max_env_worker
+        self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
+        self._renew_every = renew_every
+        self._compares = parts.judge.ranks is not None
+        self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
+        """Of the lease under which it was begun: a position may be lost, and leased here again."""
+        self._under_way: dict[int, UnderWay] = {}
+        self._policy: Policy | None = None
+        self._trainer = 0
+        """Who announced it, by number; 0: nobody yet."""
+        self._looked = self._renewed = self._begun = -math.inf
+        self._missed = 0.0
+        """Since when, or since which warning, announced weights are not to be found; 0: they are."""
+        self.played = played
+
+    def play(self, interrupts: Interrupts) -> None:
+        """Until the trainer says that it is over. Raises WentBack; KeyboardInterrupt between two looks. Whatever ends
+        it, `drain` comes next."""
+        while not self._over():
+            with interrupts.held():
+                self._look()
+                self._take_in(LOOK)
+
+    def drain(self, interrupts: Interrupts, grace: float) -> None:
+        """Begin nothing new, take in what ends within `grace` seconds, give the rest back. Raises KeyboardInterrupt
+        after that, where a further one cut it short."""
+        until = time.monotonic() + grace
+        if self._under_way and grace > 0:
+            logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self._under_way), "group"))
+        try:
+            while self._under_way and (left := until - time.monotonic()) > 0:
+                with interrupts.held():
+                    self._renew()
+                    self._take_in(min(LOOK, left))
+        finally:
+            self._take_in(0.0)
+            for order in list(self._under_way):
+                with self._unless_lost(order):
+                    self._store.give_back([self._under_way[order].lease])
+                    del self._under_way[order]
+                    self.played.given_back += 1
+
+    def _over(self) -> bool:
+        return self._policy is not None and bool(self._policy.told.get(OVER))
+
+    def _look(self) -> None:
+        """Once in a while: the newest policy, a sign of life, and as many groups as there is room for."""
+        if time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        announced = self._store.announced()
+        if announced is None:
+            return
+        self._policy = announced.policy
+        if self._over():
+            return
+        another = self._trainer not in (0, announced.trainer)
+        self._trainer = announced.trainer
+        if another and int(announced.policy.told.get(BEGAN, 0)) < self._backbone.version:
+            raise WentBack  # what this version was, that trainer forgot; it may have another of that number
+        follows = self._follow(announced.policy)
+        self._renew()
+        if follows:
+            self._begin(announced.policy)
+
+    def _follow(self, policy: Policy) -> bool:
+        """Whether the weights are the announced ones."""
+        version = int(policy.told["version"])
+        if version == self._backbone.version:
+            return True
+        if version < self._backbone.version:
+            raise WentBack
+        try:
+            self._backbone.take(Path(policy.weights), version)
+        except FileNotFoundError:  # a newer one is announced by now, or about to be
+            now = time.monotonic()
+            self._missed = self._missed or now
+            if now - self._missed > MISSED:
+                self._missed = now
+                logger.warning(
+                    "the weights of step {} are not in {} on this machine: nothing is begun before they are",
+                    policy.step,
+                    policy.weights,
+                )
+            return False
+        self._missed = 0.0
+        logger.info("sampling with policy {} (step {})", version, policy.step)
+        return True
+
+    def _renew(self) -> None:
+        if time.monotonic() - self._renewed < self._renew_every:
+            return
+        self._renewed = time.monotonic()
+        told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
+        self._store.join("sampler", self._name, told)
+        try:
+            self._store.renew([each.lease for each in self._under_way.values()])
+        except LeaseLost as lost:
+            logger.warning("{}; another sampler plays on", lost)  # to put is refused, too: it is left out then
+
+    def _begin(self, policy: Policy) -> None:
+        while sum(each.left for each in self._under_way.values()) < self._most:
+            if time.monotonic() - self._begun < self._pause:
+                return
+            leases = self._store.lease(1, below=policy.below)
+            if not leases:
+                return
+            self._begun = time.monotonic()
+            self._play(leases[0])
+
+    def _play(self, lease: Lease) -> None:
+        kept = [each.episode for each in lease.kept]
+        over = {episode.repeat for episode in kept}
+        order, step = lease.order, kept[0].step if kept else self._backbone.version + 1
+        self._under_way[order] = UnderWay(lease, self._repeats - len(over))
+        if len(over) == self._repeats:  # all was put, and then it was killed
+            self._close(order)
+            return
+        group = self._parts.rollout.play_group(
+            order,
+            self._tasks.task(order),
+            step=step,
+            split="train",
+            repeats=self._repeats,
+            over=over,
+            on_end=lambda episode: self._events.put((lease, episode)),
+        )
+        group.add_done_callback(lambda group: self._events.put((lease, group)))
+
+    def _take_in(self, timeout: float) -> None:
+        """What has ended, waiting for the first of it."""
+        try:
+            lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
+            while True:
+                self._ended(lease, ended)
+                lease, ended = self._events.get_nowait()
+        except queue.Empty:
+            return
+
+    def _ended(self, lease: Lease, ended: Episode | Future[Group]) -> None:
+        order = lease.order
+        each = self._under_way.get(order)
+        if each is None or each.lease.fence != lease.fence:  # its lease was lost
+            return
+        with self._unless_lost(order):
+            if isinstance(ended, Future):
+                if (problem := ended.exception()) is not None:
+                    del self._under_way[order]
+                    self._store.fail(each.lease, f"{type(problem).__name__}: {problem}")
+                    return
+                if each.held:
+                    self._store.put(each.lease, *each.held)
+                self._close(order)
+                return
+            each.left -= 1
+            self.played.episodes += 1
+            self.played.tokens += ended.sampled_tokens
+            kept = Kept(ended, ended_by=self._name)
+            if self._compares:
+                each.held.append(kept)
+            else:
+                self._store.put(each.lease, kept)
+
+    def _close(self, order: int) -> None:
+        with self._unless_lost(order):
+            self._store.close(self._under_way[order].lease)
+            del self._under_way[order]
+            self.played.groups += 1
+
+    @contextmanager
+    def _unless_lost(self, order: int) -> Iterator[None]:
+        try:
+            yield
+        except LeaseLost as lost:
+            logger.warning("{}: what was played of it here is left out", lost)
+            self._under_way.pop(order, None)
+            self.played.lost += 1

@@ -1,0 +1,98 @@
+"""`trainer_common.mode: async` in one command: a sampler as a child of the trainer, over a store in its run folder.
+
+Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, and nothing else; the child ends with
+the trainer, however that ends. On a CPU the cores are dealt out by plan, half to each side, so that neither slows the
+other down: the engine's copy of the weights is what that costs in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.config.schema.services import Companion
+from ajet.run.companions import RunningCompanion
+from ajet.run.from_store import FromStore
+from ajet.run.terms import OVER
+from ajet.store import Address, open_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.schema.episode import Episode
+
+STORE = "store.db"
+"""In the run's folder."""
+LITTLE = 0.1
+"""Part of an agent's time that it must spend outside of the model for two sides to be worth while."""
+
+
+def half_of_the_cores(experiment: Experiment) -> Experiment:
+    """The same with torch's threads of one side, where the machine's cores are to be shared and nobody said how."""
+    from ajet.backbone.local.machine import choose_device, cores
+
+    trainer = experiment.ajet.trainer_common
+    if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS") or choose_device(trainer.device).type != "cpu":
+        return experiment
+    return experiment.with_defaults({"ajet.trainer_common.threads": max(1, cores() // 2)})
+
+
+@contextmanager
+def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromStore]:
+    """Within the block a sampler plays for what trains from the answer. Raises UserError."""
+    store = Address.of(f"sqlite:{run.path / STORE}")
+    command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
+    command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
+    command += [f"ajet.trainer_common.threads={experiment.ajet.trainer_common.threads}"]
+    child = RunningCompanion(
+        "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
+    )
+    if not _is_over(run.path / STORE):
+        child.start()
+
+    def watch() -> None:  # while groups are waited for: the policy of this run is announced
+        if not child.started:
+            child.start()
+        child.require_running()
+
+    try:
+        yield FromStore(store, watch=watch, on_first=warn_of_no_waiting)
+    finally:
+        child.close()
+
+
+def _is_over(path: Path) -> bool:
+    """Whether the last that samplers were told is that the training has ended: one that begins before this trainer says
+    otherwise would end at once."""
+    if not path.exists():
+        return False
+    store = open_shared(Address(path))
+    try:
+        announced = store.announced()
+    finally:
+        store.disconnect()
+    return announced is not None and bool(announced.policy.told.get(OVER))
+
+
+def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
+    """Where the agents of a step waited for nothing but the model."""
+    shares = [
+        max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
+        for each in episodes
+        if each.calls and each.ended > each.started
+    ]
+    if shares and (share := fmean(shares)) < LITTLE:
+        logger.warning(
+            "trainer_common.mode: async cannot win here: the agents spend {:.0%} of their time outside of the model, "
+            "so there is nothing to overlap with on one device; sync is as fast, and its tokens are never old",
+            share,
+        )

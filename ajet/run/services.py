@@ -1,0 +1,82 @@
+"""Whether all that a run stands on outside itself is there, before anything costly begins.
+
+Invariant: all are asked at once and the whole takes at most `WITHIN_S`, whatever they do; one that does not answer by
+then is down. What is down is one UserError that says of each what, where, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ajet.config.handed import known
+from ajet.config.references import load_code
+from ajet.config.services import Service
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+WITHIN_S = 10.0
+ASK_S = 8.0
+"""How long one may take to answer."""
+
+
+def services_of(experiment: Experiment) -> list[Service]:
+    """All of them, each once."""
+    found: list[Service] = []
+    for source in known().services:
+        named: Callable[[Experiment], Iterable[Service]] = load_code(source)
+        found += [
+            each for each in named(experiment) if (each.name, each.address) not in {(f.name, f.address) for f in found}
+        ]
+    return found
+
+
+def require_services(experiment: Experiment) -> list[Service]:
+    """Ask them; answers those that are there. Raises UserError."""
+    services = services_of(experiment)
+    wrong = [(service, why) for service, why in asked(services) if why]
+    if wrong:
+        raise _down(wrong)
+    return services
+
+
+def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Service, str]]:
+    """Each with what is wrong with it, or an empty string."""
+    answers: list[str | None] = [None] * len(services)
+
+    def ask(index: int, service: Service) -> None:
+        try:
+            answers[index] = service.ask(min(ASK_S, within))
+        except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
+            answers[index] = f"it could not be asked: {type(problem).__name__}: {problem}"
+
+    threads = [
+        threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)
+        for index, service in enumerate(services)
+    ]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + within
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    late = f"no answer within {within:g} s"
+    return [(service, late if answer is None else answer) for service, answer in zip(services, answers, strict=True)]
+
+
+def _down(wrong: list[tuple[Service, str]]) -> UserError:
+    (first, why), *others = wrong
+    if not others:
+        what = f"The {first.name} at {first.address} is not to be had: {why}"
+        return UserError(what, where=first.key, expected=first.expected, do=first.do)
+    rows = [
+        f"the {each.name} at {each.address}: {why}\n      where    {each.key}\n      expected {each.expected}\n"
+        f"      do       {each.do}"
+        for each, why in wrong
+    ]
+    return UserError(
+        f"{len(wrong)} services are not to be had:\n    " + "\n    ".join(rows), do="start them, or mend these keys"
+    )

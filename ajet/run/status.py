@@ -1,0 +1,178 @@
+"""`ajet status RUN`: what a run does now, from its files alone.
+
+Invariant: nothing is locked, started or asked; what is read has a bound that does not grow with the run (the status,
+the ends of metrics.jsonl, the lines of the last step), so that a million episodes are as quick as ten. A number that
+the run does not know is absent, and none is made up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.record.bounded_json import parse_object
+from ajet.record.checkpoints import Checkpoints
+from ajet.record.episodes import NAME
+from ajet.record.status import read_status
+from ajet.record.viewer.library import state as state_of
+from ajet.run.export import checkpoints_of
+
+TAIL = 1 << 18
+"""Bytes of metrics.jsonl that are read, from its end: some twenty steps or more."""
+STEPS = 10
+"""Training steps that rates are over, at most."""
+EPISODES = 4096
+"""Lines of the last step that the histogram is over, at most."""
+
+
+@dataclass(slots=True)
+class LiveStatus:
+    """Now. Ages and durations in seconds; None: not known."""
+
+    run: str
+    state: str
+    """running, finished, interrupted, failed, or stopped without a word."""
+    phase: str
+    step: int
+    steps: int | None
+    """The last one."""
+    phase_age: float | None
+    updated_age: float | None
+    processes: int
+    depths: dict[str, int] = field(default_factory=dict)
+    """`leased`: positions begun and not over; `closed`: groups that wait for the trainer; `open`: episodes that clients
+    play; `pending`: groups on the disk that no checkpoint has used."""
+    rates: dict[str, float] = field(default_factory=dict)
+    """Over the last steps: `steps_per_hour`, `episodes_per_second`, `tokens_per_second`."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of the time of the last steps: `rollout`, `update`."""
+    waits: str = ""
+    """Which side waits for the other, in words."""
+    staleness: dict[int, int] = field(default_factory=dict)
+    """Of the last step's trained episodes: steps that their oldest call was old -> how many."""
+    reward: float | None = None
+    checkpoint: int | None = None
+    """Step of the latest."""
+    behind: int | None = None
+    """Training steps since."""
+    problem: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
+    """Of the run in `folder`. `checkpoints`: where they are, for who looks again and again. Raises UserError for a
+    damaged status."""
+    told, now = read_status(folder) or {}, time.time()
+    rows = _last_rows(folder / "metrics.jsonl")
+    saved = (checkpoints or checkpoints_of(folder)).latest()
+    found = LiveStatus(
+        folder.name,
+        state_of(told),
+        str(told.get("phase", "")),
+        int(told.get("step") or 0),
+        told.get("steps"),
+        _age(told.get("since"), now),
+        _age(told.get("updated"), now),
+        len(told.get("processes") or ()),
+        problem=str(told.get("problem") or ""),
+    )
+    found.depths = {name: int(count) for name, count in (told.get("depths") or {}).items()}
+    if (pending := folder / "pending").is_dir():
+        found.depths["pending"] = sum(path.suffix == ".jsonl" for path in pending.iterdir())
+    if rows:
+        _rates(found, rows)
+        found.reward = rows[-1].get("train/reward")
+        found.staleness = _staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
+    if saved is not None:
+        found.checkpoint = saved.step
+        found.behind = max(0, (rows[-1]["step"] if rows else saved.step) - saved.step)
+    return found
+
+
+def prometheus(found: LiveStatus) -> str:
+    """In the text format that Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
+    values: dict[str, tuple[str, dict[str, float]]] = {
+        "ajet_running": ("whether the run is live", {"": float(found.state == "running")}),
+        "ajet_step": ("present training step", {"": found.step}),
+        "ajet_phase_age_seconds": ("time in the present phase", {f'phase="{found.phase}"': found.phase_age or 0.0}),
+        "ajet_updated_age_seconds": ("time since the run last said something", {"": found.updated_age or 0.0}),
+        "ajet_depth": ("positions and groups by place", {f'of="{k}"': v for k, v in found.depths.items()}),
+        "ajet_rate": ("over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
+        "ajet_share": ("part of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
+        "ajet_staleness_episodes": (
+            "episodes of the last step by their age in steps",
+            {f'steps="{steps}"': count for steps, count in found.staleness.items()},
+        ),
+        "ajet_reward": ("mean of the last step", {} if found.reward is None else {"": found.reward}),
+        "ajet_checkpoint_step": ("latest", {} if found.checkpoint is None else {"": found.checkpoint}),
+    }
+    lines = []
+    run = found.run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    for name, (words, labelled) in values.items():
+        if labelled:
+            lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
+        for label, value in labelled.items():
+            lines.append(f'{name}{{run="{run}"{"," if label else ""}{label}}} {value:g}')
+    return "\n".join(lines) + "\n"
+
+
+def _last_rows(path: Path) -> list[dict[str, Any]]:
+    """Of the last training steps."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - TAIL))
+        lines = file.read().split(b"\n")
+    whole = lines[1 if size > TAIL else 0 : -1]
+    found = []
+    for line in reversed(whole):
+        if b'"tasks": ' in line:
+            found.append(parse_object(line))
+        if len(found) == STEPS:
+            break
+    return found[::-1]
+
+
+def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
+    seconds = [row.get("seconds/step") for row in rows]
+    total = sum(each for each in seconds if each)
+    if not total:
+        return
+    found.rates["steps_per_hour"] = 3600 * len(rows) / total
+    for name, key in (("episodes_per_second", "train/episodes"), ("tokens_per_second", "train/sampled_tokens")):
+        found.rates[name] = sum(row.get(key) or 0 for row in rows) / total
+    for name in ("rollout", "update"):
+        if any(f"seconds/{name}" in row for row in rows):
+            found.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
+    played, trained = found.shares.get("rollout"), found.shares.get("update")
+    if played is not None and trained is not None:
+        side, share = ("trainer", played) if played >= trained else ("engine", trained)
+        other = "rollout" if side == "trainer" else "updates"
+        found.waits = f"the {side} waits for {other} {share:.0%} of the time"
+
+
+def _staleness(path: Path) -> dict[int, int]:
+    """As `train/staleness` counts it: from the weights that the step was trained from."""
+    counts: Counter[int] = Counter()
+    if not path.exists() or NAME.fullmatch(path.name) is None:
+        return {}
+    with path.open("rb") as file:
+        for _, line in zip(range(EPISODES), file, strict=False):
+            if not line.endswith(b"\n"):
+                break
+            row = parse_object(line)
+            trained, policy = (row.get("outcome") or {}).get("step"), row.get("policy")
+            if trained is not None and policy:
+                counts[max(0, trained - 1 - policy[0])] += 1
+    return dict(sorted(counts.items()))
+
+
+def _age(then: Any, now: float) -> float | None:
+    return max(0.0, now - then) if isinstance(then, (int, float)) else None

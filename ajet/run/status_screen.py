@@ -1,0 +1,73 @@
+"""`ajet status` on a screen: once, or again and again on a terminal.
+
+Invariant: what is shown is a `LiveStatus` and nothing else; a terminal is redrawn until the run has ended, or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ajet.record.console import printable
+from ajet.run.export import checkpoints_of
+from ajet.run.status import LiveStatus, live_status
+
+EVERY_S = 1.0
+BAR = 24
+"""Characters of the longest bar of the histogram."""
+
+
+def show(folder: Path, console: Console, *, once: bool) -> None:
+    """Print it; on a terminal without `once`, again and again. Raises UserError."""
+    checkpoints = checkpoints_of(folder)
+    found = live_status(folder, checkpoints)
+    if once or not console.is_terminal or found.state != "running":
+        console.print(_text(found), soft_wrap=True)
+        return
+    with Live(_text(found), console=console, auto_refresh=False) as live:
+        while found.state == "running":
+            time.sleep(EVERY_S)
+            found = live_status(folder, checkpoints)
+            live.update(_text(found), refresh=True)
+
+
+def _text(found: LiveStatus) -> Text:
+    return Text(printable("\n".join(lines(found))))
+
+
+def lines(found: LiveStatus) -> Iterator[str]:
+    """What a person sees."""
+    of = f" of {found.steps}" if found.steps else ""
+    yield f"{found.run}: {found.state}, {found.phase} for {_time(found.phase_age)}, step {found.step}{of}"
+    if found.problem:
+        yield f"problem  {found.problem.splitlines()[0]}"
+    if found.updated_age is not None:
+        yield f"said     {_time(found.updated_age)} ago, {found.processes} processes"
+    if found.depths:
+        yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
+    if found.rates:
+        yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
+    if found.waits:
+        yield f"waits    {found.waits}"
+    if found.reward is not None:
+        yield f"reward   {found.reward:.3f} in the last step"
+    if found.checkpoint is not None:
+        yield f"saved    step {found.checkpoint}, {found.behind} steps ago"
+    most = max(found.staleness.values(), default=1)
+    for number, (steps, count) in enumerate(found.staleness.items()):
+        bar = "█" * max(1, BAR * count // most)
+        yield f"{'' if number else 'stale':<8} {steps:>3} {bar} {count}"
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "some time"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,99 @@
+"""Terms: what a trainer and its samplers must agree on, told with every policy that the trainer announces.
+
+Invariant: a sampler plays for a trainer only where the tasks, how often each is played, the weights that training began
+with, the tokenizer, the chat template and the sampling are the same on both sides; else one screen names what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import UserError
+from ajet.store.shared import Policy
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.task_reader import TaskOrder
+
+BEGAN = "began"
+"""In what a policy tells: the version that its trainer went on from."""
+OVER = "over"
+"""Told with the last policy: the training has ended."""
+_NAMES = {
+    "content": "what the tasks say (data and task_reader)",
+    "tasks": "the tasks (task_reader)",
+    "seed": "seed",
+    "shuffle": "data.shuffle",
+    "repeats": "rollout.num_repeat",
+    "sampling": "rollout.temperature, top_p and top_k",
+    "lineage": "the weights that training began with (model.path)",
+    "tokenizer": "the tokenizer (model.path)",
+    "template": "the chat template (model.path, model.chat_template_kwargs, context_tracker.keep_thinking)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Of one side."""
+
+    lineage: str
+    tokenizer: str
+    template: str
+    order: Mapping[str, Any]
+    """What `TaskOrder.identity` says."""
+    repeats: int
+    sampling: tuple[float, float, int]
+
+    @classmethod
+    def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> Terms:
+        """Raises UserError for a model that cannot be found."""
+        from ajet.engine import lineage
+
+        settings = experiment.ajet
+        rollout = settings.rollout
+        rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
+        return cls(
+            lineage.weights_fingerprint(settings, base=experiment.base),
+            lineage.tokenizer_fingerprint(tokenizer),
+            lineage.template_fingerprint(tokenizer, rendered),
+            tasks.identity(),
+            rollout.num_repeat,
+            (rollout.temperature, rollout.top_p, rollout.top_k),
+        )
+
+    def policy(
+        self, run: str, step: int, version: int, weights: Path | None, below: int, *, over: bool, began: int = 0
+    ) -> Policy:
+        """That of `version`, after training step `step`, with weights in a folder (None: those of model.path). `began`:
+        the version that its trainer went on from."""
+        told = {"version": version, BEGAN: began, OVER: over, **self._told()}
+        return Policy(
+            run,
+            step,
+            str(weights) if weights is not None else "",
+            lineage=self.lineage,
+            tokenizer=self.tokenizer,
+            template=self.template,
+            below=below,
+            told=told,
+        )
+
+    def require_same(self, theirs: Policy, uri: str) -> None:
+        """For a sampler that would play for the trainer that announced `theirs`. Raises UserError."""
+        mine = {**self._told(), "lineage": self.lineage, "tokenizer": self.tokenizer, "template": self.template}
+        told = {**theirs.told, "lineage": theirs.lineage, "tokenizer": theirs.tokenizer, "template": theirs.template}
+        differing = [words for key, words in _NAMES.items() if told.get(key) != mine[key]]
+        if differing:
+            raise UserError(
+                f"This sampler would play something else than what is trained: {'; '.join(differing)}.",
+                where=f"the policy that the trainer announced in {uri}",
+                expected="the same on both sides",
+                do="start the sampler with the trainer's YAML and the same files",
+            )
+
+    def _told(self) -> dict[str, Any]:
+        order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
+        return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}

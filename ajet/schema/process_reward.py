@@ -1,0 +1,70 @@
+"""ProcessReward: what one part of an attempt is worth by itself, beside the reward of the whole.
+
+Invariant: whoever makes one names exactly one part: a step, an agent, a use of a tool, or a piece of text; its reward
+is a finite number. Which sampled tokens that part is (`tokens`) is said by ajet alone, once the attempt has ended, so
+that credit needs no tokenizer and no second look at the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class ReplySpan(NamedTuple):
+    """Tokens [start, stop) of the reply of call `call`."""
+
+    call: int
+    start: int
+    stop: int
+
+
+class ProcessReward(BaseModel):
+    """A reward of a part: `ProcessReward(reward=1.0, step=2)`. Raises pydantic's ValidationError, a ValueError, for
+    none or several parts, or for a reward that is no finite number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reward: float = Field(allow_inf_nan=False)
+    step: int | None = Field(
+        default=None,
+        description="One model call of the trained agents: 0 is the first, in order of arrival. With `text`: where "
+        "that stands.",
+    )
+    agent: str = Field(default="", description="All calls under this target tag.")
+    tool_use: int | None = Field(
+        default=None, description="The call that asked for this use of a tool: 0 is the first of the episode."
+    )
+    text: str = Field(default="", description="The tokens of this text, where it stands in a reply first.")
+    name: str = Field(
+        default="",
+        description='What it is compared with in the other attempts of its group: what has the same name. "" is the '
+        "number of the step, the agent, the tool's name, or nothing but that it is a text.",
+    )
+    tokens: tuple[ReplySpan, ...] = Field(default=(), description="Only ajet sets it.")
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _a_number(cls, value: Any) -> Any:
+        if isinstance(value, (bool, str, bytes)):
+            raise ValueError(f"{value!r:.200} is no number; expected a finite one")
+        return value
+
+    @model_validator(mode="after")
+    def _one_part(self) -> ProcessReward:
+        named = [self.agent != "", self.tool_use is not None, self.text != "", self.step is not None and not self.text]
+        if sum(named) != 1:
+            raise ValueError("expected one of step, agent, tool_use and text (text may have a step)")
+        return self
+
+    @property
+    def compared(self) -> tuple[str, str]:
+        """Parts of a group that have the same are compared with each other."""
+        if self.text:
+            return "text", self.name
+        if self.agent:
+            return "agent", self.name or self.agent
+        if self.tool_use is not None:
+            return "tool_use", self.name or str(self.tool_use)
+        return "step", self.name or str(self.step)

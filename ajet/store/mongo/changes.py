@@ -1,0 +1,102 @@
+"""What is asked of the documents of positions: filters and updates, as MongoDB has them.
+
+Invariant: every change of a position is one update of its one document, which names the state and the fence that it
+starts from; times are the server's (`$$NOW`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ajet.store.contract import Lease
+from ajet.store.shared import EXPIRED
+
+WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
+Document = dict[str, Any]
+Update = list[Mapping[str, Any]]
+_NOTHING: Document = {"whole": False, "reasons": [], "ends": [], "uses": [], "scores": [], "num_samples": 0, "fence": 0}
+
+
+def held(lease: Lease) -> Document:
+    """The position of a lease that counts."""
+    return {"_id": lease.order, "status": RUNNING, "fence": lease.fence}
+
+
+def until(seconds: float) -> Document:
+    """A lease of so long, from now on."""
+    return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}
+
+
+def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
+    """Of one that is nobody's, or that is not there yet. `mark`: by which the claim is known."""
+    there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
+    mine = {
+        "status": RUNNING,
+        "holder": {"$literal": holder},
+        "trainer": trainer,
+        "mark": mark,
+        "fence": {"$add": ["$fence", 1]},
+        "num_samples": {"$add": ["$num_samples", 1]},
+        **until(seconds),
+    }
+    return [{"$set": there}, {"$set": mine}]
+
+
+def fallen_silent(latest: int) -> Document:
+    """Leases of samplers whose time is over, or lies further ahead than a lease is long, since the clock was set back.
+    `latest`: the number of the latest trainer."""
+    ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
+    ended = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
+    return {"status": RUNNING, "trainer": 0, "$expr": ended}
+
+
+def of_earlier_trainers(latest: int) -> Document:
+    """Leases that ended with whoever trained."""
+    return {"status": RUNNING, "trainer": {"$gt": 0, "$lt": latest}}
+
+
+def failed(reason: str, most: int) -> Update:
+    """One attempt more has failed."""
+    state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
+    told = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
+    return [{"$set": {"reasons": told}}, {"$set": {"status": state}}]
+
+
+def expired(most: int) -> Update:
+    """The same of one that fell silent."""
+    return failed(EXPIRED, most)
+
+
+def put(ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
+    """Ends that are new are known from now on."""
+    new = {
+        "$filter": {
+            "input": {"$literal": list(ends)}, "as": "end", "cond": {"$not": {"$in": ["$$end.uuid", "$ends.uuid"]}}
+        }
+    }  # fmt: skip
+    told = {name: {"$literal": value} for name, value in about.items()}
+    grown = {"ends": {"$concatArrays": ["$ends", new]}, **until(seconds), **told}
+    return [{"$set": grown}, {"$set": {"scores": "$ends.score"}}]
+
+
+def use(of: str, step: int, reason: str | None) -> Update:
+    """Over, from the commit `of` on."""
+    one = {"of": of, "step": step, "reason": reason}
+    return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
+
+
+def unused(of: str) -> Update:
+    """Back, as it was before."""
+    rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$ne": ["$$use.of", of]}}}
+    return [{"$set": {"status": "$was", "uses": rest}}]
+
+
+def reopened() -> Update:
+    """Its use does not hold."""
+    return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
+
+
+def holding(names: Iterable[str]) -> Document:
+    """Positions whose use one of these commits has."""
+    return {"uses.of": {"$in": list(names)}}

@@ -1,0 +1,101 @@
+"""The way to the server: one client, one write concern, and what is done while nobody answers.
+
+Invariant: an operation is asked again until `PATIENCE` is over where the connection broke, so each of them is one that
+may have happened already. What the server refuses is not asked again. On return of a durable write it is in the journal
+of the server, or of most of a replica set, with all that was written before it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet.schema.errors import MissingExtra, RunFailed
+from ajet.schema.secrets import without_secret_shapes
+
+if TYPE_CHECKING:
+    from pymongo.database import Database
+
+PATIENCE = 60.0
+"""Seconds."""
+ANSWER_MS = 30_000
+"""Within which a server that is there answers."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+T = TypeVar("T")
+
+
+class StoreDown(RunFailed):
+    """Nobody answers there, or not to this user."""
+
+
+class Connection:
+    """To one database."""
+
+    def __init__(self, uri: str, database: str, login: tuple[str, str] | None, *, patience: float = PATIENCE) -> None:
+        """`login`: user and password. Raises MissingExtra, StoreDown."""
+        try:
+            from pymongo import MongoClient, WriteConcern
+            from pymongo.errors import PyMongoError
+        except ImportError as error:
+            raise MissingExtra("pymongo", "mongo", needed_for="A store in MongoDB") from error
+        self.shown = f"{without_secret_shapes(uri.rstrip('/'), '…')}/{database}"
+        self._patience, self._closing = patience, threading.Event()
+        options: dict[str, Any] = {"appname": "ajet", "connectTimeoutMS": 5000, "socketTimeoutMS": ANSWER_MS}
+        options["serverSelectionTimeoutMS"] = int(1000 * min(patience, 5.0))
+        options |= {"username": login[0], "password": login[1]} if login else {}
+        try:
+            self._client: MongoClient[dict[str, Any]] = MongoClient(uri, **options)
+        except PyMongoError as error:
+            raise StoreDown(f"The store's address cannot be used: {error}", where=self.shown) from error
+        base = self._client.get_database(database)
+        self._quick = base
+        self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=ANSWER_MS))
+
+    def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
+        """What the operation answers, durable where it writes. Raises StoreDown, and pymongo's own where the server
+        refuses a document."""
+        return self._asked(operation, self._durable)
+
+    def ask_quickly(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
+        """The same for writes that are durable with the next durable one."""
+        return self._asked(operation, self._quick)
+
+    def close(self) -> None:
+        """Let go."""
+        self._closing.set()
+        self._client.close()
+
+    def _asked(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure
+
+        until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
+        while True:
+            try:
+                return operation(base)
+            except AutoReconnect as error:  # also where no server is found
+                if time.monotonic() + pause > until or self._closing.wait(pause):
+                    raise self._down(error) from error
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            except InvalidOperation as error:
+                if not self._closing.is_set():
+                    raise
+                raise self._down(error) from error
+            except OperationFailure as error:
+                if error.code in (13, 18, 8000):  # of who may not, or is not who it says
+                    raise StoreDown(
+                        "The store's server refuses this user.",
+                        where=self.shown,
+                        expected="AJET_STORE_USER and AJET_STORE_PASSWORD of one that may read and write there",
+                    ) from error
+                raise
+
+    def _down(self, error: Exception) -> StoreDown:
+        return StoreDown(
+            f"The store's server does not answer: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
+            where=self.shown,
+            expected="a server of MongoDB that this machine reaches",
+            do="Start it, or say where it is in store.uri.",
+        )

@@ -1,0 +1,71 @@
+"""The collections, their indexes, and how those of an earlier version become today's.
+
+Invariant: the ledger's document says which version a database is of, and only today's is worked on. A step may be done
+twice, and by two processes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from pymongo.database import Database
+
+    from ajet.store.mongo.connection import Connection
+
+TASK, RECORD, CALL, DATA = "Task", "Record", "DispatchedSamplingTask", "DBRecordData"
+BLOB = "Blob"
+LEDGER, COMMITS, MEMBERS = "ajet_ledger", "ajet_commits", "ajet_members"
+THE_LEDGER = {"_id": "ledger"}
+INDEXES: dict[str, tuple[list[tuple[str, int]], ...]] = {
+    TASK: ([("status", 1), ("_id", 1)], [("uses.of", 1)]),
+    RECORD: ([("task", 1)],),
+    CALL: ([("record", 1)],),
+    DATA: ([("record", 1)],),
+    BLOB: ([("record", 1)],),
+}
+
+
+def _indexed(base: Database[dict[str, Any]]) -> None:
+    from pymongo import IndexModel
+
+    for name, keys in INDEXES.items():
+        base[name].create_indexes([IndexModel(key) for key in keys])
+
+
+STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed,)
+"""From the version that is its number to the next."""
+VERSION = len(STEPS)
+
+
+def ledger_of(link: Connection, opened: str) -> dict[str, Any]:
+    """The ledger's document, of today's version; made where there is none. `opened`: a name for what the first uses
+    belong to. Raises UserError for a later version."""
+    new: dict[str, Any] = {
+        "version": 0, "run": None, "trainer": 0, "head": None, "open": opened, "void": [], "brought": 0, "floor": 0
+    }  # fmt: skip
+    ask = link.ask
+    found = ask(lambda base: base[LEDGER].find_one(THE_LEDGER))
+    if found is None:
+        ask(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new}, upsert=True))
+        found = ask(lambda base: base[LEDGER].find_one(THE_LEDGER))
+    assert found is not None
+    if found["version"] > VERSION:
+        raise UserError(
+            f"The store is of version {found['version']}, made by a later ajet.",
+            where=link.shown,
+            expected=f"version {VERSION} or before",
+            do="Update ajet on this machine.",
+        )
+    for number in range(found["version"], VERSION):
+        ask(STEPS[number])
+        _raise_version(link, number)
+    return found
+
+
+def _raise_version(link: Connection, number: int) -> None:
+    raised = {"$set": {"version": number + 1}}
+    link.ask(lambda base: base[LEDGER].update_one({**THE_LEDGER, "version": number}, raised))

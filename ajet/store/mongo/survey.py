@@ -1,0 +1,96 @@
+"""The same of a server of MongoDB: what it is, how far away, and what lies there.
+
+Invariant: only reads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.finding import Finding
+from ajet.store import survey as told
+from ajet.store.mongo.changes import DEAD, RUNNING
+from ajet.store.mongo.connection import Connection
+from ajet.store.mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
+
+if TYPE_CHECKING:
+    from pymongo.database import Database
+
+PATIENCE = 2.0
+FAR, SKEWED = 0.05, 5.0
+"""Seconds."""
+OLDEST = (5, 0)
+"""Of the servers that know all that is asked of them."""
+
+
+def survey_server(uri: str, database: str, login: tuple[str, str] | None) -> list[Finding]:
+    """Raises UserError where it does not answer."""
+    link = Connection(uri, database, login, patience=PATIENCE)
+    try:
+        return [*_server(link), *link.ask(_contents)]
+    finally:
+        link.close()
+
+
+def _server(link: Connection) -> list[Finding]:
+    hello = link.ask(lambda base: base.client.admin.command("hello"))
+    version = link.ask(lambda base: base.client.admin.command("buildInfo"))["version"]
+    members = len(hello.get("hosts", ())) or 1
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    old = "it has to be 5.0 or later" if numbers < OLDEST else ""
+    shown = [Finding("server", "problem" if old else "ok", f"{link.shown}, MongoDB {version}", old)]
+    if members == 1:
+        alone = "one server, no replica set: what is on its disk is all there is"
+        shown.append(Finding("replicas", "note", alone, "back it up, or make it a replica set"))
+    else:
+        shown.append(Finding("replicas", "ok", f"{members} members; a write is done when most of them have it"))
+    took, skew = [], 0.0
+    for _ in range(5):
+        started, began = time.perf_counter(), time.time()
+        answer = link.ask(lambda base: base.client.admin.command("hello"))
+        took.append(time.perf_counter() - started)
+        skew = answer["localTime"].replace(tzinfo=timezone.utc).timestamp() - began - took[-1] / 2
+    delay = statistics.median(took)
+    far = "each position takes some round trips" if delay > FAR else ""
+    shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms a round trip", far))
+    apart = "leases go by the server's clock; times in the record by this one" if abs(skew) > SKEWED else ""
+    shown.append(Finding("clock", "note" if apart else "ok", f"{skew:+.1f} s from this machine's", apart))
+    return shown
+
+
+def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
+    ledger = base[LEDGER].find_one(THE_LEDGER)
+    if ledger is None:
+        return [Finding("store", "note", "nothing is there yet", "the first process that opens it makes it")]
+    shown = [told.version(ledger["version"], VERSION)]
+    lacking = [
+        f"{name} {dict(keys)}"
+        for name, each in INDEXES.items()
+        for keys in each
+        if keys not in [list(index["key"]) for index in base[name].index_information().values()]
+    ]
+    if lacking:
+        text = f"lacking: {', '.join(lacking)}"
+        shown.append(Finding("indexes", "warning", text, "each claim reads all positions; make them again"))
+    else:
+        shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
+    states = {each["_id"]: each["count"] for each in base[TASK].aggregate([{"$sortByCount": "$status"}])}
+    size = int(base.command("dbStats")["dataSize"])
+    shown.append(told.contents(states, base[RECORD].estimated_document_count(), size))
+    dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
+    shown += told.letters((each["_id"], each["reasons"][-1]) for each in dead)
+    now = base.client.admin.command("hello")["localTime"]
+    if "policy" in ledger:
+        shown.append(told.announced(ledger["policy"], _since(ledger["policy_at"], now)))
+    stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
+    holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
+    for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
+        shown.append(told.member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0)))
+    return shown
+
+
+def _since(then: datetime, now: datetime) -> float:
+    return (now - then).total_seconds()

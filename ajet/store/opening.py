@@ -1,0 +1,113 @@
+"""From what a person wrote to an open store: `sqlite:PATH`, a path, or `mongodb://…`.
+
+Invariant: an address never holds a name or a password; those are the environment's (`AJET_STORE_USER`,
+`AJET_STORE_PASSWORD`), so that an address may stand in a YAML, a log, a process list and an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ajet.record.secrets import Redactor
+from ajet.schema.errors import ConfigError
+from ajet.store.contract import Kept
+from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore
+from ajet.store.sqlite_store import SqliteStore
+
+USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
+_SERVERS = ("mongodb", "mongodb+srv")
+_EXPECTED = "sqlite:PATH, or mongodb://HOST:PORT/DATABASE"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a store is."""
+
+    path: Path | None = None
+    """Of a file of SQLite."""
+    uri: str = ""
+    """Of a server of MongoDB."""
+    database: str = ""
+    """There."""
+
+    @classmethod
+    def of(cls, text: str, *, base: Path | None = None, run: str = "") -> Address:
+        """`base`: the folder that a path is relative to. `run`: whose name the database has where none is named. Raises
+        ConfigError."""
+        kind, colon, rest = text.partition(":")
+        if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
+            path = Path(rest.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
+            if not path.name:
+                raise ConfigError("The store's address names no file.", where="store.uri", expected=_EXPECTED)
+            return cls(path=(base or Path()) / path)
+        if kind not in _SERVERS:
+            raise ConfigError(f"No store is known at {kind}: addresses.", where="store.uri", expected=_EXPECTED)
+        parts = urlsplit(text)
+        if "@" in parts.netloc:
+            raise ConfigError(
+                "The store's address holds a user or a password.",
+                where="store.uri",
+                expected=f"an address without them; the environment has them, as {USER} and {PASSWORD}",
+                do=f"Write {kind}://HOST:PORT/DATABASE and set {PASSWORD} in the environment or .env.",
+            )
+        if not parts.netloc:
+            raise ConfigError("The store's address names no host.", where="store.uri", expected=_EXPECTED)
+        named = parts.path.strip("/") or database_name(run)
+        if not named:
+            raise ConfigError("The store's address names no database.", where="store.uri", expected=_EXPECTED)
+        return cls(uri=parts._replace(path="/").geturl(), database=named)
+
+    @property
+    def shown(self) -> str:
+        """For people."""
+        if self.path is not None:
+            return f"sqlite:{self.path}"
+        parts = urlsplit(self.uri)
+        return f"{parts.scheme}://{parts.netloc}/{self.database}"
+
+
+def database_name(run: str) -> str:
+    """That of a run: MongoDB allows no blanks, dots and slashes in one, and 63 bytes."""
+    return re.sub(r"[^\w-]+", "_", run, flags=re.ASCII)[:60]
+
+
+def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str] | None:
+    """User and password of the server; None: it asks for none. Raises ConfigError where only one of them is set."""
+    found = os.environ if environment is None else environment
+    user, password = found.get(USER, ""), found.get(PASSWORD, "")
+    if bool(user) != bool(password):
+        raise ConfigError(
+            f"{PASSWORD if user else USER} is not set, and {USER if user else PASSWORD} is.",
+            where="the environment",
+            expected="both, or neither",
+        )
+    return (user, password) if user else None
+
+
+def open_shared(
+    address: Address | str,
+    *,
+    lease_seconds: float = LEASE_SECONDS,
+    max_attempts: int = MAX_ATTEMPTS,
+    at: Mapping[str, Any] | None = None,
+    rolls: bool = False,
+    run: str = "",
+    redact: Redactor | None = None,
+    usable: Callable[[Sequence[Kept]], bool] | None = None,
+) -> SharedStore:
+    """The store at an address; `rolls`, `at`, `run` and `usable` are the trainer's, as `SqliteStore` says. Raises
+    UserError."""
+    found = Address.of(address) if isinstance(address, str) else address
+    options: dict[str, Any] = {"lease_seconds": lease_seconds, "max_attempts": max_attempts, "at": at, "rolls": rolls}
+    options |= {"run": run, "redact": redact, "usable": usable}
+    if found.path is not None:
+        return SqliteStore(found.path, **options)
+    from ajet.store.mongo import MongoStore
+
+    return MongoStore(found.uri, found.database, login=credentials(), **options)

@@ -1,0 +1,186 @@
+"""What a store promises that many processes share, on top of `Store`; tests/contract/test_shared_stores.py holds each
+to it.
+
+Invariant: one process trains, the one that opened the store last with `rolls`: whoever opened it so before is refused
+(`Fenced`). Whoever plays a position says so again within the time of its lease, by the clock of the store and not by
+its own; the lease of one that falls silent ends, and so often and no more is the position given out again: then it lies
+with the dead letters, with what went wrong each time, and the order goes on without it. What the trainer holds itself
+ends with the next trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ajet.schema.errors import RunFailed, UserError
+from ajet.store.contract import Lease, Store
+
+Role = Literal["trainer", "sampler", "server"]
+LEASE_SECONDS = 120.0
+MAX_ATTEMPTS = 5
+EXPIRED = "its lease ended: whoever held it fell silent"
+
+
+class Fenced(RunFailed):
+    """Somebody else trains on the store by now, or this process opened it without `rolls`."""
+
+
+def fenced(where: str, own: int, latest: int) -> Fenced:
+    """Of a process that is trainer number `own` (0: none)."""
+    if not own:
+        return Fenced("This process does not train on the store: it opened it to play.", where=where)
+    return Fenced(
+        f"Another trainer has taken over this run's store: it is number {latest}, this one was number {own}.",
+        where=where,
+        expected="one trainer on a store; nothing that this one did since its last checkpoint counts",
+        do="Let the other one go on, or end it and start this run again.",
+    )
+
+
+def of_another_run(where: str) -> UserError:
+    """What a trainer gets that opens the store of a run that is not its own."""
+    return UserError(
+        "The store is the ledger of another run.",
+        where=where,
+        expected="an empty one, or that of this run",
+        do="Name another in store.uri or --from-store, or remove this one if its run is of no use any more.",
+    )
+
+
+def of_another_store(where: str) -> UserError:
+    """What a trainer gets whose checkpoint the store never heard of."""
+    return UserError(
+        "The checkpoint that this run goes on from was made with another store.",
+        where=where,
+        expected="the store that the run had then",
+        do="Set store.type and store.uri, or --from-store, as they were, or begin anew with --fresh and an empty one.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which weights samplers are to play with."""
+
+    run: str
+    step: int
+    weights: str
+    """Where they are: a folder or an address."""
+    lineage: str = ""
+    """Fingerprint of what they were trained from; so are the other two, of the tokenizer and of the chat template. A
+    sampler that has others is refused."""
+    tokenizer: str = ""
+    template: str = ""
+    below: int | None = None
+    """Positions from here on are not to be played yet; None: all may be."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """More that the trainer says, as JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A policy as it was announced. The later one is that of the higher (trainer, step)."""
+
+    policy: Policy
+    trainer: int
+    """Which trainer of the store it was, counted from 1."""
+    age: float
+    """Seconds since, by the clock of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process that says it is there."""
+
+    role: Role
+    name: str
+    age: float
+    """Seconds since it last said so, by the clock of the store."""
+    joined: float
+    """Seconds since it first did."""
+    leases: int
+    """Positions that it holds."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A position that is given out no more."""
+
+    order: int
+    reasons: tuple[str, ...]
+    """Of each attempt, the first one first."""
+    ends: int
+    """Episodes that were put of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """How many positions are where. `over` are those that are still kept."""
+
+    waiting: int = 0
+    leased: int = 0
+    closed: int = 0
+    over: int = 0
+    dead: int = 0
+    next: int = 0
+    """The first position of the order that nobody ever had."""
+
+
+class SharedStore(Store, Protocol):
+    """Thread-safe. Every method raises UserError where the store cannot be reached. `use`, `discard`, `commit` and
+    `forget` are the trainer's: they raise Fenced."""
+
+    def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
+        """As `Store` says; `below`: of the positions that nobody ever had, only those before this one."""
+        ...
+
+    def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
+        """As `Store` says; the first `count`, without those that the caller has already."""
+        ...
+
+    def renew(self, leases: Iterable[Lease]) -> None:
+        """They are still being played: each is renewed that can be. Raises LeaseLost that names the others."""
+        ...
+
+    def fail(self, lease: Lease, reason: str) -> None:
+        """It could not be played, and not because its player had to stop (`give_back`). Raises LeaseLost."""
+        ...
+
+    def dead(self) -> list[Dead]:
+        """In order."""
+        ...
+
+    def revive(self, order: int) -> None:
+        """Give it out again, with all attempts before it. Raises LeaseLost for one that is not dead."""
+        ...
+
+    def announce(self, policy: Policy) -> None:
+        """The trainer's: from now on this one is to be played with. Raises Fenced."""
+        ...
+
+    def announced(self) -> Announced | None:
+        """None: nothing yet."""
+        ...
+
+    def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
+        """This process is there, under a name of its own; again says that it still is. Leases that it takes from now
+        on are known as its."""
+        ...
+
+    def leave(self) -> None:
+        """It is not any more."""
+        ...
+
+    def members(self) -> list[Member]:
+        """Trainers first, then by name; also those that fell silent."""
+        ...
+
+    def depths(self) -> Depths:
+        """Without reading an episode."""
+        ...
+
+    def disconnect(self) -> None:
+        """Let go of the database."""
+        ...

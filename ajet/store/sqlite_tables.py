@@ -1,0 +1,87 @@
+"""The tables of SqliteStore, and how those of an earlier version become today's.
+
+Invariant: `PRAGMA user_version` says which version a file is of, and only files of this version are worked on; each
+step from one version to the next is one transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from ajet.schema.errors import UserError
+
+VERSION = 2
+PATIENCE = 60.0
+"""Seconds that a transaction waits for another process's."""
+_FIRST = """
+CREATE TABLE IF NOT EXISTS positions (
+    place INTEGER PRIMARY KEY, state TEXT NOT NULL, whole INTEGER NOT NULL DEFAULT 0, fence INTEGER NOT NULL,
+    until REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS uses (place INTEGER NOT NULL, step INTEGER NOT NULL, reason TEXT, of INTEGER);
+CREATE TABLE IF NOT EXISTS ends (
+    uuid TEXT PRIMARY KEY, place INTEGER NOT NULL, alone INTEGER NOT NULL, ended_by TEXT NOT NULL,
+    line TEXT NOT NULL, arrays BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS ends_of_place ON ends (place);
+CREATE TABLE IF NOT EXISTS commits (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, earlier INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+INSERT OR IGNORE INTO counts VALUES ('next', 0), ('brought', 0), ('fence', 0), ('head', 0);
+"""
+"""`state` is waiting, leased, closed, over or dead; `whole`: whether it ever was closed. `of`: the number of the commit
+that a use belongs to, null for the next."""
+_SECOND = """
+ALTER TABLE positions ADD COLUMN holder TEXT NOT NULL DEFAULT '';
+ALTER TABLE positions ADD COLUMN trainer INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE positions ADD COLUMN seconds REAL NOT NULL DEFAULT 0;
+ALTER TABLE positions ADD COLUMN reasons TEXT NOT NULL DEFAULT '[]';
+CREATE INDEX positions_by_state ON positions (state, place);
+CREATE INDEX uses_of_place ON uses (place);
+CREATE TABLE members (
+    name TEXT PRIMARY KEY, role TEXT NOT NULL, joined REAL NOT NULL, seen REAL NOT NULL, told TEXT NOT NULL);
+CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), said TEXT NOT NULL, trainer INTEGER, time REAL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+INSERT INTO counts VALUES ('trainer', 0);
+"""
+"""`trainer`: the number of the trainer that holds it, 0 for anybody else. `seconds`: how long its lease was. `reasons`:
+of the attempts that failed, a JSON list."""
+_STEPS = (_FIRST, _SECOND)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A file of this version. Raises UserError for one of a later version, or that is no database or cannot be made."""
+    try:
+        base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        base.execute("PRAGMA journal_mode=WAL")
+        base.execute("PRAGMA synchronous=FULL")
+        _migrate(base, path)
+    except sqlite3.DatabaseError as error:
+        raise UserError(
+            f"The store {path} cannot be opened: {error}.",
+            expected="a file that ajet made, or none, in a folder that is there and can be written",
+        ) from error
+    return base
+
+
+def _migrate(base: sqlite3.Connection, path: Path) -> None:
+    if _version(base) == VERSION:
+        return
+    base.execute("BEGIN IMMEDIATE")
+    found = _version(base)  # another process may have done it meanwhile
+    if found > VERSION:
+        base.execute("ROLLBACK")
+        raise UserError(
+            f"The store {path} is of version {found}, made by a later ajet.",
+            expected=f"version {VERSION} or before",
+            do="Update ajet on this machine.",
+        )
+    for step in _STEPS[found:]:
+        for statement in step.split(";"):
+            base.execute(statement)
+    base.execute(f"PRAGMA user_version = {VERSION}")
+    base.execute("COMMIT")
+
+
+def _version(base: sqlite3.Connection) -> int:
+    (version,) = base.execute("PRAGMA user_version").fetchone()
+    return int(version)

@@ -1,0 +1,124 @@
+"""What a judge or a scorer returned, as a verdict.
+
+Invariant: a reward in a verdict is a finite number, and nothing that is no reward is ever turned into 0: what cannot be
+read is a JudgeFailure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import JudgeFailure
+from ajet.schema.process_reward import ProcessReward
+
+UNDECIDED = "no score: the judge did not decide"
+_OF_A_MAPPING = ("score", "success", "reason")
+
+
+def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
+    """`who` is whose reward it is, in the words of an error; `gamma` discounts a list of rewards; `success`: what the
+    workflow says, where nothing was decided. Raises JudgeFailure."""
+    if judgement is None:
+        return Verdict(None, success, UNDECIDED)
+    if isinstance(judgement, Verdict):
+        verdict = replace(judgement, reward=total(judgement.reward, who, gamma))
+        verdict.turns = turns_of(judgement.reward, who) or judgement.turns
+    elif isinstance(judgement, Mapping) and "score" in judgement:
+        verdict = _of_mapping(judgement, who, gamma)
+    elif _is_pair(judgement):
+        verdict = Verdict(total(judgement[0], who, gamma), _truth(judgement[1], who))
+        verdict.turns = turns_of(judgement[0], who)
+    elif isinstance(judgement, list):
+        verdict = Verdict(total(judgement, who, gamma), None, turns=turns_of(judgement, who))
+    elif _is_truth(judgement):
+        verdict = Verdict(float(judgement), bool(judgement))
+    elif isinstance(judgement, Real):
+        verdict = Verdict(float(judgement), None)
+    else:
+        raise JudgeFailure(
+            f"{who}: expected a number, (reward, is_success), a list of numbers, a Verdict, a dict with a score, or "
+            f"None, got {judgement!r:.200}"
+        )
+    if verdict.reward is None and not verdict.reason:
+        verdict.reason = UNDECIDED
+    return checked(verdict, who)
+
+
+def total(reward: Any, who: str, gamma: float) -> float | None:
+    """A reward, or a list of them, one a turn: r_0 + gamma * r_1 + …; None for no score. Raises JudgeFailure."""
+    if isinstance(reward, (list, tuple)):
+        if not reward:
+            return None
+        return sum(_number(part, who) * gamma**turn for turn, part in enumerate(reward))
+    return None if reward is None else _number(reward, who)
+
+
+def turns_of(reward: Any, who: str) -> tuple[float, ...]:
+    """The rewards of the turns, where there are several. Raises JudgeFailure."""
+    return tuple(_number(part, who) for part in reward) if isinstance(reward, (list, tuple)) else ()
+
+
+def with_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
+    """The same with what parts of the attempt are worth. Raises JudgeFailure."""
+    for part in parts:
+        if not isinstance(part, ProcessReward):
+            raise JudgeFailure(
+                f"{who}: `process` holds {part!r:.200}; expected ProcessReward(reward=…, step=…) and such"
+            )
+    verdict.process = tuple(parts)
+    return verdict
+
+
+def checked(verdict: Verdict, who: str) -> Verdict:
+    """The same. Raises JudgeFailure for a reward, a part or a metric that is no finite number."""
+    parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
+    for name, value in (*verdict.metrics.items(), *parts):
+        if not isinstance(value, Real) or not math.isfinite(value):
+            raise JudgeFailure(f"{who}: {name} is {value!r:.200}; expected a finite number")
+    if verdict.reward is None:
+        verdict.reason = verdict.reason or "no score: an empty list of rewards"
+    elif not math.isfinite(verdict.reward):
+        raise JudgeFailure(f"{who} is {verdict.reward}; expected a finite number, or None for no score")
+    return verdict
+
+
+def _of_mapping(told: Mapping[str, Any], who: str, gamma: float) -> Verdict:
+    """`score`, maybe `success` and `reason`; further numbers are its parts, as verl's reward functions return them."""
+    score = told["score"]
+    success = _truth(told.get("success"), who)
+    if _is_truth(score):
+        success = bool(score) if success is None else success
+    further = {str(name): float(value) for name, value in told.items()
+               if name not in _OF_A_MAPPING and isinstance(value, Real) and math.isfinite(value)}  # fmt: skip
+    return Verdict(total(score, who, gamma), success, str(told.get("reason") or ""), parts=dict(further))
+
+
+def _is_pair(judgement: Any) -> bool:
+    """(reward, is_success): a tuple of two, or a list whose second says true or false, which no reward of a part does;
+    a list of two numbers is the rewards of two parts."""
+    if not isinstance(judgement, (tuple, list)) or len(judgement) != 2:
+        return False
+    return isinstance(judgement, tuple) or judgement[1] is None or _is_truth(judgement[1])
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool) or (hasattr(value, "dtype") and bool(value.dtype == bool))
+
+
+def _number(value: Any, who: str) -> float:
+    if not isinstance(value, Real):
+        raise JudgeFailure(f"{who} is {value!r:.200}, a {type(value).__name__}; expected a number")
+    return float(value)
+
+
+def _truth(value: Any, who: str) -> bool | None:
+    if value is None or isinstance(value, bool):
+        return value
+    if hasattr(value, "dtype") or isinstance(value, Real):
+        return bool(value)
+    raise JudgeFailure(f"{who}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None")

@@ -1,0 +1,124 @@
+"""What the processes of all runs beside each other know of judging: verdicts by content, and what was spent.
+
+Invariant: a verdict is believed only where its digest holds, which is over the question and the verdict and is written
+with it in one transaction; whatever else stands there (half a row of a process that was killed, another hand's) is as
+if it were not there. A call is counted before it is made. A file that is no such file is moved aside, and said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from ajet.schema.errors import UserError
+
+NAME = "judges.sqlite"
+WAIT_S = 20.0
+"""For another process that writes."""
+_FORM = """
+create table if not exists verdicts (key text primary key, reply text not null, digest text not null) without rowid;
+create table if not exists spent (run text primary key, calls integer not null, cost real not null) without rowid;
+"""
+
+
+class JudgeStore:
+    """One file. From any thread. Who asks after `close` opens it again."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises UserError where it cannot be written."""
+        self._path, self._lock = path, threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._made: sqlite3.Connection | None = self._opened()
+        except (sqlite3.Error, OSError) as error:
+            raise UserError(
+                f"What judges said cannot be kept: {error}.",
+                where=str(path),
+                do="make its folder writable, or set task_judge.model_judge.cache: false",
+            ) from error
+
+    @staticmethod
+    def key(question: Mapping[str, Any]) -> str:
+        """Of all that a reply depends on."""
+        told = json.dumps(question, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def get(self, key: str) -> str | None:
+        """The reply that was kept."""
+        try:
+            with self._lock:
+                row = self._connection().execute("select reply, digest from verdicts where key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            logger.warning("judge: what is kept in {} cannot be read: {}", self._path, error)
+            return None
+        if row is None or not isinstance(row[0], str) or row[1] != _digest(key, row[0]):
+            return None
+        return row[0]
+
+    def put(self, key: str, reply: str) -> None:
+        """Keep a reply; what cannot be kept is asked for again."""
+        try:
+            with self._lock, self._connection() as made:
+                made.execute("insert or replace into verdicts values (?, ?, ?)", (key, reply, _digest(key, reply)))
+        except (sqlite3.Error, UnicodeError) as error:
+            logger.warning("judge: a verdict is not kept in {}: {}", self._path, error)
+
+    def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
+        """Add to what `run` has spent; answers all of it. Raises sqlite3.Error."""
+        with self._lock, self._connection() as made:
+            made.execute("begin immediate")
+            made.execute(
+                "insert into spent values (?, ?, ?) on conflict (run) do update set calls = calls + excluded.calls, "
+                "cost = cost + excluded.cost",
+                (run, calls, cost),
+            )
+            row = made.execute("select calls, cost from spent where run = ?", (run,)).fetchone()
+        return int(row[0]), float(row[1])
+
+    def close(self) -> None:
+        """Let the file go. Idempotent."""
+        with self._lock:
+            if self._made is not None:
+                self._made.close()
+            self._made = None
+
+    def _connection(self) -> sqlite3.Connection:
+        """Raises sqlite3.Error."""
+        if self._made is None:
+            self._made = self._opened()
+        return self._made
+
+    def _opened(self) -> sqlite3.Connection:
+        try:
+            return self._connected()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise
+            aside = self._path.with_name(f"{NAME}.damaged-{time.time_ns()}")
+            self._path.rename(aside)
+            logger.warning("judge: {} is no database any more; it is {} now, and verdicts are asked for again",
+                           self._path, aside.name)  # fmt: skip
+            return self._connected()
+
+    def _connected(self) -> sqlite3.Connection:
+        made = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
+        try:
+            made.execute("pragma journal_mode = wal")
+            made.execute("pragma synchronous = normal")
+            made.executescript(_FORM)
+        except sqlite3.Error:
+            made.close()
+            raise
+        return made
+
+
+def _digest(key: str, reply: str) -> str:
+    return hashlib.sha256(f"{key}\n{reply}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,144 @@
+"""BoundScorer: a function, or a class's instance, with what its parameters get.
+
+Invariant: a scorer that cannot be called is one error before the run. Where a parameter without a default would get no
+ground truth, the scorer is not asked and there is no score; where it would get no answer, the score is 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ajet.config.functions import is_function
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
+from ajet.task_judge.calling import called
+from ajet.task_judge.judgement import verdict_of
+from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, OF_VERL, REFERENCE, ScorerCall
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+NO_ANSWER = "no answer found in the reply"
+
+_A_SCORERS = frozenset({ANSWER, REFERENCE, "solution_str"})
+
+
+def is_scorers(found: Any) -> bool:
+    """Whether it is a function whose parameters only a scorer has: one of an answer or a truth, by their names."""
+    if not is_function(found):
+        return False
+    try:
+        return not _A_SCORERS.isdisjoint(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return False
+
+
+class BoundScorer:
+    """One, ready to be asked from any thread."""
+
+    def __init__(
+        self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, what: str
+    ) -> None:
+        """`found`: the function, or a class that is made with the composed config and `arguments`, or by its
+        `of_experiment` if it has one, and then called, as a judge is if it is one; `what`: the key that names it.
+        Raises ConfigError."""
+        self.name = name
+        self._what, self._gamma = what, experiment.ajet.rollout.gamma
+        if isinstance(found, type):
+            made = self._made(found, experiment, arguments)
+            judges = getattr(made, "compute_reward", None)
+            self._function: Callable[..., Any] = judges if callable(judges) else made
+            self._arguments: Mapping[str, Any] = {}
+            if callable(judges):
+                self._wanted = [("", "workflow_task", True), ("", "workflow_output", True)]
+                return
+        else:
+            self._function, self._arguments = found, dict(arguments)
+        if not callable(self._function):
+            raise self._wrong(f"is a {type(found).__name__}")
+        self._wanted = self._bound()
+
+    async def score(self, call: ScorerCall) -> Verdict:
+        """Raises JudgeFailure, or the BoundaryError that it raised."""
+        by_position: list[Any] = []
+        by_name = dict(self._arguments)
+        if call.ground_truth is None and any(wanted == REFERENCE and required for _, wanted, required in self._wanted):
+            return Verdict(None, None, f"no score: task {call.task.task_id} has no answer to compare with")
+        for parameter, wanted, required in self._wanted:
+            value = ARGUMENTS[wanted](call)
+            if value is None and not required and parameter:
+                continue  # its own default
+            if value is None and required and wanted in (ANSWER, "reply"):
+                return Verdict(0.0, False, NO_ANSWER)
+            if parameter:
+                by_name[parameter] = value
+            else:
+                by_position.append(value)
+        try:
+            judgement = await called(partial(self._function, *by_position, **by_name))
+        except (BoundaryError, UserError):
+            raise
+        except Exception as problem:
+            raise JudgeFailure(f"the scorer {self.name} raised {type(problem).__name__}: {problem}") from problem
+        return verdict_of(judgement, f"the score of {self.name}", gamma=self._gamma)
+
+    def let_go(self) -> None:
+        """See `Judge.let_go`."""
+        let_go = getattr(getattr(self._function, "__self__", self._function), "let_go", None)
+        if let_go is not None:
+            let_go()
+
+    def _made(self, kind: type[Any], experiment: Experiment, arguments: Mapping[str, Any]) -> Any:
+        of_experiment = getattr(kind, "of_experiment", None)
+        try:
+            if of_experiment is not None:
+                return of_experiment(experiment, **arguments)
+            return kind(experiment.config, **arguments)
+        except UserError:
+            raise
+        except Exception as problem:
+            raise ConfigError(
+                f"The scorer {self.name} could not be made: {type(problem).__name__}: {problem}",
+                where=self._what,
+                expected="a class that can be called with the config, and with what stands in `arguments`",
+            ) from problem
+
+    def _bound(self) -> list[tuple[str, str, bool]]:
+        """(parameter, or "" for the next by position; what it gets; whether it has no default)."""
+        try:
+            parameters = [*inspect.signature(self._function).parameters.values()]
+        except (TypeError, ValueError):  # of C, and silent on what it takes
+            return [("", ANSWER, True), ("", REFERENCE, True)]
+        plain = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        unknown = [each for each in self._arguments if each not in {given.name for given in plain} and not takes_all]
+        if unknown:
+            takes = ", ".join(each.name for each in plain if each.name not in ARGUMENTS) or "none"
+            raise self._wrong(f"has no argument {', '.join(unknown)}; it takes {takes}")
+        open_ones = [each for each in plain if each.name not in self._arguments]
+        required = [each for each in open_ones if each.default is each.empty]
+        strange = [each for each in required if each.name not in ARGUMENTS]
+        if strange and len(required) == 2 == len(strange):  # (model_answer, ground_truth) under names of their own
+            return [(_key(required[0]), ANSWER, True), (_key(required[1]), REFERENCE, True)]
+        if strange:
+            raise self._wrong(f"asks for {', '.join(each.name for each in strange)}, which nothing is known by")
+        if not plain:
+            return [(name, name, name == REFERENCE) for name in OF_VERL] if takes_all else []
+        return [(_key(each), each.name, each.default is each.empty) for each in open_ones if each.name in ARGUMENTS]
+
+    def _wrong(self, what: str) -> ConfigError:
+        code = getattr(inspect.unwrap(self._function), "__code__", None)
+        return ConfigError(
+            f"The scorer {self.name} {what}.",
+            where=f"{code.co_filename}:{code.co_firstlineno}" if code is not None else self._what,
+            expected=f"a function whose parameters are called {', '.join(ARGUMENTS)}, or that takes an answer and the "
+            "truth by position",
+            do=f"mend {self._what}, or the function",
+        )
+
+
+def _key(parameter: inspect.Parameter) -> str:
+    return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name

@@ -1,0 +1,73 @@
+"""The rules of GAIA's leaderboard, with four deviations.
+
+Invariant: what is no number matches no number. Where the leaderboard turns it into infinity, so that `foo` is right for
+`inf` (alone, and in a list), it is wrong here; and None and an empty truth match nothing, where there `!!!` matches an
+empty one and None the text "None". In all else the verdicts are the leaderboard's.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Any
+
+from ajet.task_judge.extraction import tagged_answer, text_of
+
+_SIGNS = str.maketrans("", "", "$%,")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SPLIT = re.compile("[,;]")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def question_scorer(model_answer: str | None, ground_truth: str | None) -> bool:
+    """Whether an answer is right: numbers as numbers, lists piece by piece in their order, all else without white space
+    and case (a text that is no list without punctuation, too)."""
+    if model_answer is None or ground_truth is None or not ground_truth.strip():
+        return False
+    if _number(ground_truth) is not None:
+        return _same_number(model_answer, ground_truth)
+    if _SPLIT.search(ground_truth):
+        given, wanted = _SPLIT.split(model_answer), _SPLIT.split(ground_truth)
+        return len(given) == len(wanted) and all(_same_piece(*pair) for pair in zip(given, wanted, strict=True))
+    return without_punctuation(model_answer) == without_punctuation(ground_truth)
+
+
+def gaia(solution_str: str, reply: str, ground_truth: Any) -> tuple[float, bool]:
+    """The scorer: what stands in the first <answer> tags outside of thinking, or without any, where the answer
+    stands."""
+    answer = tagged_answer(solution_str, first=True)
+    right = question_scorer(reply if answer is None else answer, text_of(ground_truth))
+    return float(right), right
+
+
+def gaia_reward_func(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
+) -> float:
+    """AWorld's reward function for verl: 1 where the first <answer> is right, 0 where it is not or there is none."""
+    found = _TAGGED.search(solution_str or "")
+    return float(found is not None and question_scorer(found[1].strip(), text_of(ground_truth)))
+
+
+def _same_piece(given: str, wanted: str) -> bool:
+    return _same_number(given, wanted) if _number(wanted) is not None else plain(given) == plain(wanted)
+
+
+def _same_number(given: str, wanted: str) -> bool:
+    return _number(given.translate(_SIGNS)) == _number(wanted)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def without_punctuation(text: str) -> str:
+    """`plain`, and without ASCII punctuation."""
+    return plain(text).translate(_PUNCTUATION)
+
+
+def plain(text: str) -> str:
+    """Without white space, in lower case."""
+    return re.sub(r"\s", "", text).lower()

@@ -1,0 +1,55 @@
+"""The scorer `json_schema`: is the reply JSON of the right shape?
+
+Invariant: nothing is fetched, and neither schema nor reply can hold the reader up (`ajet.schema.json_schema`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import ConfigError, JudgeFailure
+from ajet.schema.json_schema import problem_of_reply, problem_of_schema
+
+_FENCED = re.compile(r"```[A-Za-z]*[ \t]*\n(.*?)\n?```", re.DOTALL)
+IN_ROW = ("json_schema", "schema")
+"""Fields of a row that may hold one."""
+
+
+class JsonSchemaScorer:
+    """1 where the reply, or its only fenced block, is JSON that `schema` admits, or without one the row's own."""
+
+    def __init__(self, config: Any, schema: Any = None) -> None:
+        self._schema = _read(schema)
+        problem = None if self._schema is None else problem_of_schema(self._schema)
+        if schema is not None and (self._schema is None or problem is not None):
+            raise ConfigError(f"The scorer json_schema: {problem or 'the schema is no mapping'}.",
+                              where="ajet.task_judge.scorers", expected="a JSON schema")  # fmt: skip
+
+    def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
+        """No score without a schema. Raises JudgeFailure for a row's that is none."""
+        schema = self._schema
+        if schema is None:
+            told = next((metadata[name] for name in IN_ROW if metadata.get(name) is not None), None)
+            if told is None:
+                return Verdict(None, None, "no score: neither the scorer nor the row has a schema")
+            schema = _read(told)
+            problem = "it is no mapping" if schema is None else problem_of_schema(schema)
+            if schema is None or problem is not None:
+                raise JudgeFailure(f"the row's schema is none: {problem}")
+        fenced = _FENCED.findall(reply)
+        why = problem_of_reply(fenced[0] if len(fenced) == 1 else reply.strip(), schema)
+        return Verdict(float(why is None), why is None, why or "as the schema says")
+
+
+def _read(told: Any) -> Mapping[str, Any] | None:
+    """A schema that is a mapping, or JSON text of one."""
+    if isinstance(told, str):
+        try:
+            told = json.loads(told)
+        except (ValueError, RecursionError):
+            return None
+    return dict(told) if isinstance(told, Mapping) else None

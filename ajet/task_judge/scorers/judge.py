@@ -1,0 +1,154 @@
+"""ScorerJudge: which scorers an episode gets, and what they say of it.
+
+Invariant: the last stage that matches chooses; without one the row's own `scorer`, else the scorers of the
+configuration, else those of the task reader. What a YAML names is opened before the run; a row names what is known by
+name, and never code.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.config.handed import known
+from ajet.config.references import parse_reference
+from ajet.config.schema.choices import is_reference
+from ajet.record.attempts import tags_of
+from ajet.schema.episode import Verdict
+from ajet.schema.errors import ConfigError, JudgeFailure, TaskError, UserError
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.scorers.bound import BoundScorer
+from ajet.task_judge.scorers.call import ScorerCall
+from ajet.task_judge.scorers.names import found_scorer, is_scorer, names
+from ajet.task_judge.scorers.panel import Member, Panel
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+KEY = "ajet.task_judge"
+Wanted = tuple[str, float, Mapping[str, Any]]
+"""Name, weight, arguments."""
+
+
+class ScorerJudge:
+    """Asks scorers; made by `opened_scorers`."""
+
+    def __init__(self, experiment: Experiment, readers_own: str = "") -> None:
+        """`readers_own`: the scorer of rows for which nothing else is named, opened when it is first asked. Raises
+        ConfigError, UnresolvedReference, or the UserError that a scorer raises when it is made."""
+        judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
+        self._experiment, self._schema = experiment, judge.answer_schema
+        self._others = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
+        self._strict, self._readers_own = bool(readers_own), readers_own
+        self._by_name: dict[str, Panel] = {}
+        self._unknown: set[str] = set()
+        self._lock = threading.Lock()
+        self._stages = [
+            (stage, self._panel([(stage.scorer, 1.0, stage.arguments)], f"{KEY}.stages[{index}].scorer"))
+            for index, stage in enumerate(judge.stages)
+        ]
+        listed: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
+        key = f"{KEY}.scorers"
+        if judge.scorer:
+            listed, key = [(judge.scorer, 1.0, {})], f"{KEY}.scorer"
+        self._usual = self._panel(listed, key) if listed else None
+        usual = self._usual.name if self._usual else readers_own
+        later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
+        self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
+        """Raises JudgeFailure, or the BoundaryError that a scorer raised."""
+        panel = self._chosen(workflow_task)
+        if panel is None:
+            return Verdict(None, workflow_output.is_success, "no score: no scorer is named for this task")
+        call = ScorerCall(workflow_task, workflow_output, self._experiment.config, self._schema)
+        return await panel.verdict(call)
+
+    def require_for(self, tasks: Iterable[Task]) -> None:
+        """Raises TaskError where rows of a reader whose rows name scorers name one that is not known."""
+        if not self._strict:
+            return
+        for task in tasks:
+            named = task.metadata.get("scorer")
+            if named and not is_scorer(str(named), base=self._experiment.base, others=self._others):
+                raise TaskError(
+                    f"A task names a scorer that is none: {named!r:.80}.",
+                    where=f"task {task.task_id}",
+                    expected=f"one of {', '.join(names())}; a row names no code of its own",
+                    do='register it with @scorer("NAME") in the file of the workflow, or mend the row',
+                )
+
+    def let_go(self) -> None:
+        """See `Judge.let_go`."""
+        with self._lock:
+            panels = [panel for _, panel in self._stages] + [*self._by_name.values()]
+        for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
+            panel.let_go()
+
+    def _chosen(self, workflow_task: WorkflowTask) -> Panel | None:
+        metadata = workflow_task.task.metadata
+        tags = tags_of(metadata)
+        for stage, panel in reversed(self._stages):
+            if workflow_task.step >= stage.from_step and (stage.tag is None or stage.tag in tags):
+                return panel
+        named = metadata.get("scorer")
+        if isinstance(named, str) and named and (of_row := self._of_row(named)) is not None:
+            return of_row
+        if self._usual is not None or not self._readers_own:
+            return self._usual
+        return self._of_name(self._readers_own, "ajet.task_reader.type")
+
+    def _of_row(self, named: str) -> Panel | None:
+        if self._strict or named in self._by_name:
+            return self._of_name(named, "the row's scorer")
+        if named in self._unknown:
+            return None
+        if is_scorer(named, base=self._experiment.base, others=self._others):
+            return self._of_name(named, "the row's scorer")
+        self._unknown.add(named)
+        logger.warning("a row's field `scorer` is {!r:.80}, which names no scorer; it is taken for data", named)
+        return None
+
+    def _of_name(self, named: str, what: str) -> Panel:
+        with self._lock:
+            if named not in self._by_name:
+                if is_reference(named):
+                    raise JudgeFailure(f"{what} is {named!r:.80}; a row names no code of its own")
+                try:
+                    self._by_name[named] = self._panel([(named, 1.0, {})], what)
+                except UserError as problem:
+                    raise JudgeFailure(f"{problem.what} ({what}) {problem.do}".strip()) from problem
+            return self._by_name[named]
+
+    def _panel(self, wanted: Sequence[Wanted], key: str) -> Panel:
+        count: Counter[str] = Counter()
+        members = []
+        for named, weight, arguments in wanted:
+            label = parse_reference(named, what=key).name if is_reference(named) else named
+            count[label] += 1
+            label = label if count[label] == 1 else f"{label}_{count[label]}"
+            found = found_scorer(named, base=self._experiment.base, what=key, others=self._others)
+            members.append(Member(BoundScorer(found, label, arguments, self._experiment, what=key), weight))
+        return Panel(members)
+
+
+def opened_scorers(experiment: Experiment) -> ScorerJudge | None:
+    """The scorers that the configuration names, or its task reader's own; None for neither. Raises UserError."""
+    judge = experiment.ajet.task_judge
+    own = known().readers.get(experiment.ajet.task_reader.type)
+    named = bool(judge.scorer or judge.scorers or judge.stages)
+    if judge.scorer and judge.scorers:
+        raise ConfigError("task_judge.scorer and task_judge.scorers are both set.", where=f"{KEY}.scorers",
+                          do="put the first into the list of the second")  # fmt: skip
+    if named and judge.judge_protocol:
+        raise ConfigError(
+            "task_judge.judge_protocol and scorers are both set, and one of them decides.",
+            where=f"{KEY}.judge_protocol",
+            do="remove one; a judge of your own is named in `scorer` or `scorers` just as well",
+        )
+    readers_own = own.scorer if own is not None else ""
+    return ScorerJudge(experiment, readers_own) if named or readers_own else None

@@ -1,0 +1,88 @@
+"""Scorers by name: those that come with ajet, and those that the user's code registers.
+
+Invariant: a name means what the user registered under it, else what comes with ajet; what is neither is one error that
+lists the known ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from ajet.config.handed import known
+from ajet.config.references import load_code, resolve_reference
+from ajet.config.schema.choices import is_reference
+from ajet.schema.errors import ConfigError, UnresolvedReference
+
+F = TypeVar("F", bound=Callable[..., Any])
+_registered: dict[str, Callable[..., Any]] = {}
+
+
+def scorer(name: str) -> Callable[[F], F]:
+    """Register the decorated function (or class) under a name, for `task_judge.scorer` and a row's `scorer`. A later
+    one of the same name takes its place. What its parameters may be called says `call.ARGUMENTS`."""
+
+    def keep(function: F) -> F:
+        _registered[name] = function
+        return function
+
+    return keep
+
+
+class MCPScorerFactory:
+    """AgentRL's name for the same."""
+
+    @overload
+    @staticmethod
+    def register_scorer(name: str) -> Callable[[F], F]: ...
+
+    @overload
+    @staticmethod
+    def register_scorer(name: str, function: F) -> F: ...
+
+    @staticmethod
+    def register_scorer(name: str, function: Any = None) -> Any:
+        """`@MCPScorerFactory.register_scorer(name)`, or with the function as the second argument."""
+        return scorer(name) if function is None else scorer(name)(function)
+
+
+def names() -> list[str]:
+    """All that are known."""
+    shipped = (name for name, part in known().scorers.items() if part.code)
+    return sorted({*shipped, *_registered})
+
+
+def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
+    """What a name or a reference means; `what`: the key or field that holds it. `others`: references to code of the
+    user's that may register it, imported for a name that does not come with ajet. Raises ConfigError,
+    UnresolvedReference."""
+    if is_reference(named):
+        return resolve_reference(named, base=base, what=what)
+    if named not in known().scorers:
+        for reference in others:
+            resolve_reference(reference, base=base, what="ajet.rollout.user_workflow")
+    if named in _registered:
+        return _registered[named]
+    part = known().scorers.get(named)
+    if part is not None and part.code:
+        return load_code(part.code)
+    near = get_close_matches(named, names(), 1)
+    raise ConfigError(
+        (part.later if part is not None else "") or f"There is no scorer {named}.",
+        where=what,
+        expected=f"one of {', '.join(names())}, or a reference such as scorer.py->my_scorer",
+        do=f"did you mean {near[0]}?" if near else 'register it with @scorer("NAME") in the file of the workflow',
+    )
+
+
+def is_scorer(named: str, *, base: Path, others: tuple[str, ...] = ()) -> bool:
+    """Whether it is the name of one; a reference is none."""
+    if is_reference(named):
+        return False
+    try:
+        found_scorer(named, base=base, what="", others=others)
+    except (ConfigError, UnresolvedReference):
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Scorers of texts: `exact`, `f1`, `contains`, `regex`.
+
+Invariant: the truth is a text, or a list of texts of which one suffices; two texts are compared after the same
+normalisation. None of them understands a sentence: "not Paris" contains "Paris".
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ajet.schema.errors import ConfigError, JudgeFailure
+from ajet.task_judge.extraction import text_of
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+PATTERN_SECONDS = 1.0
+"""For a pattern; what takes longer does not match."""
+
+
+def plain(text: str) -> str:
+    """White space as single spaces, letters in one case; otherwise as it stands."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
+def squad(text: str) -> str:
+    """As SQuAD and HotpotQA compare: lower case, without ASCII punctuation, articles and further white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def _as_written(text: str) -> str:
+    return text.strip()
+
+
+_NORMALISED: dict[str, Callable[[str], str]] = {"plain": plain, "squad": squad, "none": _as_written}
+
+
+def truths(ground_truth: Any) -> list[str]:
+    """The texts of which one suffices."""
+    several = isinstance(ground_truth, (list, tuple)) and not all(isinstance(each, dict) for each in ground_truth)
+    return [text_of(each) for each in ground_truth] if several else [text_of(ground_truth)]
+
+
+def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tuple[float, bool]:
+    """1 where they are equal. normalize: `plain` (case of letters and white space do not count), `squad` (nor do
+    punctuation and articles), `none` (white space at both ends only)."""
+    if normalize not in _NORMALISED:
+        raise JudgeFailure(f"exact: normalize is {normalize!r}; there are {', '.join(_NORMALISED)}")
+    read = _NORMALISED[normalize]
+    right = read(model_answer) in {read(each) for each in truths(ground_truth)}
+    return float(right), right
+
+
+def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
+    """Harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best of several
+    truths; a success where they are equal."""
+    best = max(_f1(squad(model_answer).split(), squad(each).split()) for each in truths(ground_truth))
+    return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
+
+
+def _f1(given: list[str], wanted: list[str]) -> float:
+    if not given or not wanted:
+        return float(given == wanted)
+    common = sum((Counter(given) & Counter(wanted)).values())
+    return 2 * common / (len(given) + len(wanted)) if common else 0.0
+
+
+def contains(
+    reply: str, ground_truth: Any, all: bool = False, ignore_case: bool = True, whole_words: bool = True
+) -> tuple[float, bool]:
+    """1 where the reply contains the truth, as whole words unless told otherwise: "incorrect" does not contain
+    "correct". all: of several truths each, else any one."""
+    text = plain(reply) if ignore_case else " ".join(reply.split())
+    wanted = [plain(each) if ignore_case else " ".join(each.split()) for each in truths(ground_truth)]
+    found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
+    right = _every(found) if all else any(found)
+    return float(right), right
+
+
+def _every(found: Iterable[bool]) -> bool:
+    return False not in list(found)
+
+
+def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
+    if not whole_words:
+        return wanted in text
+    place = text.find(wanted)
+    while place >= 0:
+        end = place + len(wanted)
+        before = place > 0 and text[place - 1].isalnum() and wanted[0].isalnum()
+        after = end < len(text) and text[end].isalnum() and wanted[-1].isalnum()
+        if not before and not after:
+            return True
+        place = text.find(wanted, place + 1)
+    return False
+
+
+class RegexScorer:
+    """1 where the reply matches `pattern`, or without one the row's answer, read as a pattern. full: all of the answer
+    has to, not some part of the reply."""
+
+    def __init__(self, config: Any, pattern: str | None = None, full: bool = False, ignore_case: bool = False) -> None:
+        import regex
+
+        self._flags = regex.IGNORECASE if ignore_case else 0
+        self._full, self._pattern = full, None
+        if pattern is not None:
+            try:
+                self._pattern = regex.compile(pattern, self._flags)
+            except regex.error as problem:
+                raise ConfigError(f"The scorer regex: {pattern!r} is no pattern: {problem}.",
+                                  where="ajet.task_judge.scorers") from problem  # fmt: skip
+
+    def __call__(self, reply: str, model_answer: str, ground_truth: Any = None) -> tuple[float, bool] | None:
+        """None: there is no pattern. Raises JudgeFailure for a row's that is none."""
+        import regex
+
+        pattern = self._pattern
+        if pattern is None:
+            if ground_truth is None:
+                return None
+            try:
+                pattern = regex.compile(text_of(ground_truth), self._flags)
+            except regex.error as problem:
+                raise JudgeFailure(f"the row's answer is no pattern: {problem}") from problem
+        try:
+            found = (
+                pattern.fullmatch(model_answer, timeout=PATTERN_SECONDS)
+                if self._full
+                else pattern.search(reply, timeout=PATTERN_SECONDS)
+            )
+        except TimeoutError:
+            return 0.0, False
+        return float(found is not None), found is not None

@@ -1,0 +1,38 @@
+"""AgentRL's task files: JSON lines with `id`, `query`, `answer`, `scorer` and `answer_schema`.
+
+Invariant: a row without an answer is a task like any other. A field that AgentRL would fill in is filled in here as it
+does (`answer_schema`: answer), unless the configuration says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.task import Task
+from ajet.task_reader.jsonl import JsonlReader
+from ajet.task_reader.rows import BadRow
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SCHEMAS = ("answer", "boxed")
+
+
+class AgentrlReader(JsonlReader):
+    """`agentrl`: the row is the task's metadata."""
+
+    section = "agentrl"
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._schema = experiment.ajet.task_judge.answer_schema or SCHEMAS[0]
+
+    def task_of(self, row: dict[str, Any]) -> Task:
+        """One row as a task. Raises BadRow."""
+        schema, scorer = row.get("answer_schema"), row.get("scorer")
+        if schema is not None and schema not in SCHEMAS:
+            raise BadRow(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")
+        if scorer is not None and not isinstance(scorer, str):
+            raise BadRow(f"the scorer is {type(scorer).__name__}, expected the name of one")
+        task = super().task_of(row)
+        return task.model_copy(update={"metadata": task.metadata | {"answer_schema": schema or self._schema}})

@@ -1,0 +1,107 @@
+"""Rows of a benchmark from a local copy, as it is published: JSON Lines, a JSON array, Parquet, or a folder of them.
+
+Invariant: each row comes with the place at which a person finds it (a line, a row, a file); what is no such file is one
+TaskError. A folder that holds several splits is read where one is named: FOLDER/SPLIT.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import MissingExtra, TaskError
+from ajet.task_reader.contract import find, require_place
+from ajet.task_reader.jsonl import line_rows
+from ajet.task_reader.rows import BadRow
+
+FORMATS = (".jsonl", ".json", ".parquet")
+SPLITS = ("train", "test", "dev", "validation", "valid", "val")
+INNER = ("main", "distractor", "fullwiki")
+"""Folders that a published copy has around its files, where the split lies in one of them."""
+METADATA = "metadata"
+
+
+def located(path: str, base: Path, *, key: str) -> list[Path]:
+    """The files of one split, in order. Raises TaskError."""
+    place = find(path, base)
+    if place is None:
+        head, _, split = path.rstrip("/").rpartition("/")
+        above = find(head, base) if head else None
+        named = _of_split(above, split) if above is not None and above.is_dir() else []
+        if named:
+            return named
+        place = require_place(path, base, key=key)
+    if place.is_file():
+        return [place]
+    files = _files(place)
+    names = [split for split in SPLITS if (place / split).is_dir() or any(_names(each, split) for each in files)]
+    if len(names) > 1:
+        raise TaskError(f"{path} holds several splits.", where=key, expected=f"one of {', '.join(names)}",
+                        do=f"write it after the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
+    files = files or sorted(each for each in place.rglob("*.json") if each.is_file())
+    if not files:
+        raise TaskError(
+            f"There is no data file in {path}.", where=key, expected=f"files ending in {', '.join(FORMATS)}"
+        )
+    return files
+
+
+def _of_split(above: Path, split: str) -> list[Path]:
+    """Files in a folder, or in one that a copy has below it, whose name has that of a split."""
+    for place in (above, *(above / name for name in INNER)):
+        if (place / split).is_dir():
+            return located(str(place / split), above, key="")
+        if place.is_dir() and (found := [each for each in _files(place) if _names(each, split)]):
+            return found
+    return []
+
+
+def _files(folder: Path) -> list[Path]:
+    """Those with rows. Where the hub's `metadata` file names what lies beside it, that alone: GAIA has the same rows by
+    level, too, and tasks' own files of any kind."""
+    found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
+    whole = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
+    return whole[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found
+
+
+def _names(file: Path, split: str) -> bool:
+    return split in file.stem.lower().replace("-", "_").split("_")
+
+
+def rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+    """Where each row stands, and the row, or why it is none. Raises TaskError, MissingExtra."""
+    if file.suffix == ".parquet":
+        yield from _of_parquet(file)
+    elif file.suffix == ".jsonl":
+        yield from ((f"{file}:{number}", row) for number, row in line_rows(file))
+    else:
+        yield from _of_json(file)
+
+
+def _of_json(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+    """An array of rows, or one row."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise TaskError(
+            f"The file is no JSON: {error}.", where=f"{file}{line}", expected="an array of objects"
+        ) from error
+    several = isinstance(told, list)
+    for number, row in enumerate(told if several else [told]):
+        where = f"{file}, row {number}" if several else str(file)
+        yield where, row if isinstance(row, dict) else BadRow(f"a JSON {type(row).__name__}, not an object")
+
+
+def _of_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "local", needed_for=file.name) from None
+    try:
+        table = parquet.read_table(file)
+    except (ArrowException, OSError) as error:
+        raise TaskError(f"The file is no Parquet: {str(error).splitlines()[0]}.", where=str(file)) from error
+    yield from ((f"{file}, row {number}", row) for number, row in enumerate(table.to_pylist()))

@@ -1,0 +1,212 @@
+"""GSM8K, MATH, GAIA and HotpotQA, read as they are published.
+
+Invariant: a row is held to the shape in which the benchmark is published, and what is otherwise is named by its place;
+a row without an answer is a task like any other, and nobody can score it. The row is the task's metadata; its answer
+alone is `metadata.answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from loguru import logger
+
+from ajet.schema.errors import TaskError
+from ajet.schema.finite import non_finite
+from ajet.schema.task import Task
+from ajet.task_reader.benchmark_files import located, rows
+from ajet.task_reader.contract import TaskSplit
+from ajet.task_reader.rows import BadRow
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+class BenchmarkReader:
+    """Of one; `made` is what tells them apart."""
+
+    judge = None
+    section: ClassVar[str]
+    """Of `task_reader`: where its files are named."""
+    shape: ClassVar[str]
+    """Of a row, in words."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        reader = experiment.ajet.task_reader
+        self._base, self._skip = experiment.base, reader.on_bad_row == "skip"
+        files = getattr(reader, self.section)
+        self._paths = {"train": files.training.file_path, "validation": files.validation.file_path}
+
+    def has(self, split: TaskSplit) -> bool:
+        """Whether a file or a folder is named for the split."""
+        return bool(self._paths[split])
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Raises TaskError."""
+        key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
+        path = self._paths[split]
+        if not path:
+            raise TaskError(f"Nothing is named for the {split} tasks.", where=key, do=f"set {key}")
+        tasks: list[Task] = []
+        bad: list[tuple[str, str]] = []
+        for file in located(path, self._base, key=key):
+            for where, row in rows(file):
+                try:
+                    if isinstance(row, BadRow):
+                        raise row
+                    tasks.append(self.made(row, file))
+                except BadRow as problem:
+                    if not self._skip:
+                        raise TaskError(
+                            f"A row is not as {self.section}'s are: {problem}.", where=where, expected=self.shape,
+                            do="mend it, or set ajet.task_reader.on_bad_row=skip to leave such rows out",
+                        ) from None  # fmt: skip
+                    bad.append((where, str(problem)))
+        if bad:
+            total = len(bad) + len(tasks)
+            logger.warning("{}: {} of {} rows left out; the first, {}: {}", path, len(bad), total, *bad[0])
+        if not tasks:
+            raise TaskError("There is no task.", where=f"{key}: {path}", expected=self.shape)
+        return tasks
+
+    def made(self, row: Mapping[str, Any], file: Path) -> Task:
+        """One row of a file. Raises BadRow."""
+        raise NotImplementedError
+
+
+class Gsm8kReader(BenchmarkReader):
+    """`gsm8k`: the answer is what follows ####."""
+
+    section = "gsm8k"
+    shape = '{"question": "…", "answer": "… #### 42"}'
+
+    def made(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRow."""
+        worked = _text(row, "answer", optional=True)
+        if worked and "####" not in worked:
+            raise BadRow("its answer has no ####, after which the number stands")
+        answer = worked.rpartition("####")[2].strip().replace(",", "") if worked else None
+        return _task(row, _text(row, "question"), answer, {"solution": worked} if worked else {})
+
+
+class MathReader(BenchmarkReader):
+    r"""`math`: the answer is in the last \boxed{} of the solution, or in a field of its own, as in MATH-500."""
+
+    section = "math"
+    shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
+
+    def made(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRow."""
+        solution = _text(row, "solution", optional=True)
+        answer = _text(row, "answer", optional=True) or (boxed(solution) if solution else None)
+        if solution and answer is None:
+            raise BadRow(r"its solution has no \boxed{}")
+        kinds = [row.get("type") or row.get("subject"), row.get("level")]
+        more: dict[str, Any] = {
+            "tags": [f"Level {each}" if isinstance(each, int) else str(each) for each in kinds if each]
+        }
+        one = file.suffix == ".json" and not row.get("unique_id")
+        named = "/".join(file.with_suffix("").parts[-3:]) if one else row.get("unique_id")
+        return _task(row, _text(row, "problem"), answer, more, named)
+
+
+class GaiaReader(BenchmarkReader):
+    """`gaia`: the question names the task's file, where its environment has it."""
+
+    section = "gaia"
+    shape = '{"task_id": "…", "Question": "…", "Level": 1, "Final answer": "…", "file_name": ""}'
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._files_at = experiment.ajet.task_reader.gaia.files_at
+
+    def made(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRow."""
+        question, answer = _text(row, "Question"), _text(row, "Final answer", optional=True)
+        more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
+        if name := _text(row, "file_name", optional=True):
+            if self._files_at is None and not (file.parent / name).is_file():
+                raise BadRow(f"its file {name} is not beside it; where the environment has it says gaia.files_at")
+            at = file.parent.absolute() / name if self._files_at is None else PurePosixPath(self._files_at) / name
+            more["file_path"] = str(at)
+            question += f"\n\nThe file that belongs to this task: {at}"
+        return _task(row, question, None if answer == "?" else answer, more, _text(row, "task_id"))
+
+
+class HotpotQaReader(BenchmarkReader):
+    """`hotpotqa`: the question alone, or with its paragraphs."""
+
+    section = "hotpotqa"
+    shape = '{"_id": "…", "question": "…", "answer": "…", "supporting_facts": […], "type": "bridge", "context": […]}'
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__(experiment)
+        self._context = experiment.ajet.task_reader.hotpotqa.context
+
+    def made(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRow."""
+        question = _text(row, "question")
+        paragraphs = _paragraphs(row.get("context")) if self._context else []
+        if self._context and not paragraphs:
+            raise BadRow("it has no context, which hotpotqa.context asks for")
+        if paragraphs:
+            told = "\n\n".join(f"{title}\n{''.join(sentences).strip()}" for title, sentences in paragraphs)
+            question = f"{told}\n\nQuestion: {question}"
+        kept = {name: value for name, value in row.items() if name != "context"}
+        named = _text(row, "_id", optional=True) or _text(row, "id", optional=True)
+        tags = [str(each) for each in (row.get("type"), row.get("level")) if each]
+        return _task(kept, question, _text(row, "answer", optional=True), {"tags": tags}, named)
+
+
+def boxed(solution: str) -> str | None:
+    r"""What stands in the last \boxed{} or \fbox{}, braces nested, or after `\boxed ` up to the end of the formula, as
+    MATH has some; None where there is none."""
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return None
+    rest = solution[start:].partition("boxed" if solution[start + 1] == "b" else "fbox")[2]
+    if not rest.lstrip().startswith("{"):
+        return rest.partition("$")[0].strip() or None
+    rest, depth = rest.lstrip(), 0
+    for place, sign in enumerate(rest):
+        depth += (sign == "{") - (sign == "}")
+        if depth == 0:
+            return rest[1:place].strip() or None
+    return None
+
+
+def _paragraphs(context: Any) -> list[tuple[str, list[str]]]:
+    """As the authors publish it, [[title, [sentence, …]], …], or as the hub does, {title: […], sentences: [[…]]}."""
+    try:
+        pairs = (
+            zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context or ()
+        )
+        return [(str(title), [str(each) for each in sentences]) for title, sentences in pairs]
+    except (KeyError, TypeError, ValueError):
+        raise BadRow("its context is no list of [title, sentences]") from None
+
+
+def _task(
+    row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
+) -> Task:
+    if (found := non_finite(row)) is not None:
+        raise BadRow(f"{found[0]} is {found[1]}, expected a finite number")
+    kept = {name: value for name, value in row.items() if name != "answer"}
+    metadata = {**kept, **more, **({"answer": answer} if answer else {})}
+    return Task(main_query=question, task_id=str(named or ""), metadata=metadata)
+
+
+def _text(row: Mapping[str, Any], name: str, *, optional: bool = False) -> str:
+    value = row.get(name)
+    if value is None and optional:
+        return ""
+    if value is None:
+        there = ", ".join(map(str, row)) or "nothing"
+        raise BadRow(f"it has no {name}; there is {there[:200]}")
+    if not isinstance(value, str):
+        raise BadRow(f"its {name} is {type(value).__name__}, expected text")
+    if not value.strip() and not optional:
+        raise BadRow(f"its {name} is empty")
+    return value

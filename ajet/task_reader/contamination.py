@@ -1,0 +1,81 @@
+"""Contamination: tasks that are held out and trained on nevertheless, as they are or nearly so.
+
+A held-out task is *the same* as a trained one where its words are; *mirrored* where they are in another order (9 + 4
+for 4 + 9); known *in part* where the two have a run of 13 words in common that no other held-out task has (GPT-3, arXiv
+2005.14165, appendix C; what many share is the wording of all tasks, and no sign). Invariant: it is told and nothing is
+left out: whether a task may be trained on is the person's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ajet.schema.messages import text_of
+from ajet.schema.task import Task
+
+RUN = 13
+"""Words of a run that two tasks do not share by chance."""
+MOST_TRAINED, MOST_HELD_OUT = 50_000, 5_000
+"""Tasks that are looked at, the first ones: a few seconds."""
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What was found. `trained` and `held_out`: how many were looked at."""
+
+    same: tuple[str, ...]
+    """Ids of held-out tasks."""
+    mirrored: tuple[str, ...]
+    in_part: tuple[str, ...]
+    trained: int
+    held_out: int
+
+    @property
+    def found(self) -> int:
+        """Held-out tasks that may be known from training."""
+        return len(self.same) + len(self.mirrored) + len(self.in_part)
+
+    def words(self) -> str:
+        """In one sentence; "" where there are none."""
+        kinds = (("as they are", self.same), ("in another order", self.mirrored), ("in part", self.in_part))
+        told = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
+        if not told:
+            return ""
+        return f"{self.found} of {self.held_out} held-out tasks are among the {self.trained} trained: {', '.join(told)}"
+
+
+def overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> Overlap:
+    """Each held-out task is counted once, by the strongest of the three."""
+    theirs = {task.task_id: words_of(task) for task in islice(held_out, MOST_HELD_OUT)}
+    runs: dict[tuple[str, ...], str] = {}
+    common = Counter(run for words in theirs.values() for run in set(_runs(words)))
+    for name, words in theirs.items():
+        runs |= {run: name for run in _runs(words) if common[run] == 1}
+    whole, mixed, parts, count = set(), set(), set(), 0
+    for task in islice(trained, MOST_TRAINED):
+        words = words_of(task)
+        count += 1
+        whole.add(words)
+        mixed.add(tuple(sorted(words)))
+        parts |= {runs[run] for run in _runs(words) if run in runs} if runs else set()
+    same = tuple(name for name, words in theirs.items() if words and words in whole)
+    mirrored = tuple(
+        name for name, words in theirs.items() if words and words not in whole and tuple(sorted(words)) in mixed
+    )
+    in_part = tuple(name for name in theirs if name in parts and name not in {*same, *mirrored})
+    return Overlap(same, mirrored, in_part, count, len(theirs))
+
+
+def words_of(task: Task) -> tuple[str, ...]:
+    """What its user is shown asking, as words and signs, in lower case."""
+    said = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
+    return tuple(_WORDS.findall(" ".join([*said, task.main_query]).lower()))
+
+
+def _runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return (tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))

@@ -1,0 +1,91 @@
+"""AsyncSampler: an agent and its own evaluation in one class, as AgentRL's users write them.
+
+Invariant: what `evaluate_record` answers is the attempt's score; None is no score, whoever else could judge, and never
+0. A class that leaves it out is judged as any workflow is: by `task_judge`, or by the scorers of the task file.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ajet.schema.errors import BoundaryError, JudgeFailure
+from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet.task_judge.calling import called
+from ajet.task_judge.scorers.call import ScorerCall
+from ajet.workflow.function import output_of
+from ajet.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from ajet.workflow.tuner import ModelTuner
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An attempt that has ended, as `evaluate_record` gets it."""
+
+    workflow_task: WorkflowTask
+    output: WorkflowOutput
+    """What `run` returned; a text that it returned is `metadata["final_answer"]`."""
+
+    @property
+    def task(self) -> Task:
+        """What was to be solved."""
+        return self.workflow_task.task
+
+    @property
+    def model_answer(self) -> str | None:
+        """The answer, in the form that the task names (`answer_schema`); None: there is none. Raises JudgeFailure where
+        `run` returned no answer at all."""
+        return ScorerCall(self.workflow_task, self.output).model_answer
+
+    @property
+    def ground_truth(self) -> Any:
+        """The task's `answer`; None where it has none."""
+        return ScorerCall(self.workflow_task, self.output).ground_truth
+
+
+class AsyncSampler(Workflow):
+    """Subclass it, write `run` and perhaps `evaluate_record`, and name it in `rollout.user_workflow`."""
+
+    name: str = "sampler"
+
+    @abstractmethod
+    async def run(self, task: Task, tuner: ModelTuner) -> Any:
+        """Play the task with an agent that talks to `tuner`. Answers a WorkflowOutput, or what an agent's function may:
+        a text is the answer, a number the reward."""
+
+    async def evaluate_record(self, record: Record) -> float | None:
+        """The score of an attempt; None: no score. Left out: the judge of the configuration is asked."""
+        raise NotImplementedError
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
+        """Run, and evaluate."""
+        output = output_of(await self.run(workflow_task.task, tuner))
+        if type(self).evaluate_record is AsyncSampler.evaluate_record:
+            return output
+        return await evaluated(self.evaluate_record, workflow_task, output)
+
+
+async def evaluated(
+    evaluate: Callable[[Record], float | Awaitable[float | None] | None], workflow_task: WorkflowTask, output: Any
+) -> Any:
+    """The output with the score that `evaluate` gives; what is no output is left as it is: the episode fails by it.
+    Raises JudgeFailure, or what a boundary of `evaluate` raised."""
+    if not isinstance(output, WorkflowOutput):
+        return output
+    try:
+        score = await called(evaluate, Record(workflow_task, output))
+        scored = output_of(score) if score is not None else None
+        if score is not None and not (isinstance(scored, WorkflowOutput) and scored.reward is not None):
+            raise JudgeFailure(f"evaluate_record answered {score!r:.200}; expected a number, or None for no score")
+    except BoundaryError:
+        raise
+    except Exception as problem:
+        raise JudgeFailure(f"evaluate_record raised {type(problem).__name__}: {problem}") from problem
+    if scored is None:
+        return output.model_copy(update={"reward": None, "undecided": True})
+    success = output.is_success if scored.is_success is None else scored.is_success
+    return output.model_copy(update={"reward": scored.reward, "is_success": success})

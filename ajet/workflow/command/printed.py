@@ -1,0 +1,72 @@
+"""The score of a command that judges itself: the last line that it prints, `{"reward": 0.5, "errors": []}`.
+
+Invariant: a line without a finite reward is never a reward of 0; where there is an error there is no reward, whatever
+number stands beside it, and the first error says whose failure the episode is, in the words of `Boundary`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ajet.schema.errors import (
+    AgentFailure,
+    BoundaryError,
+    EngineFailure,
+    EnvironmentFailure,
+    JudgeFailure,
+    SandboxFailure,
+    ToolFailure,
+)
+from ajet.schema.task import WorkflowOutput
+
+FAILURES: dict[str, type[BoundaryError]] = {
+    kind.boundary: kind
+    for kind in (AgentFailure, EngineFailure, EnvironmentFailure, JudgeFailure, SandboxFailure, ToolFailure)
+}
+FORM = '{"reward": 0.5, "errors": []}'
+
+
+def with_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
+    """The output with the reward of the last line; its `answer` is the final answer, its `metrics` are logged. Raises
+    the failure that the line tells of, and AgentFailure for a line that tells nothing."""
+    told = score_of(printed)
+    if told["errors"]:
+        raise failure_of(told["errors"][0])
+    output.reward = float(told["reward"])
+    if "answer" in told:
+        output.metadata["final_answer"] = told["answer"]
+    metrics = told.get("metrics")
+    if isinstance(metrics, dict):
+        output.log_metrics |= {str(name): value for name, value in metrics.items() if is_number(value)}
+    return output
+
+
+def score_of(printed: str) -> dict[str, Any]:
+    """The last line, read. Raises AgentFailure where it is none."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    try:
+        told = json.loads(last)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict) or not isinstance(told.setdefault("errors", []), list):
+        raise AgentFailure(f"the command printed no score; expected {FORM} as its last line, it is {last[:200]!r}")
+    if not told["errors"] and not is_number(told.get("reward")):
+        raise AgentFailure(f"the command printed no finite reward and no error: {last[:200]!r}")
+    return told
+
+
+def failure_of(error: Any) -> BoundaryError:
+    """`{"boundary", "type", "message"}` as the failure that it is; one without a boundary that there is, is the
+    environment's, which is never a reward."""
+    told = error if isinstance(error, dict) else {"message": str(error)}
+    kind = FAILURES.get(str(told.get("boundary")), EnvironmentFailure)
+    said = ": ".join(str(told[name]) for name in ("type", "message") if told.get(name))
+    return kind(said or "the command named an error and said nothing of it")
+
+
+def is_number(value: Any) -> bool:
+    """A finite one."""
+    return isinstance(value, (bool, int, float)) and math.isfinite(value)

@@ -1,0 +1,208 @@
+"""Tools that say when they are used: a block or a wrapped function, and what either records.
+
+Invariant: a use is recorded once, when the tool has answered or raised, with its arguments as they were when it began;
+recording changes neither what the tool returns nor what it raises. An exception is classified here, by its class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Protocol
+
+from ajet.record.bounded_json import parse_object
+from ajet.record.plain_json import dumps
+from ajet.record.tool_uses import bounded
+from ajet.schema.errors import BoundaryError, EnvironmentFailure, SandboxFailure
+from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet.workflow.deadline import Deadline
+
+Record = Callable[[ToolUse], None]
+_OF_BOUNDARY: dict[str, ToolError] = {"environment": "environment", "sandbox": "sandbox"}
+_TIMEOUTS = (TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
+
+
+class Replayed(Protocol):
+    """A recorded run, where it stands for one attempt."""
+
+    def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None:
+        """The use as that run has it; None: ask the tool. Raises EnvironmentFailure."""
+        ...
+
+    def tools(self) -> list[dict[str, Any]] | None:
+        """What that run's attempts were offered, as a request's `tools`; None: ask the servers. Raises
+        EnvironmentFailure."""
+        ...
+
+
+class Running(AbstractContextManager["Running"]):
+    """A use of a tool that is under way."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | str,
+        record: Record,
+        replay: Replayed | None = None,
+        *,
+        call_id: str = "",
+        server: str = "",
+    ) -> None:
+        """`arguments`: as a mapping, or as the JSON that the model wrote."""
+        self.name, self.arguments = name, bounded(arguments if isinstance(arguments, Mapping) else _read(arguments))
+        self.result: Any = ""
+        """What the model is shown: text, or a value that is shown as JSON."""
+        self.whole: str | None = None
+        """The whole result, where the model is shown less."""
+        self.error: ToolError = ""
+        """Why there is no good result; what is raised in the block sets it."""
+        self.call_id, self.server = call_id, server
+        self.replayed = False
+        """Whether the recorded run has answered, so that the tool is not to be asked."""
+        self._replay = replay
+        self._record = record
+        self._started = 0.0
+        self._json = False
+        self._digest, self._whole = "", -1
+
+    def __enter__(self) -> Running:
+        self._started = time.time()
+        if self._replay is not None:
+            try:
+                again = self._replay(self.name, self.arguments)
+            except Exception:  # whatever the agent makes of it: the record has it
+                self.error = "environment"
+                self.__exit__(*sys.exc_info())
+                raise
+            if again is not None:
+                self._take(again)
+        return self
+
+    def value(self) -> Any:
+        """What a replayed function returns. Raises what it raised, by its class."""
+        if self.error:
+            raise _RAISED.get(self.error, ToolFailed)(self.result)
+        return json.loads(self.result) if self._json else self.result
+
+    def _take(self, again: ToolUse) -> None:
+        self.replayed, self.result, self.error, self._json = True, again.result, again.error, again.json
+        self._digest, self._whole = again.digest, again.whole
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended = time.time()
+        if not self.replayed:
+            self._conclude(problem)
+        told = (self._digest, self._started, ended, self.error, self.server, self.call_id)
+        self._record(ToolUse(self.name, self.arguments, self.result, *told, whole=self._whole, json=self._json))
+
+    def _conclude(self, problem: BaseException | None) -> None:
+        self._json = not isinstance(self.result, str)
+        self.result = text_of(self.result)
+        if problem is not None:
+            self.error = self.error or error_of(problem)
+            self.result = self.result or f"{type(problem).__name__}: {problem}"
+        self._digest = digest_of(self.result if self.whole is None else self.whole)
+        self._whole = -1 if self.whole is None else len(self.whole)
+
+
+class ToolFailed(Exception):
+    """What a replayed tool raised, if it was of no other class that the record knows."""
+
+
+_RAISED: dict[ToolError, type[Exception]] = {
+    "timeout": TimeoutError,
+    "transport": ConnectionError,
+    "environment": EnvironmentFailure,
+    "sandbox": SandboxFailure,
+}
+
+
+def error_of(problem: BaseException) -> ToolError:
+    """The error class of what a tool raised."""
+    if isinstance(problem, BoundaryError):
+        return _OF_BOUNDARY.get(problem.boundary, "tool")
+    if isinstance(problem, _TIMEOUTS):
+        return "timeout"
+    return "transport" if isinstance(problem, ConnectionError) else "tool"
+
+
+def text_of(result: Any) -> str:
+    """A result as text: as it is, or as JSON."""
+    return result if isinstance(result, str) else dumps(result)
+
+
+def recorded(
+    function: Callable[..., Any], record: Record, replay: Replayed | None = None, deadline: Deadline | None = None
+) -> Callable[..., Any]:
+    """The function with its calls recorded; async if it is, and then with an end by `deadline`. Arguments are recorded
+    by name. `replay` answers in its place where it can."""
+    limit = deadline or Deadline(None)
+    name = getattr(_plain(function), "__name__", type(function).__name__)
+    named = _naming(function)
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with Running(name, named(args, kwargs), record, replay) as running:
+                if running.replayed:
+                    return running.value()
+                running.result = result = await asyncio.wait_for(function(*args, **kwargs), limit.of_a_tool)
+            return result
+
+        return awaited
+
+    @wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with Running(name, named(args, kwargs), record, replay) as running:
+            if running.replayed:
+                return running.value()
+            running.result = result = function(*args, **kwargs)
+        return result
+
+    return called
+
+
+def _read(written: str) -> dict[str, Any]:
+    """What a model wrote as arguments; what is no JSON object is kept as its text."""
+    try:
+        found = parse_object(written)
+    except ValueError:
+        return {"written": written}
+    return found
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _plain(function.func) if isinstance(function, partial) else function
+
+
+def _naming(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What gives each argument its name."""
+    if isinstance(function, partial):
+        inner, before, words = _naming(function.func), function.args, function.keywords
+        return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a function in C
+        return lambda args, kwargs: {**{str(at): value for at, value in enumerate(args)}, **kwargs}
+    spread = [each.name for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD]
+
+    def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            found = dict(signature.bind(*args, **kwargs).arguments)
+        except TypeError:  # the call itself will say what is wrong
+            return {"args": list(args), **kwargs}
+        for each in spread:
+            found |= found.pop(each, {})
+        return found
+
+    return named

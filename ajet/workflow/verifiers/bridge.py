@@ -1,0 +1,135 @@
+"""What runs in the environment that has `verifiers`: lists the tasks of a taskset, or plays one at OPENAI_BASE_URL.
+
+    python bridge.py tasks '{"taskset": {"id": "sums"}}' --count 100
+    python bridge.py play  '{"taskset": {"id": "sums"}}' --index 7
+
+Invariants: ajet never imports their package, and this file nothing of ajet's. The last line of `play` is
+`{"reward", "errors", "answer", "metrics"}`; each error says whose it is in ajet's words, so that what failed outside
+the model is no reward. Everything that they print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+BOUNDARIES = {
+    "ProviderError": "engine",
+    "HarnessError": "agent",
+    "ToolsetError": "tool",
+    "SandboxError": "sandbox",
+    "TaskError": "environment",
+    "EnvError": "environment",
+    "InterceptionError": "environment",
+    "TunnelError": "environment",
+}
+"""Their types of errors, and whose failure each is; any other is the environment's."""
+LONGEST = 2000
+"""Characters of an error's message."""
+
+
+def main() -> int:
+    """Exit code 0 where a line was printed, whatever it says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("verb", choices=("tasks", "play"))
+    parser.add_argument("environment", help="their [env] block as JSON")
+    parser.add_argument("--path", action="append", default=[], help="a folder with modules of tasksets")
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--index", type=int, default=0)
+    given = parser.parse_args()
+    sys.path[:0] = given.path
+    os.environ["PYTHONPATH"] = os.pathsep.join(given.path)  # tool servers are processes of their own
+    # the programs of this environment, `uv` among them, for harnesses that are scripts
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    with out:
+        environment = json.loads(given.environment)
+        if given.verb == "tasks":
+            for row in tasks(environment, given.count):
+                out.write(json.dumps(row) + "\n")
+        else:
+            out.write(json.dumps(play(environment, given.index)) + "\n")
+    return 0
+
+
+def tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The first tasks: index, id and the text of the prompt."""
+    taskset = _opened(environment).taskset
+    return [
+        {"index": index, "id": task.data.id or task.data.name or "", "prompt": task.data.prompt_text}
+        for index, task in enumerate(itertools.islice(taskset, count))
+    ]
+
+
+def play(environment: dict[str, Any], index: int) -> dict[str, Any]:
+    """One episode of a task, as the line that says what it came to."""
+    try:
+        return result(asyncio.run(_played(environment, index)))
+    except Exception as problem:  # noqa: BLE001 - code of a taskset, which may raise anything; said, never a reward
+        return {"reward": None, "errors": [error_of(type(problem).__name__, str(problem))]}
+
+
+def result(episode: Any) -> dict[str, Any]:
+    """What an Episode came to. One that is not `ok`, where an attempt failed (its calls were captured, too), where not
+    exactly one agent is the one to train, or where another agent asks the trained model, has no reward."""
+    trained = [trace for trace in episode.traces if trace.agent.trainable]
+    blamed = trained if episode.ok else episode.traces  # another agent's that it got over cost the trained one nothing
+    raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
+    errors = [error_of(error.type, error.message) for error in raised]
+    if errors or not episode.ok:
+        if not errors:
+            stop = next((trace.stop_condition for trace in episode.traces if not trace.ok), None)
+            errors.append(error_of("Episode", f"it did not end well and named no error (stop condition {stop})"))
+        return {"reward": None, "errors": errors}
+    if len(trained) != 1:
+        said = f"{len(trained)} of its agents are to be trained; exactly one can be"
+        return {"reward": None, "errors": [error_of("Episode", said)]}
+    ours = os.environ.get("OPENAI_BASE_URL")
+    others = [trace.agent for trace in episode.traces if not trace.agent.trainable]
+    if any(getattr(agent.config.client, "base_url", None) == ours for agent in others):
+        said = "an agent that is not to be trained asks the trained model: give it a model and a client of its own"
+        return {"reward": None, "errors": [error_of("Episode", said)]}
+    (trace,) = trained
+    metrics = {name: value for name, value in trace.metrics.items() if value is not None}
+    metrics |= {f"reward_{name}": each.score for name, each in trace.rewards.items() if each is not None}
+    return {"reward": trace.reward, "errors": [], "answer": _answer(trace), "metrics": metrics}
+
+
+def error_of(kind: str, message: str) -> dict[str, str]:
+    """An error, and whose it is."""
+    return {"boundary": BOUNDARIES.get(kind, "environment"), "type": kind, "message": message[-LONGEST:]}
+
+
+def _answer(trace: Any) -> str:
+    return str(trace.root_reply or getattr(trace, "last_reply", "") or "")
+
+
+def _opened(environment: dict[str, Any]) -> Any:
+    from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+
+    return load_environment(resolve_env_config(environment))
+
+
+async def _played(environment: dict[str, Any], index: int) -> Any:
+    import verifiers.v1 as vf
+    from verifiers.v1.env import RunSlot
+
+    opened = _opened(environment)
+    task = next(itertools.islice(opened.taskset, index, None), None)
+    if task is None:
+        raise LookupError(f"the taskset has no task {index}")
+    client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
+    model = vf.ModelContext(model=os.environ["OPENAI_MODEL"], client=client)
+    async with opened.serving():
+        return await opened.run_slot(RunSlot(task), model)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

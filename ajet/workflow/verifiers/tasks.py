@@ -1,0 +1,79 @@
+"""VerifiersTasks: the tasks of a taskset, as a task reader (`task_reader.type`).
+
+Invariant: a task is a position in the taskset's order; held-out tasks are the first ones and never trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any
+
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.workflow.command.environment import inherited
+from ajet.workflow.command.settings import base_of
+from ajet.workflow.verifiers.settings import CLEARED, VerifiersSettings
+
+LIMIT_S = 600.0
+"""For listing them: a taskset may download its data first."""
+
+
+class VerifiersTasks:
+    """A task reader: `task_reader.type: ajet.workflow.verifiers->VerifiersTasks`."""
+
+    def __init__(self, config: Any) -> None:
+        self._settings, self._config = VerifiersSettings.read(config), config
+        self._rows: list[dict[str, Any]] = []
+
+    def has(self, split: str) -> bool:
+        """See TaskReader."""
+        return split == "train" or self._settings.validation > 0
+
+    def tasks(self, split: str) -> list[Task]:
+        """Raises TaskError where they cannot be listed, UserError where their environment cannot be made."""
+        self._rows = self._rows or self._listed()
+        held_out = self._settings.validation
+        rows = self._rows[held_out:] if split == "train" else self._rows[:held_out]
+        return [
+            Task(
+                task_id=f"{self._settings.taskset}-{row['index']}",
+                main_query=row["prompt"],
+                metadata={"index": row["index"], "id": row["id"]},
+            )
+            for row in rows
+        ]
+
+    def _listed(self) -> list[dict[str, Any]]:
+        settings, base = self._settings, base_of(self._config)
+        python = settings.as_command(self._config).venv(base)
+        count = str(settings.train + settings.validation)
+        _, *command = [*settings.command("tasks", base), "--count", count]
+        given = {**inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
+        environment = {name: value for name, value in given.items() if value is not None}
+        try:
+            done = subprocess.run(
+                [str(python), *command],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=LIMIT_S,
+                env=environment,
+            )
+        except subprocess.TimeoutExpired:
+            raise self._problem(f"not done in {LIMIT_S:.0f} s") from None
+        except (OSError, ValueError) as error:  # a setting that no argument can hold
+            raise self._problem(str(error)) from None
+        if done.returncode:
+            raise self._problem("\n".join(done.stderr.strip().splitlines()[-8:]))
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def _problem(self, why: str) -> TaskError:
+        return TaskError(
+            f"The tasks of the taskset {self._settings.taskset} cannot be listed.",
+            where="verifiers.taskset",
+            expected="the id of an installed taskset, or a module in the YAML's folder",
+            do=why,
+        )

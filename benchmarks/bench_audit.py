@@ -1,0 +1,143 @@
+"""Audit and status over a million episodes; what the chain costs a step.
+
+- `ajet status`, and `ajet audit --episode`, `--task` and `--step`, in a process that has done its imports, against
+  reading the index (chain.jsonl) once, bare, in the same run. Limit: one second each.
+- The chain's part of a step: digests and the link of 256 episodes of 20 kB, against the writing of those episodes.
+
+    python benchmarks/bench_audit.py [--episodes 1000000] [--repeat 5]
+
+The chain, the rows of metrics and the status are those of all the episodes; of the episode files only those are made
+that the questions lead to, as no other is opened for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ajet.record.chain import FILE, Chain, LinkedLine, LinkedLines, linked_line
+from ajet.record.episode_codec import encode
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.plain_json import dumps
+from ajet.run.audit import trail_of_episode, trail_of_step, trail_of_task
+from ajet.run.status import live_status
+from ajet.schema.episode import Outcome
+from tests.record_fixtures import episode
+
+A_STEP, REPEATS, TASKS = 128, 8, 5000
+LIMIT_S = 1.0
+
+
+def uuid_of(number: int) -> str:
+    """As ajet's are: 32 hexadecimal digits, alike in nothing."""
+    return f"{(number * 0x9E3779B97F4A7C15F39CC0605CEDC835) % (1 << 128):032x}"
+
+
+def record(folder: Path, episodes: int) -> int:
+    """A run of so many episodes; answers its last step."""
+    steps, wanted = episodes // A_STEP, set()
+    (folder / "episodes").mkdir()
+    chain, rows = Chain(folder), []
+    step_task = [f"train-{(step * A_STEP // REPEATS) % TASKS}" for step in range(steps)]
+    wanted = {steps - 1, steps // 2} | {step for step, task in enumerate(step_task) if task == "train-0"}
+    for step in range(steps):
+        numbers = range(step * A_STEP, (step + 1) * A_STEP)
+        tasks = [f"train-{number // REPEATS % TASKS}" for number in numbers]
+        if step in wanted:
+            files = EpisodeFiles(folder / "episodes")
+            files.chain = chain
+            played = [
+                episode(uuid_of(number), step=step, task=episode().task.model_copy(update={"task_id": task}))
+                for number, task in zip(numbers, tasks, strict=True)
+            ]
+            files.write(step, "train", played, {each.uuid: Outcome(step, 0.5) for each in played})
+        else:
+            lines = [
+                LinkedLine(uuid_of(number), task, 3500, "0" * 32, 275, "0" * 32)
+                for number, task in zip(numbers, tasks, strict=True)
+            ]
+            chain.note_lines(LinkedLines(f"episodes/step-{step}.jsonl", 1, 0, 0, lines))
+        times = {"seconds/step": 9.0, "seconds/rollout": 6.0, "seconds/update": 3.0}
+        numbers_of_row = {f"train/number{each}": 0.125 * each for each in range(40)}
+        row = json.dumps({"step": step, "time": 0.0, **times, **numbers_of_row, "tasks": [*range(16)], "discarded": []})
+        rows.append(row)
+        chain.note_row(row)
+        chain.commit("step", step)
+    (folder / "metrics.jsonl").write_text("".join(f"{row}\n" for row in rows))
+    (folder / "status.json").write_text(json.dumps({"phase": "rollout", "step": steps}))
+    return steps - 1
+
+
+def seconds(work: Callable[[], object], repeat: int) -> float:
+    """The median, of processor time: everything is in one thread, and the disk's pages are in memory."""
+    took = []
+    for _ in range(repeat):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return statistics.median(took)
+
+
+def cost(folder: Path) -> tuple[float, float]:
+    """Processor seconds of writing 256 episodes of about 20 kB, and of what the chain adds."""
+    folder.mkdir()
+    long = {"messages": [{"role": "user", "content": "word " * 3600}, {}, {}, {}]}
+    played = [episode(uuid_of(number), **long) for number in range(256)]
+    files = EpisodeFiles(folder / "episodes")
+    began = time.process_time()
+    files.write(1, "train", played)
+    written = time.process_time() - began
+    parts = [(one.uuid, dumps(row), zlib.compress(raw)) for one in played for row, raw in [encode(one)]]
+    chain = Chain(folder)
+    began = time.process_time()
+    lines = [linked_line(uuid, "train-1", line, packed) for uuid, line, packed in parts]
+    chain.note_lines(LinkedLines("episodes/step-1.jsonl", 1, 0, 0, lines))
+    chain.commit("step", 1)
+    return written, time.process_time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=1_000_000)
+    parser.add_argument("--repeat", type=int, default=5)
+    given = parser.parse_args()
+    slow = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "run")
+        folder.mkdir()
+        last = record(folder, given.episodes)
+        index = folder / FILE
+        bare = seconds(index.read_bytes, given.repeat)
+        size = index.stat().st_size
+        told = f"the index has {size / 2**20:.0f} MiB, read in {bare:.3f} s"
+        print(f"{given.episodes:,} episodes, {last + 1:,} steps; {told}")
+        final = uuid_of((last + 1) * A_STEP - 1)
+        for name, work in (
+            ("status", lambda: live_status(folder)),
+            ("audit --episode (the last)", lambda: trail_of_episode(folder, final)),
+            ("audit --task", lambda: trail_of_task(folder, "train-0")),
+            ("audit --step", lambda: trail_of_step(folder, (last + 1) // 2)),
+        ):
+            took = seconds(work, given.repeat)
+            slow += took > LIMIT_S
+            print(
+                f"{name:<27} {took:.3f} s, {took / bare:.2f} of the bare read{'  TOO SLOW' if took > LIMIT_S else ''}"
+            )
+        written, added = cost(Path(temporary, "cost"))
+        print(f"the chain's part of a step  {added * 1000:.1f} ms, {added / written:.3f} of writing its episodes")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        sys.exit(main())

@@ -1,0 +1,200 @@
+"""What a shared store costs beside its bare database: claim, put and hand-over of episodes of 20 kB.
+
+`raw` does with the same client, as durably, and with as many bytes what must be done at least: take a waiting row or
+document (one update), write one of the same size (one insert), mark it as whole (one update). `ajet` does it by
+`lease`, `put` and `close`, with one episode a position. One process, then four on one store. Each number is operations
+a second over all of them; both take turns.
+
+Limit: at least half of raw, over the three together.
+
+    python benchmarks/bench_store.py [--kinds sqlite mongodb] [--rounds N] [--processes 1 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ajet.record.episode_codec import encode  # noqa: E402
+from ajet.record.plain_json import dumps  # noqa: E402
+from ajet.schema.episode import Episode  # noqa: E402
+from ajet.store import Kept, open_shared  # noqa: E402
+from tests.mongod import Mongod, server_file  # noqa: E402
+from tests.record_fixtures import call, episode  # noqa: E402
+
+DOING = ("claim", "put", "ack")
+LIMIT = 0.5
+Seconds = dict[str, float]
+
+
+def of_20_kb() -> Episode:
+    """Some 1,200 tokens and 6 kB of text."""
+    calls = [call(0, None, 0, 400, 200), call(1, 0, 600, 100, 500)]
+    text = [{"role": "user", "content": "So we add the two numbers. " * 190}, {"role": "system", "content": "s"}]
+    return replace(episode(), calls=calls, timelines=[], messages=[*text, *text], untrained=type(episode().untrained)())
+
+
+def measured(take: Callable[[], Any], write: Callable[[Any], None], ack: Callable[[Any], None], rounds: int) -> Seconds:
+    """Seconds of each of the three over all rounds."""
+    took = dict.fromkeys(DOING, 0.0)
+    for _ in range(rounds):
+        marks = [time.perf_counter()]
+        held = take()
+        marks.append(time.perf_counter())
+        write(held)
+        marks.append(time.perf_counter())
+        ack(held)
+        marks.append(time.perf_counter())
+        for name, begun, ended in zip(DOING, marks, marks[1:], strict=False):
+            took[name] += ended - begun
+    return took
+
+
+def ours(address: str, rounds: int) -> Seconds:
+    store, whole = open_shared(address), of_20_kb()
+    fresh = (replace(whole, uuid=uuid.uuid4().hex) for _ in iter(int, 1))
+    return measured(
+        lambda: store.lease(1)[0], lambda lease: store.put(lease, Kept(next(fresh))), store.close, rounds
+    )  # fmt: skip
+
+
+def size() -> int:
+    row, arrays = encode(of_20_kb())
+    return len(dumps(row)) + len(arrays)
+
+
+def raw_sqlite(address: str, rounds: int) -> Seconds:
+    base = sqlite3.connect(address.removeprefix("sqlite:") + ".raw", timeout=60, isolation_level=None)
+    base.execute("PRAGMA synchronous=FULL")
+    data = bytes(size())
+
+    def one(*statement: Any) -> Any:
+        base.execute("BEGIN IMMEDIATE")
+        found = base.execute(*statement).fetchone()
+        base.execute("COMMIT")
+        return found
+
+    first = "SELECT place FROM rows WHERE state = 0 ORDER BY place LIMIT 1"
+    return measured(
+        lambda: one(f"UPDATE rows SET state = 1 WHERE place = ({first}) RETURNING place")[0],
+        lambda place: one("INSERT INTO ends VALUES (?, ?, ?)", (uuid.uuid4().hex, place, data)),
+        lambda place: one("UPDATE rows SET state = 2 WHERE place = ?", (place,)),
+        rounds,
+    )
+
+
+def raw_mongodb(address: str, rounds: int) -> Seconds:
+    from pymongo import MongoClient, WriteConcern
+
+    base = MongoClient(address).get_database("raw", write_concern=WriteConcern(w="majority", j=True))
+    data = bytes(size())
+    return measured(
+        lambda: base.rows.find_one_and_update({"state": 0}, {"$set": {"state": 1}}, sort=[("_id", 1)])["_id"],
+        lambda place: base.ends.insert_one({"_id": uuid.uuid4().hex, "place": place, "data": data}) and None,
+        lambda place: base.rows.update_one({"_id": place}, {"$set": {"state": 2}}) and None,
+        rounds,
+    )
+
+
+def prepare(kind: str, address: str, rows: int) -> None:
+    """What the raw one claims, and a store that is there."""
+    open_shared(address)
+    if kind == "sqlite":
+        base = sqlite3.connect(address.removeprefix("sqlite:") + ".raw", isolation_level=None)
+        base.execute("PRAGMA journal_mode=WAL")
+        base.execute("CREATE TABLE rows (place INTEGER PRIMARY KEY, state INTEGER)")
+        base.execute("CREATE INDEX by_state ON rows (state, place)")
+        base.execute("CREATE TABLE ends (uuid TEXT PRIMARY KEY, place INTEGER, data BLOB)")
+        base.executemany("INSERT INTO rows VALUES (?, 0)", [(place,) for place in range(rows)])
+        return
+    from pymongo import MongoClient
+
+    base = MongoClient(address)["raw"]
+    base.rows.create_index([("state", 1), ("_id", 1)])
+    base.rows.insert_many([{"_id": place, "state": 0} for place in range(rows)])
+
+
+def together(which: str, address: str, processes: int, rounds: int) -> Seconds:
+    """Mean seconds of each operation, over processes that run at once."""
+    command = [sys.executable, str(Path(__file__)), "--worker", which, address, "--rounds", str(rounds)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    begun = [subprocess.Popen(command, **pipes) for _ in range(processes)]
+    for each in begun:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n"
+    for each in begun:
+        assert each.stdin is not None
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    took = [json.loads(each.communicate()[0]) for each in begun]
+    return {name: sum(each[name] for each in took) / processes / rounds for name in DOING}
+
+
+@contextmanager
+def address_of(kind: str) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="bench_store") as folder:
+        if kind == "sqlite":
+            yield f"sqlite:{folder}/store.sqlite"
+            return
+        server = Mongod(Path(folder))
+        try:
+            yield f"{server.uri}/bench"
+        finally:
+            server.kill()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=["sqlite", "mongodb"])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        which, address = options.worker
+        done = {"ajet": ours, "sqlite": raw_sqlite, "mongodb": raw_mongodb}[which]
+        print("ready", flush=True)
+        sys.stdin.readline()
+        print(json.dumps(done(address, options.rounds)))
+        return 0
+    worst = float("inf")
+    print(f"an episode: {size() / 1000:.1f} kB; operations a second, all processes together")
+    for kind in options.kinds:
+        if kind == "mongodb" and server_file() is None:
+            print("mongodb: no server is installed (make setup)")
+            continue
+        for processes in options.processes:
+            with address_of(kind) as address:
+                prepare(kind, address, 4 * processes * options.rounds)
+                for which in ("ajet", kind):  # what is made at first
+                    together(which, address, 1, 5)
+                turns = [
+                    [together(which, address, processes, options.rounds // 4) for which in ("ajet", kind)]
+                    for _ in range(4)
+                ]  # fmt: skip
+            mine, raw = ({name: sum(turn[at][name] for turn in turns) / 4 for name in DOING} for at in (0, 1))
+            mine["all"], raw["all"] = sum(mine.values()), sum(raw.values())
+            for name in (*DOING, "all"):
+                told = f"{kind:8} {processes} process{'es' * (processes > 1):2} {name:6}"
+                told += f" ajet {processes / mine[name]:7.0f}  raw {processes / raw[name]:7.0f}"
+                print(f"{told}  ratio {raw[name] / mine[name]:.2f}", flush=True)
+            worst = min(worst, raw["all"] / mine["all"])
+    print(f"lowest ratio of all three together: {worst:.2f} (limit {LIMIT})")
+    return 0 if worst >= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The names that AWorld's pages print. They only call `ajet env`."""

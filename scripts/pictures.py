@@ -1,0 +1,126 @@
+"""Makes the pictures of the docs by the program itself: docs/debug.svg, plan.svg, eval.svg, viewer_*.png.
+
+    python scripts/pictures.py                       all; two minutes on a quiet machine
+    python scripts/pictures.py --from FOLDER         those of the viewer again, from a folder that --keep left
+    python scripts/pictures.py --keep                and leave the folder
+
+Invariant: nothing is drawn by hand. A terminal's picture is what the console printed, a page's what Chromium shows of
+`ajet view`, both of the tool template on its tiny model, in a folder of its own. `docs/quickstart_curve.png` is the
+`metrics.png` of a `make quickstart`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+DEMO = Path("/tmp/ajet-demo")
+"""Stands in the pictures."""
+COLUMNS = 120
+SIZE = {"width": 1280, "height": 800}
+CONF = ("--conf", "my_agent/tool.yaml")
+FEW = ("rollout.num_repeat=3", "debug.debug_first_n_tasks=1")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--from", dest="folder", type=Path)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)  # a child's: one command, in its own process
+    options, arguments = parser.parse_known_args()
+    if options.record:
+        return record(options.record, arguments)
+    if options.folder:
+        return viewer(options.folder)
+    DEMO.mkdir()
+    try:
+        terminal(DEMO)
+        viewer(DEMO)
+    finally:
+        if not options.keep:
+            shutil.rmtree(DEMO)
+
+
+def terminal(folder: Path) -> None:
+    """The three commands that a person meets before and after a training."""
+    ajet(folder, "init", "my_agent", "--template", "tool")
+    recorded(folder, "debug", *CONF, "--backbone", "debug", *FEW)
+    recorded(folder, "plan", "plan", *CONF)
+    ajet(folder, *CONF, "--backbone", "local")
+    recorded(folder, "eval", "eval", "tool", "--model", "base", "--model", "best")
+
+
+def ajet(folder: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "ajet", *arguments], cwd=folder, env=environment(), check=True)
+
+
+def recorded(folder: Path, picture: str, *arguments: str) -> None:
+    command = [sys.executable, __file__, "--record", str(DOCS / f"{picture}.svg"), *arguments]
+    subprocess.run(command, cwd=folder, env=environment(), check=True)
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
+
+
+def record(picture: Path, arguments: list[str]) -> None:
+    """Run `ajet ARGUMENTS` here and keep what its console printed."""
+    from ajet.cli import launcher
+    from ajet.record.console import console
+
+    printed = console.print
+
+    def wrapped(*told: Any, soft_wrap: bool = False, **how: Any) -> None:
+        printed(*told, **how)  # a picture does not wrap what a terminal would
+
+    console.print = wrapped  # type: ignore[method-assign]
+    console.record = True
+    code: int | str | None = 0
+    try:
+        launcher.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    svg = console.export_svg(title=f"ajet {' '.join(each for each in arguments if each not in FEW)}")
+    picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S))  # which a reader's browser would fetch
+    sys.exit(code)
+
+
+def viewer(folder: Path) -> None:
+    """A run's page, an episode's tokens, and what was learned of the held-out tasks."""
+    from playwright.sync_api import sync_playwright
+
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    html = folder / "run.html"
+    ajet(folder, "view", "tool", "--html", str(html))
+    files = (folder / "launcher_record/tool/episodes").glob("step-*.jsonl")
+    last = max((path for path in files if path.stem.count(".") == 0), key=lambda path: int(path.stem[5:]))
+    episode = next(row["uuid"] for row in map(json.loads, last.open()) if len(row["calls"]) > 1)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(viewport=SIZE).new_page()
+        for name, place in (
+            ("run", "run/tool"),
+            ("tasks", "run/tool/tasks"),
+            ("tokens", f"run/tool/episode/{episode}"),
+        ):
+            page.goto(f"{html.as_uri()}#/{place}")
+            page.wait_for_timeout(2000)
+            if name == "tokens":
+                page.get_by_text("Tokens", exact=True).first.scroll_into_view_if_needed()
+                page.mouse.wheel(0, 400)
+                page.wait_for_timeout(500)
+            page.screenshot(path=DOCS / f"viewer_{name}.png")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

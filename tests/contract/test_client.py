@@ -1,0 +1,158 @@
+"""`ajet.client` against a served desk over its socket, and the OpenAPI document against what is really said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet.client import Client, Episode, EpisodeLost, Refused, Unreachable
+from ajet.rollout.served import protocol
+from ajet.schema.episode import Group
+from tests.served_fixtures import KEY, Counter, counter
+
+pytestmark = pytest.mark.slow
+
+
+def client_of(served: Counter, **more: Any) -> Client:
+    return Client(str(served.client.base_url), KEY, **{"patience": 10, **more})
+
+
+def asks(episode: Episode) -> float:
+    """An agent that asks once."""
+    body = {"model": episode.model, "messages": [{"role": "user", "content": episode.question}]}
+    headers = {"authorization": f"Bearer {episode.api_key}"}
+    reply = httpx.post(f"{episode.base_url}/chat/completions", json=body, headers=headers, timeout=20)
+    return float(reply.json()["choices"][0]["message"]["content"] == "yes")
+
+
+def test_it_needs_httpx_and_nothing_else_of_ajets_packages() -> None:
+    code = (
+        "import sys, httpx; before = set(sys.modules); import ajet.client; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names; "
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('ajet.')}; print(sorted(new), rooms)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().startswith("['ajet']")
+    assert "'schema'" not in done.stdout and "'rollout'" not in done.stdout
+
+
+def test_an_episode_ends_by_its_block_whatever_happens_in_it() -> None:
+    with counter() as served, client_of(served) as client:
+        with client.episode({"question": "What is 1 + 2?", "answer": "3"}) as episode:
+            assert episode.question == "What is 1 + 2?" and episode.task["metadata"]["answer"] == "3"
+            assert episode.environment["ANTHROPIC_BASE_URL"] + "/v1" == episode.environment["OPENAI_BASE_URL"]
+            asks(episode)
+            assert episode.state()["status"] == "open"
+            told = episode.finish(0.5, success=True, metadata={"note": "n"}, metrics={"turns": 1})
+            assert (told["status"], told["reward"], told["calls"]) == ("completed", 0.5, 1)
+            assert episode.finish(9) == episode.fail("late") == told, "it ended once"
+        with pytest.raises(KeyError, match="gone"), client.episode("b") as failed:
+            raise KeyError("gone")
+        assert failed.ended is not None and failed.ended["reason"] == "KeyError: 'gone'"
+        with client.episode("c", train=False) as left:
+            pass
+        assert left.ended is not None and left.ended["status"] == "aborted"
+        with pytest.raises(Refused, match="task") as refused:
+            client.begin()
+        assert (refused.value.status, refused.value.param) == (400, "task")
+        assert KEY not in repr(client.begin("d")) and client.overview()["ended"] == {
+            "completed": 1, "failed": 1, "aborted": 1,
+        }  # fmt: skip
+    with pytest.raises(EpisodeLost), counter() as another, client_of(another) as client:
+        client._asking.ask("POST", f"/episodes/{left.name}/finish", {"reward": 1})
+
+
+def test_many_are_played_at_once_and_who_comes_too_early_waits() -> None:
+    def agent(episode: Episode) -> Any:
+        if episode.question == "3":
+            raise ValueError("a broken agent")
+        return {"reward": asks(episode), "metrics": {"length": 1}}
+
+    with counter(max_env_worker=2) as served, client_of(served) as client:
+        assert client.play(agent, at_once=4, tasks=(str(n) for n in range(6))) == {"completed": 5, "failed": 1}
+        ended = [served.desk.results.get(timeout=10) for _ in range(6)]
+    assert {each.task.main_query for each in ended} == {str(n) for n in range(6)}
+    assert all(each.metrics == {"length": 1.0} for each in ended if each.status == "completed")
+
+
+def test_a_server_that_is_away_is_asked_again_until_the_patience_is_over() -> None:
+    with counter() as served, client_of(served, patience=0.5) as client:
+        client.begin("a")
+    begun = time.monotonic()
+    with pytest.raises(Unreachable):
+        client_of(served, patience=0.5).begin("b")
+    assert time.monotonic() - begun < 8
+    with pytest.raises(ValueError, match="AJET_URL"):
+        Client(admin_key=KEY)
+
+
+def test_a_place_whose_client_is_gone_is_given_to_another_one_once() -> None:
+    """And so is one that was lost outside of the agent; each is recorded by itself."""
+    with counter(backlog=9, gateway={"idle_timeout": 0.3}, num_repeat=2) as served, client_of(served) as client:
+        gone = client.begin("a")
+        asks(gone)
+        lost = served.desk.results.get(timeout=20)
+        assert not isinstance(lost, Group) and lost.uuid == gone.name and lost.split == "debug"
+        assert lost.failure is not None and lost.failure.retryable and lost.order != -1
+        again, other = client.begin("a"), client.begin("a")
+        assert (again.repeat, other.repeat) == (0, 1)
+        other.fail("no world", "environment")
+        another = served.desk.results.get(timeout=20)
+        assert another.uuid == other.name and another.failure.boundary == "environment"
+        asks(again)
+        again.finish(1.0)
+        with client.episode("a") as last:
+            assert last.repeat == 1
+            last.fail("no world again", "environment")  # its place was given again once
+        group = served.desk.results.get(timeout=20)
+    assert isinstance(group, Group) and [each.uuid for each in group.episodes] == [again.name, last.name]
+    assert [each.status for each in group.episodes] == ["completed", "failed"]
+
+
+def test_a_task_whose_only_attempt_was_lost_is_given_again_after_its_deadline() -> None:
+    limits = {"gateway": {"idle_timeout": 0.1}, "group_deadline": 0.2, "num_repeat": 2}
+    with counter(tasks=2, backlog=9, **limits) as served, client_of(served) as client:
+        gone = client.begin()
+        assert gone.question == "task 0"
+        lost = served.desk.results.get(timeout=20)
+        assert not isinstance(lost, Group) and lost.uuid == gone.name
+        until = time.monotonic() + 20
+        while client.overview()["open_groups"] and time.monotonic() < until:
+            time.sleep(0.02)
+        assert served.desk.results.empty() and served.store.begun() == [0], "nothing was tried: nothing is over"
+        assert client.begin().question == "task 0"
+
+
+def test_what_is_said_is_what_the_document_says() -> None:
+    with counter(judge=None) as served, client_of(served) as client:
+        opened = served.open(task="a")
+        document = served.client.get("/openapi.json").json()
+        shown = served.client.get(f"/episodes/{opened['episode']}").json()
+        asks(client.begin("b"))
+        ended = served.finish(opened, error="so").json()
+        refused = served.client.get("/episodes/none").json()
+        overview = client.overview()
+        served_routes = {
+            (route.path.replace("{name}", "{episode}"), method.lower())
+            for route in served_app_routes(served)
+            for method in route.methods - {"HEAD"}
+            if route.path.startswith("/episodes")
+        }
+    told = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert told == served_routes and document == protocol.openapi()
+    for model, said in (
+        (protocol.Opened, opened), (protocol.Begun, shown), (protocol.Ended, ended), (protocol.Problem, refused),
+        (protocol.Overview, overview),
+    ):  # fmt: skip
+        assert model.model_validate(said, strict=True).model_dump() == said
+
+
+def served_app_routes(served: Counter) -> list[Any]:
+    from ajet.rollout.served import routes
+
+    return routes(served.desk, KEY)

@@ -1,0 +1,300 @@
+"""What only MongoDB has to show: its documents are the episode, a kill between any two operations loses nothing, an
+answer that was lost is asked for again, and nobody reads a password anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet.record.secrets import Redactor
+from ajet.schema.episode import Episode, Verdict
+from ajet.schema.errors import UserError
+from ajet.schema.task import Task
+from ajet.store import Kept, Policy, open_shared
+from ajet.store.mongo import MongoStore, changes, connection, documents, schema
+from ajet.store.mongo.documents import documents_of, kept_of
+from tests.mongod import Mongod
+from tests.record_fixtures import assert_equal, episode, failed
+
+pytest.importorskip("pymongo")
+
+
+class Killed(BaseException):
+    """The client's process ended here."""
+
+
+@contextmanager
+def ending(at: int, *, done: bool) -> Iterator[list[int]]:
+    """The process is killed at the operation with this number, before it was done or after. Yields how many there
+    were."""
+    asked, count = connection.Connection._asked, [0]
+
+    def counted(self: Any, operation: Any, base: Any) -> Any:
+        def one(base: Any) -> Any:
+            count[0] += 1
+            if count[0] - 1 != at:
+                return operation(base)
+            if done:
+                operation(base)
+            raise Killed
+
+        return asked(self, one, base)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connection.Connection, "_asked", counted)
+        yield count
+
+
+class Played:
+    """A trainer that also plays, from one checkpoint to the next."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.saved: dict[str, Any] | None = None
+        self.trained: list[int] = []
+        """As of that checkpoint."""
+
+    def open(self) -> MongoStore:
+        store = open_shared(self.address, at=self.saved, rolls=True, run="run")
+        assert isinstance(store, MongoStore)
+        return store
+
+    def step(self, store: MongoStore, number: int, size: int) -> None:
+        groups = store.closed(size)
+        for lease in store.lease(size - len(groups)):
+            if not lease.kept:
+                names = (f"{name}{lease.order}.{lease.fence}" for name in "ef")
+                store.put(lease, *(Kept(episode(name)) for name in names))
+            store.close(lease)
+        groups = store.closed(size)
+        assert [len(lease.kept) for lease in groups] == [2] * size
+        store.use([lease.order for lease in groups[1:]], number)
+        store.discard([groups[0].order], number, "stale")
+        saved = store.commit()
+        self.trained, self.saved = [*self.trained, *(lease.order for lease in groups)], saved
+        store.forget(number - 1)
+
+
+def two_steps(played: Played) -> None:
+    store = played.open()
+    played.step(store, 1, 2)
+    played.step(store, 2, 2)
+
+
+def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
+    """Kill at this operation, and go on. False where there are not so many."""
+    played = Played(mongod.empty())
+    with ending(at, done=done) as count, suppress(Killed):
+        two_steps(played)
+    store = played.open()
+    for number in (3, 4):
+        played.step(store, number, 2)
+    assert Counter(played.trained) == Counter(range(len(played.trained))), f"operation {at}, done: {done}"
+    records = {each["_id"] for each in store._find(schema.RECORD, {})}
+    named = {end["uuid"] for each in store._find(schema.TASK, {}) for end in each["ends"] or ()}
+    assert records == named, f"operation {at}, done: {done}: nothing is left of what nobody names"
+    return count[0] > at
+
+
+def test_a_kill_between_any_two_operations_loses_nothing(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an episode is written that no position names yet, and where a step has used what no commit has."""
+    found: dict[str, list[int]] = {"put": [], "commit": []}
+    with ending(1 << 30, done=False) as count, pytest.MonkeyPatch.context() as patch:
+        for name, thing in (("put", changes), ("commit", MongoStore)):
+            real = getattr(thing, name)
+
+            def noted(*given: Any, name: str = name, real: Any = real) -> Any:
+                found[name].append(count[0])
+                return real(*given)
+
+            patch.setattr(thing, name, noted)
+        two_steps(Played(mongod.empty()))
+    assert kill_at(mongod, found["put"][1], done=False) and kill_at(mongod, found["commit"][1], done=True)
+
+
+@pytest.mark.extra_slow
+def test_a_kill_between_many_more_operations_loses_nothing(mongod: Mongod) -> None:
+    at = 0
+    while all([kill_at(mongod, at, done=done) for done in (False, True)]):
+        at += 3
+    assert at > 60
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pymongo.errors import AutoReconnect
+
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
+    asked = connection.Connection._asked
+
+    def cut_once(self: Any, operation: Any, base: Any) -> Any:
+        """Each operation is done, its answer is lost, and it is asked again."""
+        tries = iter([True])
+
+        def one(base: Any) -> Any:
+            answer = operation(base)
+            if next(tries, False):
+                raise AutoReconnect("cut")
+            return answer
+
+        return asked(self, one, base)
+
+    monkeypatch.setattr(connection.Connection, "_asked", cut_once)
+    played = Played(mongod.empty())
+    store = played.open()
+    played.step(store, 1, 2)
+    played.step(store, 2, 2)
+    assert played.trained == [0, 1, 2, 3]
+    (mine,) = store.lease(1)
+    assert (mine.order, store.depths().leased) == (4, 1)
+    store.fail(mine, "no")
+    store.give_back(store.lease(1))
+    assert [(each.leased, each.waiting) for each in [store.depths()]] == [(0, 1)]
+    played.step(played.open(), 3, 2)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        episode(),
+        failed(),
+        episode(tools=[[{"$ref": "#/x", "$id": 1, "＄": 2, "a.b": {"": None}}]]),
+        episode(metadata={"big": 1 << 80, "low": -(1 << 63)}),
+        episode(messages=[{"role": "user", "content": "\ud800"}, {"nul\0": "\0"}, {}, {}]),
+        episode(verdict=Verdict(None), task=Task(main_query="x" * 5000, task_id="t", metadata={"f": 1e-320, "i": 1})),
+    ],
+    ids=["whole", "failed", "keys", "numbers", "texts", "no score"],
+)
+def test_the_documents_are_the_episode(whole: Episode, mongod: Mongod) -> None:
+    store = open_shared(mongod.empty(), rolls=True)
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(whole, alone=True, ended_by="client"))
+    store.give_back([lease])
+    (again,) = store.lease_kept()
+    assert_equal(again.kept[0].episode, whole)
+    assert (again.kept[0].alone, again.kept[0].ended_by) == (True, "client")
+
+
+def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "LARGEST", 2000)
+    calls = [replace(episode().calls[0], suffix_ids=np.arange(3000, dtype=np.int32) * 7919)]
+    long = replace(episode("long"), calls=calls, timelines=[])
+    parts = documents_of(Kept(long), 0, 1, Redactor({}))
+    assert len(parts.calls) == 1 and len(parts.blobs) > 1
+    assert_equal(kept_of(parts.record, parts.calls, [], parts.blobs).episode, long)
+    whole = episode("many", messages=[{"role": "user", "content": "x" * 5000}, {}, {}, {}])
+    parts = documents_of(Kept(whole), 0, 1, Redactor({}))
+    assert len(parts.blobs) > 1 and parts.calls == []
+    store = open_shared(mongod.empty(), rolls=True)
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(whole))
+    store.close(lease)
+    assert_equal(store.closed()[0].kept[0].episode, whole)
+    assert_equal(kept_of(parts.record, [], [], parts.blobs).episode, whole)
+
+
+def test_any_client_reads_the_chain(mongod: Mongod) -> None:
+    """AgentRL's: a task, its records, the calls of a record, what is trained of it."""
+    from pymongo import MongoClient
+
+    store = open_shared(mongod.empty(), rolls=True, redact=Redactor({"MY_API_KEY": "abcdefgh12345678"}))
+    (lease,) = store.lease(1)
+    told = [{"role": "user", "content": "the key is abcdefgh12345678"}, {"content": "s"}, {"role": "assistant"}, {}]
+    store.put(lease, Kept(episode("a", messages=told)), Kept(failed("b")))
+    store.close(lease)
+    store.use([0], step=4)
+    with MongoClient(mongod.uri) as client:
+        base = client["ajet"]
+        task = base.Task.find_one({"tid": "t1"})
+        assert task is not None
+        seen = {name: task[name] for name in ("split", "description", "num_samples", "scores", "status")}
+        assert seen == {
+            "split": "train", "description": "1+1?", "num_samples": 1, "scores": [1.0, None], "status": "over"
+        }  # fmt: skip
+        records = {each["_id"]: each for each in base.Record.find({"task": task["_id"]})}
+        assert {name: each["status"] for name, each in records.items()} == {"a": "ready", "b": "failed"}
+        assert records["a"]["score"] == 1.0 and records["a"]["trained_count"] == 0
+        assert records["a"]["traj"][0]["content"] == "the key is [redacted MY_API_KEY]"
+        calls = list(base.DispatchedSamplingTask.find({"record": "a"}).sort("at"))
+        assert [each["request"]["messages"] for each in calls][:2] == [[0, 1], [0, 1, 2, 3]]
+        assert calls[0]["created_at_step"] == 3 and calls[3]["status"] == "failed"
+        data = list(base.DBRecordData.find({"record": "a"}))
+        assert [(each["reward"], each["messages"], each["scores"]) for each in data] == [
+            (1.0, [0, 1, 2, 3, 2], {"0": 1.0, "1": 1.0}), (1.0, [0, 1, 2], {"2": 1.0})
+        ]  # fmt: skip
+        store.commit()
+        assert {each["_id"]: each["last_trained_step"] for each in base.Record.find()} == {"a": 4, "b": 4}
+
+
+def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(mongod: Mongod) -> None:
+    from pymongo import MongoClient
+
+    address = mongod.empty()
+    open_shared(address)
+    with MongoClient(mongod.uri) as client:
+        base = client["ajet"]
+        base.Task.drop_indexes()
+        base.ajet_ledger.update_one({}, {"$set": {"version": 0}})
+        open_shared(address)
+        assert "uses.of_1" in base.Task.index_information()
+        assert base.ajet_ledger.find_one()["version"] == schema.VERSION  # type: ignore[index]
+        base.ajet_ledger.update_one({}, {"$set": {"version": 99}})
+    with pytest.raises(UserError, match="version 99"):
+        open_shared(address)
+
+
+def test_a_server_that_is_not_there_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="does not answer") as refused:
+        MongoStore("mongodb://127.0.0.1:1/", "run", login=("me", "hunter2-hunter2"), patience=0.1)
+    assert "hunter2" not in str(refused.value) and "mongodb://127.0.0.1:1/run" in str(refused.value)
+
+
+def test_a_user_with_a_wrong_password_is_refused_and_the_right_one_let_in(mongod: Mongod, monkeypatch) -> None:
+    from pymongo import MongoClient
+
+    with MongoClient(mongod.uri) as client:
+        client.admin.command("createUser", "ajet", pwd="right-one-1234", roles=["root"])
+        try:
+            monkeypatch.setenv("AJET_STORE_USER", "ajet")
+            monkeypatch.setenv("AJET_STORE_PASSWORD", "right-one-1234")
+            open_shared(mongod.empty(), rolls=True).commit()
+            monkeypatch.setenv("AJET_STORE_PASSWORD", "wrong-one-1234")
+            with pytest.raises(UserError, match="refuses this user") as refused:
+                open_shared(f"{mongod.uri}/ajet")
+        finally:
+            client.admin.command("dropUser", "ajet")
+    assert "wrong-one" not in str(refused.value)
+
+
+def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.CaptureFixture[str]) -> None:
+    from ajet.cli import launcher
+
+    def doctor(address: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            launcher.main(["doctor", "--store", address])
+        return int(ended.value.code or 0), " ".join(capfd.readouterr().out.split())
+
+    address = mongod.empty()
+    code, said = doctor(address)
+    assert code == 0 and "nothing is there yet" in said
+    store = open_shared(address, rolls=True, max_attempts=1)
+    store.join("sampler", "machine-7")
+    lost, held = store.lease(2)
+    store.put(held, Kept(episode("a")))
+    store.fail(lost, "the tool's server is down")
+    store.announce(Policy("run", 3, "/weights/3"))
+    code, said = doctor(address)
+    for told in (
+        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 1", "all 6",
+        "1 dead, 1 running; 1 episodes", "position 0: the tool's server is down", "step 3,", "sampler machine-7",
+        "1 lease",
+    ):  # fmt: skip
+        assert told in said, said
+    assert code == 0 and len(store.dead()) == 1
+    code, said = doctor(address.replace(str(mongod.port), "1"))
+    assert code == 1 and "does not answer" in said and "Traceback" not in said

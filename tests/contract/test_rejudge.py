@@ -1,0 +1,189 @@
+"""`ajet rejudge`: recorded episodes under a judge, with nothing played and nothing overwritten."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet.algorithm import credit
+from ajet.cli.judge import compare
+from ajet.cli.rejudge import rejudge
+from ajet.config import Experiment
+from ajet.record import EpisodeFiles
+from ajet.run.rejudge import rejudge as rejudge_run
+from ajet.run.what_if import Under
+from ajet.schema.episode import Group, Verdict
+from ajet.schema.errors import UserError
+from tests.judge_fixtures import judge_server, ranks, says
+from tests.record_fixtures import episode, failed
+
+JUDGE = """
+def strict(task, output):
+    if output.metadata["final_answer"] == "stumble":
+        raise KeyError("a judge that stumbles")
+    return float(output.metadata["final_answer"] == task.metadata["answer"])
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    tree: dict[str, Any] = {"ajet": {"task_judge": {"judge_protocol": "judge.py->strict"}}}
+    folder = tmp_path / "launcher_record" / "old"
+    folder.mkdir(parents=True)
+    (folder / "resolved.yaml").write_text(Experiment.from_dict(tree, base=tmp_path).resolved_yaml())
+    said = [episode("same"), episode("wrong", metadata={"final_answer": "3"}), failed("gone")]
+    said += [episode("odd", metadata={"final_answer": "stumble"}, verdict=Verdict(0.0, False))]
+    EpisodeFiles(folder / "episodes").write(7, "train", said)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_changed_rewards_are_shown_and_all_are_in_a_new_table(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    rejudge("old", exp_dir=run.parent)
+    shown = capsys.readouterr().out
+    assert "2 rewards of 4 episodes changed" in shown and "mean 0.667 over 3 of 4 → mean 0.5 over 2 of 4" in shown
+    with Path("ajet-rejudge-old.csv").open() as table:
+        rows = {row["uuid"]: row for row in csv.DictReader(table)}
+    assert [(rows[name]["reward"], rows[name]["judged"]) for name in ("same", "wrong", "gone", "odd")] == [
+        ("1.0", "1.0"), ("1.0", "0.0"), ("", ""), ("0.0", ""),
+    ]  # fmt: skip
+    assert "stumbles" in rows["odd"]["failure"] and "agent: ValueError" in rows["gone"]["failure"]
+    assert before == {path.name: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    with pytest.raises(UserError, match="exists already"):
+        rejudge("old", exp_dir=run.parent)
+
+
+def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": {}}, base=run.parents[1]).resolved_yaml())
+    with pytest.raises(UserError, match="There is no judge"):
+        rejudge("old", exp_dir=run.parent)
+    rejudge("old", judge="judge.py->strict", exp_dir=run.parent, out=Path("b.csv"))
+    assert Path("b.csv").exists()
+    with pytest.raises(UserError, match="no episodes of a run named never"):
+        rejudge("never", exp_dir=run.parent)
+
+
+def group(answers: list[str], reward: float = 1.0, **more: Any) -> list[Any]:
+    """Attempts at one task that were all worth the same."""
+    return [
+        episode(f"{more.get('group', 'g0')}-{repeat}", seed=repeat, repeat=repeat, verdict=Verdict(reward, True),
+                metadata={"final_answer": answer}, **more)
+        for repeat, answer in enumerate(answers)
+    ]  # fmt: skip
+
+
+def test_the_runs_curve_and_its_advantages_are_those_of_the_functions_that_train(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A YAML's judge finds something to learn from in a step that taught nothing, and turns another one round."""
+    files = EpisodeFiles(run / "episodes")
+    files.truncate(0)
+    files.write(1, "train", group(["2", "3", "4"], group="even"))
+    odd = group(["2", "3"], group="turned")
+    odd[0].verdict.reward = 0.0
+    gone = replace(failed("gone"), group="turned", repeat=2)
+    files.write(2, "train", [*odd, gone])
+    files.write(2, "validation", group(["2"], group="held out"))
+    (run.parents[1] / "other.yaml").write_text("ajet: {task_judge: {judge_protocol: judge.py->strict}}\n")
+    found = rejudge_run("old", run.parent, conf=Path("other.yaml"))
+    first, second, held_out = found.steps
+    assert (first.recorded, first.judged) == (Under(1.0, 3, 0), Under(pytest.approx(1 / 3), 3, 1))
+    assert (second.recorded.reward, second.judged.reward, second.flipped, second.credited) == (0.5, 0.5, 2, 2)
+    assert (held_out.split, held_out.recorded.reward, held_out.credited) == ("validation", 1.0, 0)
+    settings = Experiment.from_dict({"ajet": {}}, base=run).ajet
+    wanted = credit([Group(odd[0].task, 3, odd)], settings).outcomes
+    by_uuid = {each.before.uuid: each for each in found.episodes}
+    for name, outcome in wanted.items():
+        assert by_uuid[name].advantages == (outcome.advantage, pytest.approx(-outcome.advantage))
+    assert by_uuid["even-0"].advantages == (0.0, pytest.approx(1.1547, rel=1e-3))
+    assert by_uuid["gone"].advantages == (None, None)
+    rejudge("old", exp_dir=run.parent, conf=Path("other.yaml"), out=Path("a.jsonl"))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 1.000 0.333 0/1 1/1 0/3 2 0.500 0.500 1/1 1/1 2/2" in shown and "recorded █▃" in shown
+    rows = [json.loads(line) for line in Path("a-steps.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["reward_judged"], row["learns_judged"]) for row in rows][1:] == [(2, 0.5, 1), (2, 1.0, 0)]
+    assert {row["uuid"]: row["advantage_judged"] for row in map(json.loads, Path("a.jsonl").read_text().splitlines())}[
+        "gone"
+    ] is None
+
+
+@pytest.mark.parametrize("algorithm, why", [
+    ({"adv_estimator": "own.py->Own"}, "a record's code is not run"),
+    ({"use_kl_in_reward": True}, "which only the reference model gives"),
+])  # fmt: skip
+def test_where_credit_cannot_be_had_rewards_are_shown_and_the_reason(run, algorithm, why, capsys) -> None:
+    tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    rejudge("old", exp_dir=run.parent)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{why}" in shown and " 0.667 0.500 " in shown and "–" in shown
+
+
+def test_a_loss_of_the_records_own_is_not_run(run, capsys) -> None:
+    """It bears on no advantage, and its file may be gone."""
+    (run.parents[1] / "own.py").write_text("raise SystemExit('the code of a record was run')\n")
+    algorithm = {"policy_loss": "own.py->Own"}
+    tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    rejudge("old", exp_dir=run.parent)
+    assert "no advantages" not in capsys.readouterr().out
+
+
+def test_models_that_rank_are_asked_about_whole_groups_and_told_what_tools_answered(run: Path) -> None:
+    files = EpisodeFiles(run / "episodes")
+    files.truncate(0)
+    files.write(1, "train", [*group(["1", "3", "2"], group="three"), *group(["7"], group="one", order=4)])
+    files.write(1, "validation", group(["7"], group="held out"))
+    with judge_server(ranks) as server:
+        tree = f"judges: [{{model: m, base_url: '{server.url}'}}], model_judge: {{cache: false, max_retries: 0}}"
+        Path("rank.yaml").write_text(f"ajet: {{task_judge: {{{tree}}}}}\n")
+        found = rejudge_run("old", run.parent, conf=Path("rank.yaml"))
+        asked = [each["messages"][1]["content"] for each in server.seen]
+    assert [each.after.reward for each in found.episodes] == [0.0, 1.0, 0.5, 1.0, 1.0]
+    assert sum('"tiers"' in text for text in asked) == 1 and all("αβ" in text for text in asked)
+    assert [step.judged.learns for step in found.steps] == [1, 0]
+
+
+def test_the_runs_budget_is_not_spent(run: Path) -> None:
+    """A run that goes on after it is judged again has what it had."""
+    with judge_server(lambda asked: says("correct")) as server:
+        of = {"judges": [{"model": "m", "base_url": server.url}], "model_judge": {"cache": False, "max_calls": 3},
+              "judge_protocol": "ajet.task_judge.model_judge->ModelJudge"}  # fmt: skip
+        own = Experiment.from_dict({"ajet": {"task_judge": of}}, base=run.parents[1])
+        (run / "resolved.yaml").write_text(own.resolved_yaml())
+        for _ in range(2):
+            assert [each.after.reward for each in rejudge_run("old", run.parent).episodes] == [1.0, 1.0, None, 1.0]
+
+
+LENIENT = """
+from ajet.schema.episode import Verdict
+
+def lenient(task, output):
+    near = float(output.metadata["final_answer"] in "23")
+    return Verdict(near, None, "near enough", metrics={"calls": 2, "cost": 0.5})
+"""
+
+
+def test_judges_are_compared_on_the_same_episodes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Agreement over what both decided; where they differ most; what each took."""
+    Path("judge.py").write_text(JUDGE + LENIENT)
+    asked = ["judge.py->strict", "judge.py->lenient"]
+    compare("old", judge=asked, as_json=True, exp_dir=run.parent)
+    told = json.loads(capsys.readouterr().out)
+    played, strict, lenient = told["judges"]
+    assert [each["decided"] for each in told["judges"]] == [3, 2, 3] and played["episodes"] == 3, "one failed in play"
+    assert (lenient["calls"], lenient["cost"]) == (6, 1.5) and strict["seconds"] is not None and not strict["calls"]
+    pairs = {(each["one"], each["other"]): each for each in told["pairs"]}
+    by_both = pairs[tuple(asked)]
+    assert (by_both["both"], by_both["agreement"], by_both["correlation"]) == (2, 0.5, None)
+    (differs,) = by_both["apart"]
+    assert (differs["uuid"], differs["rewards"], differs["reasons"]) == ("wrong", [0.0, 1.0], ["", "near enough"])
+    compare("old", judge=asked, exp_dir=run.parent)
+    assert "judge.py->strict and judge.py->lenient differ at 1 episode" in capsys.readouterr().out

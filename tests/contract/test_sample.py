@@ -1,0 +1,182 @@
+"""Samplers and a trainer that share a store: what is played is trained once or counted; both sides play the same."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ajet.config import Experiment, load_experiment
+from ajet.engine.model_source import locate
+from ajet.engine.models import load_tokenizer
+from ajet.record import EpisodeFiles
+from ajet.run.launch import launch
+from ajet.run.options import LaunchOptions
+from ajet.run.prove import prove_recorded
+from ajet.run.sample import SampleOptions, sample
+from ajet.run.summary import Tally
+from ajet.run.terms import Terms
+from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
+from ajet.store import Address, open_shared
+from ajet.task_reader import TaskOrder, open_reader
+from tests.ajet_command import metric_rows, start
+from tests.sample_fixtures import HELD_FROM, kept_of, project_in
+
+pytestmark = pytest.mark.slow
+
+STEPS, GROUPS, REPEATS = 4, 2, 2
+SETTINGS = [
+    f"trainer_common.total_training_steps={STEPS}", f"data.train_batch_size={GROUPS}", f"rollout.num_repeat={REPEATS}",
+    "trainer_common.mode=async", "trainer_common.max_staleness=1", "trainer_common.max_checkpoints_to_keep=9",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    return project_in(folder)
+
+
+def experiment(project: Path, *more: str) -> Experiment:
+    overrides = [*SETTINGS, *more]
+    return load_experiment(project / "sums.yaml", backbone="local", overrides=overrides, exp_dir=project / "runs")
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path) -> tuple[Path, Address]:
+    """A run of which trainer and sampler were killed in the middle, and whose rest was played and trained in this
+    process."""
+    run, store, hold = project / "runs" / "sums", Address.of("store.db", base=project), project / "hold"
+    hold.touch()
+    yaml, log = str(project / "sums.yaml"), project / "log"
+    trainer = ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal")
+    sampler = ("sample", "--conf", yaml, "--name", "one", "--lease", "3")
+    processes = [
+        start(*trainer, "--from-store", store.shown, *SETTINGS, cwd=project, log=log),
+        start(*sampler, "--store", store.shown, *SETTINGS, cwd=project, log=log),
+    ]
+    try:
+        patience = time.monotonic() + 300
+        while not kept_of(store, HELD_FROM) or len(metric_rows(run)) < HELD_FROM // GROUPS:
+            assert all(process.poll() is None for process in processes), log.read_text()
+            assert time.monotonic() < patience, log.read_text()
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    hold.unlink()
+
+    def play() -> None:
+        while open_shared(store).announced().trainer < 2:  # transformers loads one model at a time in a process
+            time.sleep(0.1)
+        sample(experiment(project), SampleOptions(store, name="two", lease_seconds=3))
+
+    playing = threading.Thread(target=play)
+    playing.start()
+    launch(experiment(project), LaunchOptions(from_store=store, rehearsal=False))
+    playing.join(timeout=120)
+    assert not playing.is_alive(), "the sampler ends with the training"
+    return run, store
+
+
+def terms(experiment: Experiment) -> Terms:
+    tasks = TaskOrder(open_reader(experiment).tasks("train"), experiment.ajet.seed, experiment.ajet.data.shuffle)
+    return Terms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
+
+
+def recorded(run: Path) -> Iterator[Episode]:
+    for step in range(1, STEPS + 1):
+        yield from EpisodeFiles(run / "episodes").read(step, "train")
+
+
+def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Address]) -> None:
+    run, store = trained
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    for row in rows:
+        untrained = sum(value for name, value in row.items() if name.startswith("train/untrained/"))
+        assert row["train/sampled_tokens"] == row["train/trained_tokens"] + untrained
+        assert row["train/episodes"] == GROUPS * REPEATS
+    tally = Tally.of(rows)
+    assert (tally.skipped, tally.doubled) == (0, 0)
+    assert len(rows) == len({row["step"] for row in rows})
+    depths = open_shared(store).depths()
+    over = {order for row in rows for order in row["tasks"]}
+    assert depths.next - depths.closed == len(over) == STEPS * GROUPS and depths.leased == depths.waiting == 0
+    assert max(Counter(episode.uuid for episode in recorded(run)).values()) == 1
+    assert {episode.order for episode in recorded(run)} == over
+
+
+def test_what_a_killed_sampler_had_put_of_a_group_is_not_played_again(trained: tuple[Path, Address]) -> None:
+    assert sorted(kept_of(trained[1], HELD_FROM)) == ["one", "two"]
+
+
+def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Address]) -> None:
+    run, _ = trained
+    assert all(row.get("train/staleness_max", 0) <= 1 for row in metric_rows(run))
+    versions = {part.low for episode in recorded(run) for call in episode.calls for part in call.versions}
+    assert len(versions) > 1
+    report = prove_recorded(str(run), run.parent)  # by the weights of each version, from its checkpoint
+    assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
+    assert set(report.weights) >= versions
+
+
+@pytest.mark.parametrize(
+    "changed, named",
+    [
+        ("seed=7", "seed"),
+        ("rollout.num_repeat=5", "rollout.num_repeat"),
+        ("rollout.temperature=0.5", "temperature"),
+        ("model.chat_template_kwargs={day: monday}", "chat template"),
+    ],
+)
+def test_a_sampler_that_would_play_something_else_is_refused(
+    trained: tuple[Path, Address], project: Path, changed: str, named: str
+) -> None:
+    announced = open_shared(trained[1]).announced()
+    assert announced is not None
+    mine = terms(experiment(project, changed))
+    with pytest.raises(UserError, match=named) as refusal:
+        mine.require_same(announced.policy, trained[1].shown)
+    assert refusal.value.where and refusal.value.do
+    terms(experiment(project)).require_same(announced.policy, trained[1].shown)
+
+
+@pytest.mark.extra_slow
+def test_both_sides_under_one_command(project: Path) -> None:
+    launch(experiment(project, "experiment_name=both"), LaunchOptions(rehearsal=False))
+    run = project / "runs" / "both"
+    assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
+    said = (run / "logs" / "both_sampler_0.log").read_text()
+    assert "sampling with policy 1" in said
+
+
+@pytest.mark.extra_slow
+def test_a_sampler_that_is_asked_to_end_gives_back_what_it_cannot_finish(project: Path, tmp_path: Path) -> None:
+    hold, log, store = project / "hold", tmp_path / "log", Address.of("drained.db", base=tmp_path)
+    ledger = open_shared(store, rolls=True)
+    ledger.announce(terms(experiment(project)).policy("run", 0, 0, None, HELD_FROM + 2, over=False))
+    hold.touch()
+    arguments = ("--conf", str(project / "sums.yaml"), "--store", store.shown, "--name", "one", "--grace", "0")
+    process = start("sample", *arguments, *SETTINGS, cwd=tmp_path, log=log)
+    try:
+        patience = time.monotonic() + 300
+        while ledger.depths().closed < HELD_FROM or not all(kept_of(store, HELD_FROM + place) for place in (0, 1)):
+            assert process.poll() is None and time.monotonic() < patience, log.read_text()
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 75, log.read_text()
+    finally:
+        process.kill()
+        hold.unlink()
+    depths = ledger.depths()
+    assert (depths.waiting, depths.leased, depths.closed) == (2, 0, HELD_FROM)
+    assert not ledger.members() and "2 given back" in log.read_text()
+    (lease,) = ledger.lease(1)
+    assert [kept.episode.repeat for kept in lease.kept] == [0], "what had ended goes on elsewhere"

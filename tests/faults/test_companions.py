@@ -1,0 +1,176 @@
+"""Programs beside a run: started before it, ended after it with all that they started, whatever ends the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ajet.config import Experiment
+from ajet.config.schema.services import Companion
+from ajet.run.companions import RunningCompanion, beside, wanted
+from ajet.schema.errors import ConfigError, UserError
+from tests.world_fixtures import until
+
+SERVICE = """
+import http.server, os, subprocess, sys
+daemon = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
+print("pids", os.getpid(), daemon.pid, os.environ["COLOUR"], os.getcwd(), flush=True)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+RUN = """
+import sys, time
+from pathlib import Path
+from ajet.config import Experiment
+from ajet.run.companions import beside
+lake = {"command": sys.argv[1], "ready": "pids", "env": {"COLOUR": "red"}}
+experiment = Experiment.from_dict({"ajet": {"services": {"lake": lake}}}, base=Path.cwd())
+with beside(experiment, Path.cwd()):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def experiment(base: Path, **services: dict[str, Any]) -> Experiment:
+    return Experiment.from_dict({"ajet": {"services": services}}, base=base)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def pids(folder: Path) -> list[int]:
+    line = next(line for line in (folder / "services" / "lake.log").read_text().splitlines() if line.startswith("pids"))
+    return [int(word) for word in line.split()[1:3]]
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> str:
+    (tmp_path / "service.py").write_text(SERVICE)
+    return f"{sys.executable} -I -S service.py {free_port()}"
+
+
+def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, service: str) -> None:
+    address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
+    lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
+    runs = tmp_path / "run"
+    with beside(experiment(tmp_path, lake=lake), runs) as named:
+        assert named == ["lake"]
+        started = pids(runs)
+        assert all(psutil.pid_exists(pid) for pid in started)
+        log = (runs / "services" / "lake.log").read_text()
+        assert f"red {tmp_path}" in log
+        with beside(experiment(tmp_path, lake=lake), tmp_path / "other", prefix="p") as named:
+            assert named == [] and not (tmp_path / "other").exists(), "one that answers already is somebody else's"
+        assert all(psutil.pid_exists(pid) for pid in started)
+        keeper = psutil.Process(started[0]).parent()
+        assert keeper is not None
+        woken = keeper.num_ctx_switches().voluntary
+        time.sleep(0.5)
+        assert keeper.num_ctx_switches().voluntary < woken + 2, "nobody wants to know what it uses"
+    assert all(gone(pid) for pid in started)
+
+
+def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "lake.log"
+    lake = RunningCompanion("lake", Companion(command="x", ready="ready"), tmp_path, log)
+    log.write_text("starting " * 100)
+    assert not lake._is_ready()
+    log.write_text("ready".ljust(899) + "r")
+    assert not lake._is_ready()
+    with log.open("a") as more:
+        more.write("eady")
+    assert lake._is_ready(), "it came in two parts"
+
+
+def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
+    (tmp_path / "run.py").write_text(RUN)
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "run.py", service]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, env=paths) as run:
+        assert run.stdout is not None and run.stdout.readline() == b"ready\n"
+        started = pids(tmp_path)
+        assert not any(gone(pid) for pid in started)
+        run.send_signal(signal.SIGKILL)
+    assert until(lambda: all(gone(pid) for pid in started), 10)
+
+
+@pytest.mark.parametrize(
+    ("lake", "said"),
+    [
+        ({"command": "no-such-program --x", "ready": "x"}, "ended before it was ready: FileNotFoundError"),
+        (
+            {"command": [sys.executable, "-I", "-S", "-c", "print('boom'); raise SystemExit(3)"], "ready": "x"},
+            "with code 3",
+        ),
+        ({"command": "sleep 9", "ready": "tcp://127.0.0.1:9", "timeout": 0.3}, "was not ready within 0.3 s"),
+        ({"command": "sleep 9", "cwd": "nowhere"}, "has no folder"),
+        ({}, "has no command"),
+    ],
+)
+def test_one_that_is_not_ready_is_an_error_and_nothing_stays(tmp_path: Path, lake: dict[str, Any], said: str) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(UserError) as caught, beside(experiment(tmp_path, lake=lake), tmp_path):
+        raise AssertionError("the run began")
+    assert said in caught.value.what and "ajet.services.lake" in caught.value.where
+    assert "code 3" not in said or "boom" in caught.value.where
+    assert until(lambda: {child.pid for child in psutil.Process().children(recursive=True)} <= before)
+
+
+def test_which_are_started(tmp_path: Path) -> None:
+    lake, world = {"command": "lake"}, {"command": "world", "only_with_flag": True}
+    found = experiment(tmp_path, lake=lake, world=world)
+    assert [*wanted(found, [], {})] == ["lake"] and [*wanted(found, ["world"], {})] == ["lake", "world"]
+    theirs = wanted(found, ["appworld"], {"APPWORLD_PATH": "/opt/appworld", "APPWORLD_SCRIPT": "bash run.sh"})
+    agentjets = theirs["appworld"]
+    assert (agentjets.command, agentjets.cwd) == (["/bin/bash", "-c", "bash run.sh"], "/opt/appworld")
+    assert agentjets.ready == "Starting server on"
+    with pytest.raises(UserError, match="--with-bfcl names no service") as caught:
+        wanted(found, ["bfcl"], {"BFCL_PATH": "/opt"})
+    assert "BFCL_SCRIPT" in caught.value.expected and "lake, world" in caught.value.expected
+
+
+def test_a_wrong_key_of_one_says_where(tmp_path: Path) -> None:
+    from ajet.config import load_experiment
+
+    (tmp_path / "x.yaml").write_text("ajet:\n  services:\n    lake: {command: x, timeout: -1}\n")
+    with pytest.raises(ConfigError, match="ajet.services.lake.timeout is -1") as caught:
+        load_experiment(tmp_path / "x.yaml")
+    assert caught.value.expected == "number, above 0" and "x.yaml:3:" in caught.value.where
+
+
+def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(tmp_path: Path) -> None:
+    from ajet.config.services import Service
+    from ajet.run.services import asked, require_services
+
+    def hangs(seconds: float) -> str:
+        time.sleep(3)
+        return ""
+
+    some = [Service(f"thing {n}", "x", "k", hangs if n < 3 else lambda _: "", "e", "d") for n in range(4)]
+    began = time.monotonic()
+    assert [why for _, why in asked(some, within=0.3)] == ["no answer within 0.3 s"] * 3 + [""]
+    assert time.monotonic() - began < 1.5
+    tree = {
+        "task_reader": {"type": "env_service", "env_service": {"env_url": "http://127.0.0.1:9"}},
+        "rollout": {"engine": "endpoint", "endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}},
+    }
+    with pytest.raises(UserError) as caught:
+        require_services(Experiment.from_dict({"ajet": tree}, base=tmp_path))
+    assert caught.value.what.startswith("2 services are not to be had:")
+    for words in ("environment service at http://127.0.0.1:9: ", "env_url", "model server", "rollout.endpoint", "do "):
+        assert words in caught.value.what

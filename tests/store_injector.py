@@ -1,0 +1,323 @@
+"""Samplers and a trainer over one shared store, in one process, with a fault at any statement and at any call.
+
+Real: the store, its file, the checkpoints. Played: the clock, the learner (which keeps what it trained on), who is
+killed, stopped or refused by a full disk, and when; all by one seed. What was trained is counted from the checkpoints,
+what became of each position from the ledger, and what was acknowledged by those who were told so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet.schema.errors import UserError
+from ajet.store import Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared
+from tests.record_fixtures import episode
+
+REPEATS, BATCH, SAMPLERS, LEASE, AHEAD = 2, 2, 3, 60.0, 12
+KEEP = 3
+"""Checkpoints that are kept: a damaged one falls back to the one before."""
+
+
+class Killed(BaseException):
+    """This process is no more."""
+
+
+class Faults:
+    """What happens next, and after how many statements or calls."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw, self.counts = draw, Counter[str]()
+        self._kind, self._after = "", 0
+
+    def arm(self) -> None:
+        """Perhaps let something happen during what comes now."""
+        self._kind, self._after = "", 0
+        if self.draw.random() < 0.35:
+            self._kind = self.draw.choice(["kill", "kill", "disk full"])
+            self._after = self.draw.randrange(9)
+
+    def disarm(self) -> None:
+        """Nothing happens."""
+        self._kind = ""
+
+    def point(self, *, statement: bool = False) -> None:
+        """Here it may happen. Raises Killed; sqlite3.OperationalError at a statement."""
+        if not self._kind or (self._kind == "disk full" and not statement):
+            return
+        self._after -= 1
+        if self._after < 0:
+            kind, self._kind = self._kind, ""
+            self.counts[kind] += 1
+            if kind == "kill":
+                raise Killed
+            raise sqlite3.OperationalError("database or disk is full")
+
+
+class Connection:
+    """One to SQLite, at whose statements faults happen: before, and after, when nobody is told that it was done."""
+
+    def __init__(self, base: sqlite3.Connection, faults: Faults) -> None:
+        self._base, self._faults = base, faults
+
+    def execute(self, statement: str, *more: Any) -> sqlite3.Cursor:
+        """See sqlite3."""
+        if statement == "ROLLBACK":
+            return self._base.execute(statement)
+        self._faults.point(statement=True)
+        found = self._base.execute(statement, *more)
+        if statement == "COMMIT":
+            self._faults.point()
+        return found
+
+    def executemany(self, statement: str, rows: Iterable[Any]) -> sqlite3.Cursor:
+        """See sqlite3."""
+        self._faults.point(statement=True)
+        return self._base.executemany(statement, rows)
+
+    @property
+    def in_transaction(self) -> bool:
+        """See sqlite3."""
+        return self._base.in_transaction
+
+    def close(self) -> None:
+        """See sqlite3."""
+        self._base.close()
+
+
+@dataclass
+class Sampler:
+    """Plays positions: one attempt a turn."""
+
+    name: str
+    store: SharedStore
+    leases: list[Lease] = field(default_factory=list)
+    made: dict[int, list[str]] = field(default_factory=dict)
+    unsaid: tuple[Lease, Kept] | None = None
+    """Played, and not put yet."""
+    stopped_until: float = 0.0
+
+
+@dataclass
+class Trainer:
+    """Uses closed groups, a batch a step."""
+
+    store: SharedStore
+    step: int
+    trained: dict[int, list[str]]
+    discarded: list[int]
+    held: list[Lease] = field(default_factory=list)
+
+
+class World:
+    """`clock` is read and set; positions are without end, and played a little ahead of training."""
+
+    def __init__(self, folder: Path, clock: list[float], seed: int, faults: Faults) -> None:
+        self.folder, self.clock, self.faults, self.draw = folder, clock, faults, random.Random(seed)
+        self.address = f"sqlite:{folder}/store.sqlite"
+        self.acknowledged: dict[int, set[str]] = {}
+        self.names = 0
+        self.ghosts: list[Trainer] = []
+        self.samplers: list[Sampler] = []
+        faults.disarm()
+        self.trainer = self._trainer()
+        for _ in range(SAMPLERS):
+            self.samplers.append(self._sampler())
+
+    def turn(self) -> None:
+        """Somebody does something, and something may happen meanwhile."""
+        self.clock[0] += self.draw.choice([0.1, 1.0, 5.0])
+        self._outside()
+        who: Any = self.draw.choice([self.trainer, *self.ghosts, *self.samplers])
+        act: Callable[[Any], None] = self._train if isinstance(who, Trainer) else self._sample
+        if isinstance(who, Sampler) and who.stopped_until > self.clock[0]:
+            return
+        self.faults.arm()
+        try:
+            act(who)
+        except Killed:
+            self._restart(who)
+        except Fenced:
+            assert who in self.ghosts, "the trainer that came last is fenced off"
+            self.ghosts.remove(who)
+        except UserError:
+            pass  # it is tried again
+        finally:
+            self.faults.disarm()
+
+    def calm(self) -> None:
+        """Nothing happens any more, until all that was begun is over. Raises AssertionError where it never is."""
+        self.ghosts.clear()
+        end = 1 + max([*self.trainer.trained, *self.trainer.discarded, *self.trainer.store.begun()], default=0)
+        for _ in range(40 * (end + 1)):
+            self.clock[0] += 1.0
+            for letter in self.trainer.store.dead():
+                self.trainer.store.revive(letter.order)
+            for sampler in self.samplers:
+                self._sample(sampler, below=end)
+            self._train(self.trainer)
+            depths = self.trainer.store.depths()
+            if not depths.dead and not self.trainer.store.begun() and depths.next >= end:
+                break
+        left = self.trainer.store.begun()
+        assert len(left) < BATCH and not depths.dead, f"stuck: {left}, {depths}"
+
+    def check(self) -> None:
+        """None lost, none twice: by the checkpoint, by the ledger, by who was told."""
+        saved = self._checkpoints()[-1][1]
+        trained = {int(order): uuids for order, uuids in saved["trained"].items()}
+        assert trained == self.trainer.trained and saved["discarded"] == self.trainer.discarded
+        uuids = Counter(uuid for each in trained.values() for uuid in each)
+        assert set(uuids.values()) <= {1}, "an episode was trained twice"
+        assert not set(trained) & set(saved["discarded"])
+        assert len(saved["discarded"]) == len(set(saved["discarded"]))
+        over = set(trained) | set(saved["discarded"])
+        depths, begun = self.trainer.store.depths(), set(self.trainer.store.begun())
+        assert over | begun == set(range(depths.next)), (over ^ begun ^ set(range(depths.next)), "a position is lost")
+        assert not over & begun, "a position that was trained is played again"
+        for order, told in self.acknowledged.items():
+            if order in trained:
+                assert told <= set(trained[order]), f"an end of position {order} is lost"
+        assert all(len(each) == REPEATS for each in trained.values())
+
+    def _outside(self) -> None:
+        """What happens to processes and machines, and not at a statement."""
+        chance = self.draw.random()
+        if chance < 0.02:
+            self.faults.counts["clock"] += 1
+            self.clock[0] += self.draw.choice([-7200.0, -30.0, 30.0, 7200.0])
+        elif chance < 0.05:
+            self.faults.counts["stop"] += 1
+            self.draw.choice(self.samplers).stopped_until = self.clock[0] + self.draw.choice([5.0, 3 * LEASE])
+        elif chance < 0.06:
+            self.faults.counts["second trainer"] += 1
+            self.ghosts.append(self.trainer)
+            self.trainer = self._trainer()
+        elif chance < 0.07:
+            self.faults.counts["drain"] += 1
+            sampler = self.draw.choice(self.samplers)
+            for lease in sampler.leases:
+                with contextlib.suppress(LeaseLost):
+                    sampler.store.give_back([lease])
+            self._restart(sampler)
+
+    def _restart(self, who: Any) -> None:
+        who.store.disconnect()
+        self.faults.disarm()
+        if isinstance(who, Sampler):
+            self.samplers[self.samplers.index(who)] = self._sampler()
+        elif who in self.ghosts:
+            self.ghosts.remove(who)
+        else:
+            if self.draw.random() < 0.2 and len(self._checkpoints()) > 1:
+                self.faults.counts["damaged checkpoint"] += 1
+                self._checkpoints()[-1][0].unlink()
+            elif self.draw.random() < 0.2 and len(self._checkpoints()) > 1:
+                self.faults.counts["begun at the checkpoint before"] += 1
+                self._open_as_trainer(self._checkpoints()[-2][1]["store"]).disconnect()
+            self.trainer = self._trainer()
+
+    def _sampler(self) -> Sampler:
+        self.names += 1
+        store = open_shared(self.address, lease_seconds=LEASE, max_attempts=4)
+        store.join("sampler", f"sampler {self.names}")
+        return Sampler(f"sampler {self.names}", store)
+
+    def _trainer(self) -> Trainer:
+        found = self._checkpoints()
+        saved = found[-1][1] if found else {"step": 0, "trained": {}, "discarded": [], "store": None}
+        store = self._open_as_trainer(saved["store"])
+        trained = {int(order): list(uuids) for order, uuids in saved["trained"].items()}
+        return Trainer(store, saved["step"], trained, list(saved["discarded"]))
+
+    def _open_as_trainer(self, at: Any) -> SharedStore:
+        return open_shared(self.address, lease_seconds=LEASE, max_attempts=4, rolls=True, at=at)
+
+    def _sample(self, who: Sampler, below: int | None = None) -> None:
+        if below is None:
+            announced = who.store.announced()
+            below = AHEAD if announced is None else announced.policy.below
+        if not who.leases:
+            who.leases = who.store.lease(self.draw.randrange(1, 3), below=below)
+            who.made = {lease.order: [one.episode.uuid for one in lease.kept] for lease in who.leases}
+            return
+        try:
+            self._play(who, who.leases[0])
+        except LeaseLost:
+            who.leases, who.unsaid = [], None
+
+    def _play(self, who: Sampler, lease: Lease) -> None:
+        if self.draw.random() < 0.3:
+            who.store.renew(who.leases)
+        made = who.made[lease.order]
+        if len(made) >= REPEATS:
+            who.store.close(lease)
+            who.leases = who.leases[1:]
+            return
+        if self.draw.random() < 0.02:
+            who.store.fail(lease, "its tool is down")
+            who.leases = who.leases[1:]
+            return
+        if who.unsaid is None:
+            self.names += 1
+            who.unsaid = (lease, Kept(episode(f"e{self.names}")))
+        lease, kept = who.unsaid
+        for _ in range(self.draw.choice([1, 1, 2])):  # a sampler may repeat itself
+            who.store.put(lease, kept)
+        self.acknowledged.setdefault(lease.order, set()).add(kept.episode.uuid)
+        made.append(kept.episode.uuid)
+        who.unsaid = None
+
+    def _train(self, who: Trainer) -> None:
+        if len(who.held) < BATCH:
+            who.held += who.store.closed(BATCH, but={lease.order for lease in who.held})
+            return
+        batch, who.held = who.held[:BATCH], who.held[BATCH:]
+        stale = [lease.order for lease in batch if self.draw.random() < 0.1]
+        used = [lease.order for lease in batch if lease.order not in stale]
+        try:
+            who.store.use(used, who.step + 1)
+            if stale:
+                who.store.discard(stale, who.step + 1, "stale")
+            saved = who.store.commit()
+        except Fenced:
+            raise
+        except UserError:  # as a run does that cannot write: it ends, and is started again
+            raise Killed from None
+        assert who not in self.ghosts, "a trainer that was fenced off has committed"
+        who.step += 1
+        who.trained |= {lease.order: [one.episode.uuid for one in lease.kept] for lease in batch if lease.order in used}
+        who.discarded += stale
+        self._save(who, saved)
+        below = 1 + max([*who.trained, *who.discarded]) + AHEAD
+        try:
+            who.store.announce(Policy("run", who.step, f"/step-{who.step}", below=below))
+            if len(self._checkpoints()) > KEEP:
+                oldest, told = self._checkpoints()[0]
+                oldest.unlink()
+                who.store.forget(self._checkpoints()[0][1]["step"])
+        except Fenced:
+            raise
+        except UserError:
+            raise Killed from None
+
+    def _save(self, who: Trainer, store: Any) -> None:
+        path = self.folder / f"step-{who.step:06}.json"
+        told = {"step": who.step, "trained": who.trained, "discarded": who.discarded, "store": store}
+        self.faults.point()
+        aside = path.with_suffix(".aside")
+        aside.write_text(json.dumps(told))
+        self.faults.point()
+        os.replace(aside, path)
+        self.faults.point()
+
+    def _checkpoints(self) -> list[tuple[Path, dict[str, Any]]]:
+        return [(path, json.loads(path.read_text())) for path in sorted(self.folder.glob("step-*.json"))]

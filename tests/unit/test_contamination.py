@@ -1,0 +1,36 @@
+"""Held-out tasks that are trained on: as they are, mirrored, in part; and what is no sign of it."""
+
+from __future__ import annotations
+
+from ajet.schema.task import Task
+from ajet.task_reader.contamination import overlap
+
+STORY = "A farmer has twelve sheep and sells three of them to a neighbour who pays with"
+
+
+def tasks(*texts: str) -> list[Task]:
+    return [Task(main_query=text, task_id=f"t{number}") for number, text in enumerate(texts)]
+
+
+def test_each_kind_once_by_the_strongest():
+    trained = tasks("What is 9 + 4?", "what is  7+1 ?", f"{STORY} two cows. How many sheep are left?")
+    held_out = tasks("What is 4 + 9?", "What is 7 + 1?", f"{STORY} apples.", "What is 5 + 5?", "")
+    found = overlap(trained, held_out)
+    assert (found.same, found.mirrored, found.in_part) == (("t1",), ("t0",), ("t2",))
+    assert found.found == 3 and found.words() == (
+        "3 of 5 held-out tasks are among the 3 trained: 1 as they are (such as t1), 1 in another order (such as t0), "
+        "1 in part (such as t2)"
+    )
+
+
+def test_the_wording_of_all_tasks_is_no_sign():
+    frame = "You are a careful helper who answers in one word and never says anything else but that: {}"
+    assert overlap(tasks(frame.format("red")), tasks(frame.format("blue"), frame.format("green"))).words() == ""
+
+
+def test_messages_count_and_what_the_system_says_does_not():
+    def chat(system: str, user: str) -> Task:
+        told = [{"role": "system", "content": system}, {"role": "user", "content": [{"type": "text", "text": user}]}]
+        return Task(init_messages=told, task_id=user)
+
+    assert overlap([chat("be brief", "3 * 3")], [chat("be kind", "3 * 3")]).same == ("3 * 3",)

@@ -1,0 +1,121 @@
+"""A sampler between its store and its rollout: an attempt counts for the lease under which it was begun, and nothing is
+begun with other weights than the announced ones. The rollout's answers come when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ajet.run import sampler as module
+from ajet.run.sampler import Played, Sampler, WentBack
+from ajet.schema.episode import Episode
+from ajet.store import Policy, SharedStore, open_shared, sqlite_store
+from tests.record_fixtures import episode
+
+
+class Rollout:
+    """Groups that were begun, by the order in which they were."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[set[int], Callable[[Episode], None], Future[Any]]] = []
+
+    def play_group(self, order: int, task: object, *, over: set[int], on_end: Any, **about: Any) -> Future[Any]:
+        self.begun.append((set(over), on_end, Future()))
+        return self.begun[-1][2]
+
+
+class Weights:
+    """Of version 0; no others are anywhere."""
+
+    version = 0
+
+    def take(self, folder: Path, version: int) -> None:
+        raise FileNotFoundError(folder)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[SharedStore]:
+    store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
+    yield store
+    store.disconnect()
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    return Rollout()
+
+
+@pytest.fixture
+def sampler(tmp_path: Path, rollout: Rollout, ledger: SharedStore) -> Iterator[Sampler]:
+    settings = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(num_repeat=2, max_env_worker=2)))
+    parts: Any = SimpleNamespace(experiment=settings, judge=SimpleNamespace(ranks=None), rollout=rollout)
+    store, tasks, weights = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str), Weights()
+    yield Sampler(parts, weights, store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    store.disconnect()
+
+
+def test_what_was_begun_under_a_lost_lease_ends_no_other(
+    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    sampler._look()
+    (_, first, first_group) = rollout.begun[0]
+    now[0] += 1000.0  # its process was stopped meanwhile
+    assert ledger.depths().waiting == 1
+    first(episode("lost", order=0, repeat=0))
+    sampler._take_in(0.0)
+    sampler._looked = float("-inf")
+    sampler._look()
+    (over, second, second_group) = rollout.begun[1]
+    assert sampler.played.lost == 1 and over == set()
+    first(episode("late", order=0, repeat=1))
+    first_group.set_result(None)
+    sampler._take_in(0.0)
+    assert ledger.depths().closed == 0, "its attempts have not ended"
+    for repeat in (0, 1):
+        second(episode(f"again{repeat}", order=0, repeat=repeat))
+    second_group.set_result(None)
+    sampler._take_in(0.0)
+    (closed,) = ledger.closed()
+    assert [kept.episode.uuid for kept in closed.kept] == ["again0", "again1"]
+
+
+def test_nothing_is_begun_while_the_announced_weights_are_not_there(
+    sampler: Sampler, rollout: Rollout, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MISSED", -1.0)
+    said: list[str] = []
+    sink = module.logger.add(lambda message: said.append(str(message)), level="WARNING")
+    ledger.announce(Policy("run", 3, str(tmp_path / "elsewhere"), below=4, told={"version": 3}))
+    try:
+        sampler._look()
+    finally:
+        module.logger.remove(sink)
+    assert not rollout.begun and ledger.depths().next == 0
+    assert any("the weights of step 3 are not in" in each for each in said)
+
+
+def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_of_the_same(
+    sampler: Sampler, ledger: SharedStore, tmp_path: Path
+) -> None:
+    """This one was stopped while the new trainer fell back and made that version anew."""
+    sampler._backbone.version = 2  # type: ignore[misc]
+    ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
+    sampler._look()
+    for began, expected in ((2, False), (1, True)):
+        later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
+        later.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": began}))
+        sampler._looked = float("-inf")
+        if expected:
+            with pytest.raises(WentBack):
+                sampler._look()
+        else:
+            sampler._look()
+        later.disconnect()

@@ -1,0 +1,62 @@
+"""Both sides under one command: when the sampler begins, and where two sides cannot win, said by the measured share of
+time outside of the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from loguru import logger
+
+from ajet.run.companions import RunningCompanion
+from ajet.run.sampler_beside import STORE, sampler_beside, warn_of_no_waiting
+from ajet.run.terms import OVER
+from ajet.schema.episode import Episode
+from ajet.store import Address, Policy, open_shared
+from tests.local_fixtures import episode_of
+
+
+def played(outside: float) -> Episode:
+    """Ten seconds long, so much of it outside of its one call."""
+    episode = episode_of(1.0)
+    calls = [replace(episode.calls[0], started=100.0, ended=110.0 - 10 * outside)]
+    return replace(episode, started=100.0, ended=110.0, calls=calls)
+
+
+@pytest.mark.parametrize("outside, warns", [(0.02, True), (0.5, False)])
+def test_agents_that_wait_for_the_model_alone_are_named(outside: float, warns: bool) -> None:
+    said: list[str] = []
+    sink = logger.add(lambda message: said.append(str(message)), level="WARNING")
+    try:
+        warn_of_no_waiting([played(outside), played(outside)])
+    finally:
+        logger.remove(sink)
+    assert any("cannot win here: the agents spend 2%" in each for each in said) == warns
+
+
+def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the last policy says that the training is over: a sampler would end at once, and the run with it."""
+    events: list[str] = []
+    for name in ("start", "require_running", "close"):
+        monkeypatch.setattr(RunningCompanion, name, lambda self, name=name: events.append(name))
+    monkeypatch.setattr(RunningCompanion, "started", property(lambda self: "start" in events))
+    run: Any = SimpleNamespace(path=tmp_path)
+    experiment: Any = SimpleNamespace(
+        base=tmp_path, ajet=SimpleNamespace(trainer_common=SimpleNamespace(threads="auto"))
+    )
+    with sampler_beside(experiment, run):
+        assert events == ["start"]
+    events.clear()
+    store = open_shared(Address(tmp_path / STORE), rolls=True)
+    store.announce(Policy("run", 1, "", told={OVER: True}))
+    store.disconnect()
+    with sampler_beside(experiment, run) as source:
+        assert events == []
+        source._watch()
+        assert events == ["start", "require_running"]
+    assert events[-1] == "close"

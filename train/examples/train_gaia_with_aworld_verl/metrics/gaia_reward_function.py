@@ -1,0 +1,30 @@
+"""The reward of the GAIA example, by the five functions of AWorld's page.
+
+Verdicts are the leaderboard's but for four: see `ajet.task_judge.scorers.gaia`, which this re-exports.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ajet.task_judge.scorers.gaia import gaia_reward_func as gaia_reward_func
+from ajet.task_judge.scorers.gaia import plain, without_punctuation
+from ajet.task_judge.scorers.gaia import question_scorer as question_scorer
+
+
+def normalize_number_str(number_str: str) -> float:
+    """The number of a text with `$`, `%` and `,` in it; infinity for what is none."""
+    try:
+        return float(number_str.translate(str.maketrans("", "", "$%,")))
+    except ValueError:
+        return float("inf")
+
+
+def split_string(s: str, char_list: list[str] | None = None) -> list[str]:
+    """The pieces between the characters of `char_list`, `,` and `;` if left out."""
+    return re.split(f"[{''.join(char_list or [',', ';'])}]", s)
+
+
+def normalize_str(input_str: str, remove_punct: bool = True) -> str:
+    """Without white space and case, and without punctuation if `remove_punct`."""
+    return without_punctuation(input_str) if remove_punct else plain(input_str)

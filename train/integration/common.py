@@ -1,0 +1,11 @@
+"""See `train`. What else AWorld's own file of this name has is found, too."""
+
+import sys
+from typing import Any
+
+from ajet.integration.aworld.names import behind
+from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
+
+
+def __getattr__(name: str) -> Any:
+    return behind(sys.modules[__name__], name)

@@ -1,0 +1,3 @@
+"""See `train`."""
+
+from ajet.integration.aworld.agent_loop import AworldAgentLoop as AworldAgentLoop

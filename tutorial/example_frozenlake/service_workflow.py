@@ -1,0 +1,20 @@
+"""Any environment of any service, played to its end: the opening messages and `gym_env` are all that it knows of it."""
+
+from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class ServiceWorkflow(Workflow):
+    name: str = "service"
+
+    async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        client, env = tuner.as_raw_openai_sdk_client(), workflow_task.gym_env
+        messages, turns = [*workflow_task.task.init_messages], 0
+        for _ in range(tuner.config.ajet.rollout.multi_turn.max_steps):
+            reply = await client.chat.completions.create(messages=messages)
+            said = reply.choices[0].message.content or ""
+            seen, _, terminated, _ = env.step({"role": "assistant", "content": said})
+            turns += 1
+            if terminated or tuner.get_context_tracker().context_overflow:
+                break
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": seen}]
+        return WorkflowOutput(log_metrics={"turns": turns})  # no reward: EnvServiceJudge asks the environment
