@@ -56,6 +56,7 @@ def main() -> int:
         "--within", type=float, metavar="SECONDS", help="start no part that would take longer than is left"
     )
     parser.add_argument("--turn", type=int, default=0, help="which part is first")
+    parser.add_argument("--unsteady", action="store_true", help="run what failed again, as scripts/unsteady.py does")
     options = parser.parse_args()
     first = options.turn % len(PARTS)
     parts = [part for part in (*PARTS[first:], *PARTS[:first]) if options.only in (None, part.name)]
@@ -64,7 +65,7 @@ def main() -> int:
     for part in parts:
         if time.monotonic() + part.seconds > end:
             left_out.append(part.name)
-        elif run(part) != 0:
+        elif run(part, unsteady=options.unsteady) != 0:
             failed.append(part.name)
     if left_out:
         print(f"slow parts left for another turn: {', '.join(left_out)}", flush=True)
@@ -73,12 +74,14 @@ def main() -> int:
     return int(bool(failed))
 
 
-def run(part: Part) -> int:
-    """One part through pytest, measured."""
+def run(part: Part, *, unsteady: bool = False) -> int:
+    """One part through pytest, measured; `unsteady`: through scripts/unsteady.py."""
     pytest = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     budget = ["--name", f"slow: {part.name}", "--seconds", str(part.seconds)]
     measured = [sys.executable, "scripts/suite_costs.py", *budget]
-    return subprocess.run([*measured, "--", *pytest, *part.paths, "-m", part.marks()], cwd=ROOT).returncode
+    command = [*measured, "--", *pytest, *part.paths, "-m", part.marks()]
+    again = [sys.executable, "scripts/unsteady.py", "--"] if unsteady else []
+    return subprocess.run([*again, *command], cwd=ROOT).returncode
 
 
 if __name__ == "__main__":
