@@ -4,7 +4,7 @@ fails from one that is unsteady.
     python scripts/unsteady.py -- make test
 
 Invariant: nothing is forgiven in silence. A test that failed and then passes twice in a row is named as unsteady, on
-the last lines, for somebody to mend; more than `MOST` of them, one that fails again, a budget that is passed or anything
+the last lines, for somebody to mend; more than `MOST` of them, one that fails again, a budget that is passed or what is
 left behind is a failure. Only the stdlib is used. Exit code: the command's, or 0 where all that failed was unsteady.
 """
 

@@ -21,6 +21,7 @@ def test_once():
 def test_always_passes():
     pass
 """
+LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
 
 
 @pytest.mark.parametrize(
@@ -28,11 +29,7 @@ def test_always_passes():
     [
         ({"test_a.py": ONCE}, "unsteady: test_a.py::test_once failed, and passed 2 times", 0),
         ({"test_a.py": ONCE, "test_b.py": "def test_b():\n    assert False"}, "failed again: test_b.py", 1),
-        (
-            {"test_a.py": ONCE + "    print('\\nleft behind: a process')\n    assert False"},
-            "not tried again: left behind: a process",
-            1,
-        ),
+        ({"test_a.py": LEFT}, "not tried again: left behind: a process", 1),
         ({"test_a.py": "".join(f"def test_{n}(): assert False\n" for n in range(3))}, "3 tests failed", 1),
         ({"test_a.py": "def test_a(): pass"}, "1 passed", 0),
     ],
