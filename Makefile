@@ -43,8 +43,8 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/lint-imports
 	$(RUN)/python -m ajet.cli.docs --check
 
-bench: setup ## Benchmarks, each prints a ratio measured in one run
-	@failed=0; for bench in benchmarks/bench_*.py; do echo "== $$bench"; $(RUN)/python $$bench || failed=1; done; exit $$failed
+bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--against FILE": what moved)
+	$(RUN)/python scripts/bench.py $(ARGS)
 
 docs: setup ## Write the generated pages (configuration, command line)
 	$(RUN)/python -m ajet.cli.docs

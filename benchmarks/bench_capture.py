@@ -23,6 +23,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ratios import kept
+
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, Session, TurnRequest
@@ -115,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     held = bench_held(gateway, chosen.calls, chosen.tokens)
     left = bench_flat(gateway, chosen.episodes)
     gateway.close()
-    return 0 if held <= BYTES_A_TOKEN and left <= FLAT else 1
+    flat = kept("bytes left by later episodes", left, at_most=FLAT)
+    return 0 if kept("bytes a distinct token", held, at_most=BYTES_A_TOKEN) and flat else 1
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loguru import logger
+from ratios import kept
 
 CALLS = 5
 LIMIT = 0.95
@@ -146,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"eval: {chosen.episodes} episodes of {CALLS} calls, {chosen.latency:g} s a call, best of {chosen.rounds}")
     print(f"  rollout alone {alone:.1f} s, ajet eval {whole:.1f} s (ideal {CALLS * chosen.latency:g} s)")
     print(f"  throughput of the rollout's own: {alone / whole:.3f} (limit {LIMIT})")
-    return 0 if alone / whole >= LIMIT else 1
+    return 0 if kept("throughput against the rollout alone", alone / whole, at_least=LIMIT) else 1
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
+from ratios import kept
 
 TOKENS = 32
 TEXT = " ".join(["so we add the two numbers, carry one and go on"] * 8)
@@ -389,19 +390,19 @@ def compare(clients: int, pace: float, venv: Path | None, patience: float) -> bo
             with litellm_proxy(venv, running[1]["port"]) as proxy:
                 results["litellm"] = measure(proxy, clients, FEWER[case], patience)
                 print(results["litellm"].row("litellm", base), flush=True)
-    return judge(results, REQUESTS[case] / direct["wall"], pace)
+    return judge(results, REQUESTS[case] / direct["wall"], clients, pace)
 
 
-def judge(results: dict[str, Result], direct: float, pace: float) -> bool:
+def judge(results: dict[str, Result], direct: float, clients: int, pace: float) -> bool:
     ours, relay, litellm = results["ours"], results["relay"], results.get("litellm")
-    kept = [("a third of the relay's throughput", ours.rate / relay.rate, 1 / 3)]
+    limits = [("a third of the relay's throughput", ours.rate / relay.rate, 1 / 3)]
     if litellm is not None:
         bound = 0.8 * direct / litellm.rate if pace else float("inf")
-        kept.append(("litellm's throughput", ours.rate / litellm.rate, min(15.0, bound)))
-        kept.append(("litellm's p99 over ours", litellm.load.percentile(0.99) / ours.load.percentile(0.99), 1.0))
+        limits.append(("litellm's throughput", ours.rate / litellm.rate, min(15.0, bound)))
+        limits.append(("litellm's p99 over ours", litellm.load.percentile(0.99) / ours.load.percentile(0.99), 1.0))
     good = ours.load.open == ours.load.failed == 0
-    for name, ratio, limit in kept:
-        good = good and ratio >= limit
+    for name, ratio, limit in limits:
+        good = kept(f"{name}, {clients} at once, {pace * 1e3:g} ms a token", ratio, at_least=limit) and good
         print(f"    {name}: {ratio:.2f} (limit {limit:.2f}){'' if ratio >= limit else '  MISSED'}")
     return good
 

@@ -29,6 +29,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from ratios import kept
+
 AT_ONCE = 64
 SERVER = """
 import asyncio, json, sys
@@ -177,7 +179,7 @@ def main(requests: int, rounds: int, latency: float) -> int:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
         with tempfile.TemporaryDirectory() as folder:
-            bare, judged, kept = asyncio.run(measured(url, Path(folder), requests, rounds))
+            bare, judged, again = asyncio.run(measured(url, Path(folder), requests, rounds))
     finally:
         server.kill()
         server.wait()
@@ -185,7 +187,7 @@ def main(requests: int, rounds: int, latency: float) -> int:
     print(
         f"{AT_ONCE} at once, {latency:g} s each, at most {limit:.0f}/s: bare client {bare:.0f}/s, judge {judged:.0f}/s"
     )
-    print(f"judge against the bare client: {judged / bare:.2f} (goal 0.9); a kept verdict: {kept:.2f} ms (goal 1)")
+    print(f"judge against the bare client: {judged / bare:.2f} (goal 0.9); a kept verdict: {again:.2f} ms (goal 1)")
     worst = 0.0
     for name, (scorer, own, count) in math_times(20).items():
         worst = max(worst, scorer / own)
@@ -193,7 +195,12 @@ def main(requests: int, rounds: int, latency: float) -> int:
             f"math, {name} ({count}): scorer {scorer:.2f} ms, math-verify itself {own:.2f} ms: "
             f"{scorer / own:.2f} times (goal 1.5)"
         )
-    return int(judged < 0.9 * bare or kept > 1.0 or worst > 1.5)
+    limits = [
+        kept("verdicts a second against the bare client", judged / bare, at_least=0.9),
+        kept("ms of a kept verdict", again, at_most=1.0),
+        kept("math against math-verify", worst, at_most=1.5),
+    ]
+    return int(not all(limits))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
+from ratios import kept
 
 from ajet.config import Experiment, load_experiment
 from ajet.engine.model_cache import entry
@@ -189,7 +190,8 @@ def main() -> None:
     speed, memory = peer.step / mine.step, mine.peak_bytes / peer.peak_bytes
     print(f"speed a step: {speed:.1f} times TRL's (at least {SPEED_LIMIT})")
     print(f"memory: {memory:.2f} of TRL's (at most {MEMORY_LIMIT})")
-    sys.exit(speed < SPEED_LIMIT or memory > MEMORY_LIMIT)
+    fast = kept("speed a step against TRL's", speed, at_least=SPEED_LIMIT)
+    sys.exit(not (kept("memory against TRL's", memory, at_most=MEMORY_LIMIT) and fast))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,11 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ratios import kept
 
 from ajet.environment.mcp import Limits, Server, Session, Toolset, client_of
 from ajet.environment.mcp.loop import on_tools_loop
@@ -108,7 +113,8 @@ async def _measured(server: Server, named: str) -> bool:
         print(f"  {label:5}  {rate[name]:6.0f} calls/s   {cpu[name]:5.2f} ms CPU a call")
     both = rate["thin"] / rate["sdk"]
     print(f"  ratio {both:.1f} in calls a second, {cpu['sdk'] / cpu['thin']:.1f} in processor time\n")
-    return cpu["thin"] <= CPU_MS and both >= RATIO
+    cheap = kept(f"ms of CPU a call, {named}", cpu["thin"], at_most=CPU_MS)
+    return kept(f"calls a second against the SDK's, {named}", both, at_least=RATIO) and cheap
 
 
 async def _round(session: Session, calls: int) -> tuple[float, float]:
@@ -136,7 +142,7 @@ async def _idle(server: Server) -> bool:
     for toolset in toolsets:
         await toolset.close()
     print(f"an idle attempt of the thin client, its tools listed: {each:.1f} KiB (of {IDLE})\n")
-    return each <= IDLE_KIB
+    return kept("KiB of an idle attempt", each, at_most=IDLE_KIB)
 
 
 async def _characters(text: str) -> int:

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent / "verl_peer"))
 
 import psutil
+from ratios import kept
 from settings import Setting, configs, experiment_of, model_of_no_sense, overrides
 
 HERE = Path(__file__).parent
@@ -68,7 +69,7 @@ def main() -> int:
     parser.add_argument("--launches", type=int, default=2)
     parser.add_argument("--steps", type=int, default=10)
     args = parser.parse_args()
-    kept = True
+    good = True
     with tempfile.TemporaryDirectory(prefix="bench_verl_") as folder:
         model = args.model or model_of_no_sense(Path(folder) / "random")
         setting = Setting(model, args.tasks, args.samples, args.reply, args.steps)
@@ -76,10 +77,10 @@ def main() -> int:
               f"replies of at most {setting.reply} tokens; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
               flush=True)  # fmt: skip
         if "loop" in args.parts:
-            kept &= at_one_server(setting, Path(folder), args.rounds, args.concurrency)
+            good &= at_one_server(setting, Path(folder), args.rounds, args.concurrency)
         if "launch" in args.parts:
-            kept &= whole_commands(setting, Path(folder), args.launches)
-    return int(not kept)
+            good &= whole_commands(setting, Path(folder), args.launches)
+    return int(not good)
 
 
 def at_one_server(setting: Setting, folder: Path, rounds: int, concurrency: int) -> bool:
@@ -129,7 +130,7 @@ def at_one_server(setting: Setting, folder: Path, rounds: int, concurrency: int)
     for side, name in (("client", "verl's server client, called directly"), ("gateway", "gateway and session")):
         print(f"  {name:38} {rate('client', side):6.0f} tokens/s ({spread('client', side)} s a turn)")
     print(f"  ratio {rate('client', 'gateway') / rate('client', 'client'):.2f} of the tokens a second", flush=True)
-    return ratio <= LIMIT
+    return kept("loop, against verl's", ratio, at_most=LIMIT)
 
 
 @dataclass
@@ -262,7 +263,7 @@ def shown(made: dict[str, list[Launch]]) -> bool:
     per = {side: [value for each in made[side] for value in each.rollouts[2:]] for side in made}
     a, b = (statistics.median(per[side]) for side in ("verl", "ours"))
     print(f"  {'dispatch to last session in the TransferQueue':66} {a:7.2f} {b:7.2f}   ratio {b / a:.2f}")
-    return ratio <= LIMIT
+    return kept("launch, against verl's", ratio, at_most=LIMIT)
 
 
 def _warm(timings: list[list[dict[str, float]]], name: str) -> list[float]:
