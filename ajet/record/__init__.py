@@ -8,6 +8,8 @@ is enough to continue. Secrets never enter.
 from ajet.record.checkpoint import Checkpoint
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episodes import EpisodeFiles, read_recorded
+from ajet.record.frames import RecordedRun
+from ajet.record.frames import open_run as open
 from ajet.record.run_directory import RunDirectory
 from ajet.record.status import read_status
 
@@ -15,7 +17,9 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "EpisodeFiles",
+    "RecordedRun",
     "RunDirectory",
+    "open",
     "read_recorded",
     "read_status",
 ]

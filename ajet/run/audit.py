@@ -21,8 +21,8 @@ from ajet.record.chain_state import ChainState, Change, changes_of, read_chain, 
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
+from ajet.record.find_run import known_run
 from ajet.run.export import checkpoints_of
-from ajet.run.find_run import known_run
 from ajet.schema.errors import UserError
 
 SHORTEST = 6

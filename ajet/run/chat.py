@@ -19,8 +19,8 @@ from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.console import console
+from ajet.record.find_run import known_run
 from ajet.run.export import checkpoints_of, model_folder
-from ajet.run.find_run import known_run
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError

@@ -13,7 +13,7 @@ from ajet.config.backbones import owner_of
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
 from ajet.record.files import sync_tree
-from ajet.run.find_run import known_run
+from ajet.record.find_run import known_run
 from ajet.run.runner import runner_of
 from ajet.schema.errors import UserError
 

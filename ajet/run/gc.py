@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ajet.record.chain import Chain, chain_key
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
+from ajet.record.find_run import known_run
 from ajet.record.lock import RunLock
 from ajet.record.retention import KINDS, Bounds, Going, going, remove
-from ajet.run.find_run import known_run
 from ajet.run.proof_target import CONFIG
 from ajet.schema.errors import UserError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.episodes import NAME
-from ajet.run.find_run import newest_run, run_folder
+from ajet.record.find_run import newest_run, run_folder
 from ajet.schema.errors import UserError
 
 CONFIG = "resolved.yaml"

@@ -20,8 +20,8 @@ from ajet.config.dotenv import load_project_dotenv
 from ajet.record.attempts import Attempt, attempt_of
 from ajet.record.episodes import NAME, recorded_of
 from ajet.record.files import read_rows
+from ajet.record.find_run import newest_run, run_folder
 from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
-from ajet.run.find_run import newest_run, run_folder
 from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.proof_target import CONFIG
 from ajet.run.what_if import StepWhatIf, WhatIf, with_verdict

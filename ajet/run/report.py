@@ -17,9 +17,9 @@ from typing import Any
 
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
+from ajet.record.find_run import newest_run
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
-from ajet.run.find_run import newest_run
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 

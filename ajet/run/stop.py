@@ -17,8 +17,8 @@ import psutil
 
 from ajet.record.console import console
 from ajet.record.files import read_rows
+from ajet.record.find_run import known_run
 from ajet.record.status import read_status, recorded_processes
-from ajet.run.find_run import known_run
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0

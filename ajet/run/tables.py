@@ -13,6 +13,7 @@ from typing import get_args
 from rich.table import Table
 
 from ajet.record.console import console, counted
+from ajet.record.find_run import newest_run, run_folder
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.viewer.episode_page import read_episode
@@ -20,7 +21,6 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter
 from ajet.run.episode_panel import show_episode
-from ajet.run.find_run import newest_run, run_folder
 from ajet.schema.commands import command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
-from ajet.run.find_run import newest_run
+from ajet.record.find_run import newest_run
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError

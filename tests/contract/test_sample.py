@@ -108,7 +108,7 @@ def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Ad
     assert len(rows) == len({row["step"] for row in rows})
     depths = open_shared(store).depths()
     used = [order for row in rows for order in row["tasks"]]
-    too_old = [order for row in rows for order in row["discarded"]]  # begun by a sampler that had yet to take new weights
+    too_old = [order for row in rows for order in row["discarded"]]  # begun before its sampler took newer weights
     assert len(used) == STEPS * GROUPS and not set(used) & set(too_old)
     over = {*used, *too_old}
     assert depths.next - depths.closed == len(over) == len(used) + len(too_old)

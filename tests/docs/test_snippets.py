@@ -16,6 +16,7 @@ import yaml
 
 from ajet.config import load_experiment
 from tests.docs.snippets import PAGES, ROOT, Block, blocks, commands, write_project
+from tests.viewer_fixtures import write_run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript", "dockerfile"}
@@ -97,6 +98,9 @@ def test_json_parses(block):
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_python_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    for run in re.findall(r'ajet\.record\.open\("(\w+)"\)', block.text):
+        write_run(tmp_path / "launcher_record" / run)
     file = tmp_path / "block.py"
     file.write_text(block.text)
     module_name = f"block_of_{block.page.stem}_{block.line}"

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet.run import find_run, view
+from ajet.record import find_run
+from ajet.run import view
 from ajet.schema import commands
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,187 @@
+"""A recorded run as pandas' data frames, for notebooks: `ajet.record.open("my_run").episodes()`.
+
+Invariant: read only, and no other reader: a frame is a view of what `EpisodeFiles` and the metrics' lines say, with
+missing values where nothing was recorded. Nothing is fetched and no code of the record is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.record.episodes import NAME, read_recorded
+from ajet.record.files import read_rows
+from ajet.record.find_run import newest_run, run_folder
+from ajet.schema.commands import command
+from ajet.schema.episode import Episode, Outcome
+from ajet.schema.errors import MissingExtra, UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RECORD = Path("launcher_record")
+
+
+class RecordedRun:
+    """The folder of one run. Frames are read anew at each call, so that a run may go on meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"RecordedRun({str(self.path)!r})"
+
+    def metrics(self) -> DataFrame:
+        """A row an event, as in `metrics.jsonl`: a training step, or a validation (`validation/…` columns). Raises
+        UserError."""
+        return _frame(list(read_rows(self.path / "metrics.jsonl")))
+
+    def episodes(self, split: str | None = None) -> DataFrame:
+        """A row an episode: its task, status, reward, tokens, what a step did with it; `workflow.…` are numbers that
+        the workflow logged, `judge.…` and `scorer.…` its verdict's. `split`: "train", "validation" or "debug" alone.
+        Raises UserError."""
+        return self._of(split, _episode)
+
+    def calls(self, split: str | None = None) -> DataFrame:
+        """A row a model call; `episode` is the uuid. Times are seconds since the epoch. Raises UserError."""
+        return self._of(split, _calls)
+
+    def tool_uses(self, split: str | None = None) -> DataFrame:
+        """A row a use of a tool; `episode` is the uuid. Raises UserError."""
+        return self._of(split, _uses)
+
+    def tokens(self, episode: str) -> DataFrame:
+        """A row a token of the timelines of one episode, named by its uuid or the beginning of it: `id`, whether it is
+        `trained` (sampled, and this timeline's to train), `logprob` of the distribution that it was sampled from,
+        `logprob_unit` at temperature 1, and the policy's `version`. Raises UserError."""
+        for path in self._files(None):
+            if any(row["uuid"].startswith(episode) for row in read_rows(path)):
+                found = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
+                return _frame(list(_tokens(found)))
+        raise UserError(f"This run has no episode {episode}.", where=str(self.path), do="`.episodes()` has their uuids")
+
+    def _of(self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]) -> DataFrame:
+        found = (recorded for path in self._files(split) for recorded in read_recorded(path))
+        return _frame([row for episode, outcome in found for row in rows(episode, outcome)])
+
+    def _files(self, split: str | None) -> list[Path]:
+        """The line files, by step; training's before validation's."""
+        named = [(NAME.fullmatch(path.name), path) for path in (self.path / "episodes").glob("step-*.jsonl")]
+        kept = [(int(match[1]), match[2] or "train", path) for match, path in named if match]
+        return [path for _, of, path in sorted(kept) if split in (None, of)]
+
+
+def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
+    """The run of that name below `root` (the newest among it and its debug runs), or in that folder. Raises UserError
+    where there is none."""
+    named, below = str(run), Path(root)
+    folder = newest_run(named, below, holding="episodes") or run_folder(named, below, holding="episodes")
+    if not (folder / "episodes").exists():
+        raise UserError(
+            f"There is no run named {named}.",
+            where=str(folder),
+            expected="the folder of a run that has played something",
+            do=f"{command('runs')} lists them",
+        )
+    return RecordedRun(folder)
+
+
+def _frame(rows: list[dict[str, Any]]) -> DataFrame:
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise MissingExtra("pandas", "local", needed_for="A data frame") from error
+    return DataFrame(rows)
+
+
+def _episode(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
+    verdict, failure, policy = episode.verdict, episode.failure, episode.policy
+    yield {
+        "uuid": episode.uuid,
+        "task": episode.task.task_id,
+        "split": episode.split,
+        "step": episode.step,
+        "order": episode.order,
+        "repeat": episode.repeat,
+        "status": episode.status,
+        "failed_at": failure.boundary if failure else None,
+        "failure": failure.message if failure else None,
+        "reward": episode.reward,
+        "success": verdict.success if verdict else None,
+        "reason": verdict.reason if verdict else None,
+        "calls": len(episode.calls),
+        "tool_uses": len(episode.tool_uses),
+        "sampled_tokens": episode.sampled_tokens,
+        "untrained_tokens": episode.untrained_with(outcome).total(),
+        "trained_in": outcome.step,
+        "advantage": outcome.advantage,
+        "discarded": outcome.discarded,
+        "policy_low": policy.low if policy else None,
+        "policy_high": policy.high if policy else None,
+        "forks": sum(call.fork is not None for call in episode.calls),
+        "started": episode.started,
+        "seconds": episode.ended - episode.started,
+        **_named("workflow", episode.metrics),
+        **_named("judge", verdict.metrics if verdict else {}),
+        **_named("scorer", verdict.parts if verdict else {}),
+    }
+
+
+def _named(kind: str, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {f"{kind}.{name}": number for name, number in numbers.items()}
+
+
+def _calls(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+    for call in episode.calls:
+        yield {
+            "episode": episode.uuid,
+            "call": call.index,
+            "agent": call.agent,
+            "target": call.target,
+            "trained": call.trained,
+            "parent": call.parent,
+            "fork": call.fork,
+            "finish": call.finish,
+            "error": call.error,
+            "prompt_tokens": call.prefix + len(call.suffix_ids),
+            "new_prompt_tokens": len(call.suffix_ids),
+            "reply_tokens": len(call.response_ids),
+            "logprob": float(call.logprobs.mean()) if len(call.logprobs) else None,
+            "temperature": call.temperature,
+            "said": episode.messages[call.reply].get("content") if call.reply is not None else None,
+            "started": call.started,
+            "seconds": call.ended - call.started,
+        }
+
+
+def _uses(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+    for use in episode.tool_uses:
+        yield {
+            "episode": episode.uuid,
+            "tool": use.name,
+            "arguments": dict(use.arguments),
+            "result": use.result,
+            "error": use.error or None,
+            "server": use.server or None,
+            "started": use.started,
+            "seconds": use.ended - use.started,
+        }
+
+
+def _tokens(episode: Episode) -> Iterator[dict[str, Any]]:
+    for number, timeline in enumerate(episode.timelines):
+        columns = (timeline.ids, timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)
+        for place, (token, trained, logprob, unit, version) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            yield {
+                "timeline": number,
+                "agent": timeline.agent,
+                "place": place,
+                "id": token,
+                "trained": trained,
+                "logprob": logprob if trained else None,
+                "logprob_unit": unit if trained else None,
+                "version": version if trained else None,
+            }
