@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-slow test-times check bench docs constraints clean
+.PHONY: help setup quickstart test test-fast test-slow test-times check bench gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 
 bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--against FILE": what moved)
 	$(RUN)/python scripts/bench.py $(ARGS)
+
+gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")
+	$(RUN)/python scripts/gpu_check.py $(ARGS)
 
 docs: setup ## Write the generated pages (configuration, command line)
 	$(RUN)/python -m ajet.cli.docs
