@@ -113,8 +113,7 @@ READERS = {
     "gaia": Part("ajet.task_reader.benchmarks->GaiaReader", first_key=_PUBLISHED, scorer="gaia"),
     "hotpotqa": Part("ajet.task_reader.benchmarks->HotpotQaReader", first_key=_PUBLISHED, scorer="f1"),
     "data_generation": Part(
-        later="The data_generation reader is not part of this version; write the tasks to a file and read it with "
-        "jsonl_dataset_file."
+        "ajet.task_reader.generation->GenerationReader", first_key=("document_reader.document_path", "the documents")
     ),
     "tracing": Part(
         later="The tracing reader is not part of this version; write the recorded questions to a file and read it with "

@@ -205,7 +205,6 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
     ("text", "sentence"),
     [
         ("task_reader: {type: tracing, feedback_tracing: {base_url: x, filters: [1]}}", ""),
-        ("task_reader: {type: data_generation, data_generation: {no: 1, such: 2}}", "The data_generation reader is"),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_however_many_keys_it_comes_from(tmp_path, text, sentence):

@@ -99,7 +99,7 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
     [
         ({"backbone": "trinity"}, "The trinity backbone is not part of this version"),
         ({"environment": {"sandbox": "wasm"}}, "Python compiled to WebAssembly is not part of this version"),
-        ({"task_reader": {"type": "data_generation"}}, "The data_generation reader is not part of this version"),
+        ({"task_reader": {"type": "tracing"}}, "The tracing reader is not part of this version"),
         ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),
         (
             {"backbone": "verl", "rollout": {"deterministic": True}},

@@ -584,7 +584,7 @@ def test_reasoning_gym_errors(tmp_path: Path) -> None:
 
 def test_readers_of_later_versions_refuse_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not part of this version") as caught:
-        open_reader(experiment(tmp_path, "data_generation"))
+        open_reader(experiment(tmp_path, "tracing"))
     assert "jsonl_dataset_file" in caught.value.expected
 
 

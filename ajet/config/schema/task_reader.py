@@ -6,10 +6,14 @@ from typing import Any, Literal
 
 from pydantic import SecretStr
 
-from ajet.config.schema.base import SERVE, Section, key, section
+from ajet.config.schema.base import EVERYWHERE, SERVE, Section, key, section
+from ajet.config.schema.model_judge import JudgeModel
 from ajet.config.schema.reasons import NO_VALIDATION
 
 NOT_HELD_OUT = {SERVE: NO_VALIDATION}
+UNUSED_LANGUAGES = {EVERYWHERE: "the text is taken as it stands, whatever its language"}
+UNUSED_CACHE = {EVERYWHERE: "documents are read anew each time, which takes seconds; what was generated is kept"}
+UNUSED_DATABASE = {EVERYWHERE: "embeddings are kept with what was generated, in ajet's cache"}
 
 
 class HuggingfaceDatRepo(Section):
@@ -120,11 +124,13 @@ class ReasoningGym(Section):
 class DocumentReader(Section):
     """Documents that tasks are generated from."""
 
-    document_path: list[str] = key([], "Files to read.", kind="path")
-    languages: list[str] = key(["eng"], "Languages of the documents.")
-    chunk_size: int = key(5120, "Characters of a chunk.", ge=1)
-    split_by: str = key("sentence", "Where chunks may end.")
-    cache_enabled: bool = key(True, "Keep the parsed documents.")
+    document_path: list[str] = key(
+        [], "Files or folders to read: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
+    )
+    languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
+    chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
+    split_by: str = key("sentence", "Where passages may end: sentence, paragraph, line or word.")
+    cache_enabled: bool = key(True, "Keep the parsed documents.", idle=UNUSED_CACHE)
 
 
 class QueryReader(Section):
@@ -146,10 +152,14 @@ class DeduplicationParams(Section):
     """How similar tasks are found."""
 
     similarity_threshold: float = key(0.8, "Two tasks at least this similar count as one.", ge=0, le=1)
-    db_path: str = key("./.similarity_db", "Where the embeddings are kept.")
-    model: str = key("text-embedding-v4", "Embedding model.")
-    api_key: SecretStr | None = key(None, "Its key; write `${oc.env:NAME}`.", kind="secret", training=False)
-    base_url: str | None = key(None, "Its server.")
+    db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
+    model: str = key("text-embedding-v4", "Embedding model, where `base_url` names a server.")
+    api_key: SecretStr | None = key(
+        None, "Its key; write `${oc.env:NAME}`. Null: that of OPENAI_API_KEY.", kind="secret", training=False
+    )
+    base_url: str | None = key(
+        None, "Its OpenAI-compatible server, `http://HOST:PORT/v1`; null: tasks are compared by their letters."
+    )
 
 
 class DeduplicationFilter(Section):
@@ -164,8 +174,12 @@ class DataGeneration(Section):
 
     document_reader: DocumentReader = section(DocumentReader, "Documents that tasks are generated from.")
     query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
-    task_num: int = key(10, "Tasks to generate.", ge=1)
-    llm_model: str = key("qwen-long", "Model that writes them.")
+    task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
+    models: list[JudgeModel] = key([], "Models that write them, in order: the next is asked where one does not answer.")
+    llm_model: str = key(
+        "qwen-long",
+        "The model where `models` names none, at the server that DASHSCOPE_API_KEY or OPENAI_BASE_URL names.",
+    )
     llm_response_length: int = key(8192, "Tokens of its reply, at most.", ge=1)
     num_workers: int = key(32, "Requests at the same time.", ge=1)
     sampling_params: SamplingParams = section(SamplingParams, "Sampling of the generating model.")

@@ -1,0 +1,44 @@
+"""What was generated so far, on the disk: one file of lines for one set of settings.
+
+Invariant: the name is made of all that changes what a model would write, so that a change asks anew and nothing else
+does. A line is whole or is not there; one process writes at a time, others wait and find it done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ajet.record.files import append_lines, heal, read_rows
+
+
+class Kept:
+    """Replies by number, and embeddings by text."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        told = json.dumps(about, sort_keys=True, ensure_ascii=False)
+        self.path = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:24]}.jsonl"
+
+    @contextmanager
+    def open(self) -> Iterator[Kept]:
+        """Held by this process until it is left."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            heal(self.path)
+            yield self
+
+    def rows(self) -> dict[str, Any]:
+        """What each name was answered."""
+        if not self.path.exists():
+            return {}
+        return {row["name"]: row["value"] for row in read_rows(self.path)}
+
+    def add(self, name: str, value: Any) -> None:
+        """On return it is on the disk."""
+        append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

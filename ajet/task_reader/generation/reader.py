@@ -1,0 +1,316 @@
+"""The reader `data_generation`.
+
+Invariant: validation is written from documents alone and first; a training task that is like one of it, or like an
+earlier one, is left out and counted. The same settings, documents and examples give the same tasks, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+import numpy as np
+from loguru import logger
+from pydantic import SecretStr, ValidationError
+
+from ajet.config.cache import cache_root
+from ajet.config.other_models import OPENAI, other_server, outside
+from ajet.environment.chat_model import Model
+from ajet.environment.mcp.loop import tools_loop
+from ajet.record.progress import Progress
+from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.messages import text_of
+from ajet.schema.task import Task
+from ajet.task_reader.contract import TaskSplit, require_place
+from ajet.task_reader.generation.documents import KEY, Passage, passages
+from ajet.task_reader.generation.kept import Kept
+from ajet.task_reader.generation.likeness import Vectors, by_letters, first_of_each, normed
+from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+T = TypeVar("T")
+SECTION = "ajet.task_reader.data_generation"
+A_CALL = 10
+"""Questions that are asked of a passage at once."""
+EXAMPLES = 3
+ROUNDS = 3
+"""How often the missing ones are asked for, where what was written was left out."""
+EMBEDDED_AT_ONCE = 64
+Ask = tuple[str, str, int, Passage | None]
+"""Its name, prompt and number of tasks, and the passage that it is about."""
+
+
+class GenerationReader:
+    """`task_num` tasks for each split, as far as there are documents and examples for it."""
+
+    judge = None
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._settings = experiment.ajet.task_reader.data_generation
+        self._passages: list[Passage] | None = None
+        self._examples: list[tuple[str, str]] | None = None
+        self._read: dict[TaskSplit, list[Task]] = {}
+
+    def has(self, split: TaskSplit) -> bool:
+        """Validation is made of documents; training of documents, of examples, or of both."""
+        return bool(self._settings.document_reader.document_path) or (split == "train" and self._has_examples())
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Write them, or read what was written. Raises TaskError, MissingExtra, UserError."""
+        if not self.has(split):
+            raise TaskError(
+                f"There is nothing to write {split} tasks from.",
+                where=f"{SECTION}.document_reader.document_path",
+                expected="documents" + (", or example tasks by query_reader" if split == "train" else ""),
+            )
+        if split not in self._read:
+            with self._kept().open() as kept:
+                self._read[split] = self._written(split, kept)
+        return self._read[split]
+
+    def _written(self, split: TaskSplit, kept: Kept) -> list[Task]:
+        rows = kept.rows()
+        settings = self._settings
+        writer = Writer(
+            self._models(),
+            temperature=settings.sampling_params.temperature,
+            tokens=settings.llm_response_length,
+            at_once=settings.num_workers,
+        )
+        held_out: list[Task] = []
+        if split == "train" and self.has("validation"):
+            held_out = self._read.get("validation") or self._written("validation", kept)
+            self._read["validation"] = held_out
+            rows = kept.rows()
+        tasks: list[Task] = []
+        found: list[tuple[Written, Passage | None]] = []
+        with Progress() as progress, progress.bar(f"writing {split} tasks", settings.task_num, "tasks") as bar:
+            for turn in range(ROUNDS):
+                missing = settings.task_num - len(tasks)
+                if missing <= 0:
+                    break
+                asks = self._asks(split, turn, missing, [each.query for each, _ in found])
+                replies = _on_loop(self._ask(writer, asks, kept, rows))
+                new = [(one, ask[3]) for ask, reply in zip(asks, replies, strict=True) for one in reply]
+                found += new
+                before = len(tasks)
+                tasks = self._distinct(split, found, held_out, kept, rows)[: settings.task_num]
+                bar.advance(len(tasks) - before)
+                if not new:
+                    break
+        self._tell(split, tasks, found, writer)
+        if not tasks:
+            raise TaskError(
+                f"Nothing that was written is a {split} task.",
+                where=SECTION,
+                expected='replies of the form {"tasks": [{"query": …, "answer": …}]}',
+                do="name a more capable model, or give it more tokens (llm_response_length)",
+            )
+        return tasks
+
+    def _asks(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[Ask]:
+        draw = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
+        found, examples, settings = self._all_passages(), self._all_examples(), self._settings
+        if split == "train" and examples:
+            asks: list[Ask] = []
+            for number in range(missing):
+                shown = draw.sample(examples, min(EXAMPLES, len(examples)))
+                passage = draw.choice(found) if found else None
+                prompt = variation_prompt(
+                    shown, passage.text if passage else "", 1, turn * settings.task_num + number + 1
+                )
+                asks.append((f"train {turn} {number}", prompt, 1, passage))
+            return asks
+        order = list(found)
+        draw.shuffle(order)
+        chosen = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
+        return [
+            (f"{split} {turn} {number}", knowledge_prompt(passage.text, A_CALL, number + 1, before), A_CALL, passage)
+            for number, passage in enumerate(chosen)
+        ]
+
+    async def _ask(self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any]) -> list[list[Written]]:
+        async def one(name: str, prompt: str, count: int) -> list[Written]:
+            if name not in rows:
+                told = await writer.ask(prompt, count)
+                rows[name] = [[each.query, each.answer] for each in told]
+                await asyncio.to_thread(kept.add, name, rows[name])
+            return [Written(*each) for each in rows[name]]
+
+        return await _all_of([one(name, prompt, count) for name, prompt, count, _ in asks])
+
+    def _distinct(
+        self, split: TaskSplit, found: Sequence[tuple[Written, Passage | None]], held_out: Sequence[Task], kept: Kept,
+        rows: dict[str, Any],
+    ) -> list[Task]:  # fmt: skip
+        shown = {query for query, _ in self._all_examples()}
+        found = [each for each in found if each[0].query not in shown]
+        if self._settings.deduplication_filter.enabled and found:
+            threshold = self._settings.deduplication_filter.params.similarity_threshold
+            known = self._vectors([task.main_query for task in held_out], kept, rows) if held_out else None
+            vectors = self._vectors([each.query for each, _ in found], kept, rows)
+            found = [found[place] for place in first_of_each(vectors, threshold, known)]
+        return [_task(split, number, *each) for number, each in enumerate(found)]
+
+    def _vectors(self, texts: Sequence[str], kept: Kept, rows: dict[str, Any]) -> Vectors:
+        params = self._settings.deduplication_filter.params
+        if params.base_url is None:
+            return by_letters(texts)
+        names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
+        new = [text for text, name in names.items() if name not in rows]
+        for start in range(0, len(new), EMBEDDED_AT_ONCE):
+            part = new[start : start + EMBEDDED_AT_ONCE]
+            for text, vector in zip(part, _embedded(part, params), strict=True):
+                rows[names[text]] = vector
+                kept.add(names[text], vector)
+        return normed(np.asarray([rows[names[text]] for text in texts], np.float32))
+
+    def _all_passages(self) -> list[Passage]:
+        if self._passages is None:
+            reader = self._settings.document_reader
+            files = [require_place(path, self._experiment.base, key=KEY) for path in reader.document_path]
+            whole = [each for file in files for each in (sorted(file.rglob("*.*")) if file.is_dir() else [file])]
+            self._passages = [
+                passage
+                for file in whole
+                if file.is_file()
+                for passage in passages(file, size=reader.chunk_size, split_by=reader.split_by)
+            ]
+        return self._passages
+
+    def _has_examples(self) -> bool:
+        query = self._settings.query_reader
+        named = {
+            "jsonl_dataset_file": query.jsonl_dataset_file.training.file_path,
+            "huggingface_dat_repo": query.huggingface_dat_repo.dataset_path,
+            "env_service": query.env_service.env_url,
+        }
+        if query.type not in named:
+            raise TaskError(
+                f"Example tasks are not read by {query.type}.",
+                where=f"{SECTION}.query_reader.type",
+                expected=", ".join(named),
+            )
+        return bool(named[query.type])
+
+    def _all_examples(self) -> list[tuple[str, str]]:
+        if self._examples is None:
+            self._examples = []
+            if self._has_examples():
+                from ajet.task_reader.registry import open_reader
+
+                query, reader = self._settings.query_reader, self._experiment.ajet.task_reader
+                sections = {name: getattr(query, name) for name in type(query).model_fields}
+                ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
+                tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
+                self._examples = [(_question(task), str(task.metadata.get("answer") or "")) for task in tasks]
+        return self._examples
+
+    def _models(self) -> list[Model]:
+        settings = self._settings
+        server = other_server() if not settings.models else None
+        named = (
+            [(server.base_url, settings.llm_model, key) for key in server.keys]
+            if server
+            else [
+                (each.base_url or outside("OPENAI_BASE_URL") or OPENAI, each.model, outside(each.api_key_env))
+                for each in settings.models
+            ]
+        )
+        try:
+            return [Model(base_url=url, model=model, api_key=SecretStr(key)) for url, model, key in named]
+        except ValidationError as problem:
+            raise ConfigError(
+                f"A model that writes tasks cannot be asked: {problem.errors()[0]['msg']}.",
+                where=f"{SECTION}.models",
+                expected="each with model, base_url (http://HOST:PORT/v1) and api_key_env",
+            ) from None
+
+    def _kept(self) -> Kept:
+        settings = self._settings
+        dedup = settings.deduplication_filter.params
+        about: Mapping[str, Any] = {
+            "form": FORM,
+            "models": [(model.base_url, model.model) for model in self._models()],
+            "temperature": settings.sampling_params.temperature,
+            "tokens": settings.llm_response_length,
+            "tasks": settings.task_num,
+            "seed": self._experiment.ajet.seed,
+            "passages": [(passage.source, passage.text) for passage in self._all_passages()],
+            "examples": self._all_examples(),
+            "alike": [settings.deduplication_filter.enabled, dedup.similarity_threshold, dedup.base_url, dedup.model],
+        }
+        return Kept(cache_root() / "generated", about)
+
+    def _tell(
+        self, split: TaskSplit, tasks: Sequence[Task], found: Sequence[tuple[Written, Passage | None]], writer: Writer
+    ) -> None:
+        cost, left = writer.cost, len(found) - len(tasks)
+        spent = (
+            f"{cost.calls} requests, {cost.prompt_tokens:,} + {cost.reply_tokens:,} tokens" if cost.calls else "kept"
+        )
+        logger.info(
+            "{} {} tasks by {} ({}); {} left out as too alike, {} replies could not be read",
+            len(tasks), split, writer.models[0].model, spent, left, cost.unreadable,
+        )  # fmt: skip
+        if len(tasks) < self._settings.task_num:
+            logger.warning(
+                "{} of {} {} tasks could be written: more documents or examples, a higher temperature or a higher "
+                "similarity_threshold give more",
+                len(tasks), self._settings.task_num, split,
+            )  # fmt: skip
+
+
+def _task(split: TaskSplit, number: int, one: Written, passage: Passage | None) -> Task:
+    told = {"answer": one.answer} if one.answer else {}
+    about = {"source": passage.source, "related_doc": passage.text} if passage else {}
+    return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**told, **about})
+
+
+def _question(task: Task) -> str:
+    return task.main_query if not task.init_messages else text_of(task.init_messages[-1]["content"])
+
+
+def _embedded(texts: Sequence[str], params: Any) -> list[list[float]]:
+    key = params.api_key.get_secret_value() if params.api_key else outside("OPENAI_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = {"model": params.model, "input": list(texts)}
+    where = f"{SECTION}.deduplication_filter.params"
+    try:
+        reply = httpx.post(f"{params.base_url.rstrip('/')}/embeddings", json=body, headers=headers, timeout=120)
+        reply.raise_for_status()
+        rows = sorted(reply.json()["data"], key=lambda row: row["index"])
+        return [[float(number) for number in row["embedding"]] for row in rows]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as problem:
+        raise TaskError(
+            f"{params.model} gives no embeddings: {type(problem).__name__}",
+            where=where,
+            expected="an OpenAI-compatible server with /embeddings",
+            do="mend base_url, or leave it out: tasks are then compared by their letters",
+        ) from None
+
+
+async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:
+    """In their order. The first failure ends it, after those under way have been kept."""
+    found = await asyncio.gather(*asks, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in found if not isinstance(each, BaseException)]
+
+
+def _on_loop(work: Coroutine[Any, Any, T]) -> T:
+    asked = asyncio.run_coroutine_threadsafe(work, tools_loop())
+    try:
+        return asked.result()
+    except BaseException:
+        asked.cancel()
+        raise

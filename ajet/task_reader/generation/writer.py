@@ -1,0 +1,139 @@
+"""What a model is asked to write, and what it wrote.
+
+Invariant: documents and examples stand between marks that nothing in them can close; a reply is a list of tasks as a
+whole or it is none. A model that does not answer is asked again, then the next one is; where none answers that is a
+TaskError, and what was written before is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet.environment.chat_model import Model, NoAnswer, completion
+from ajet.schema.errors import TaskError
+
+FORM = 1
+"""Of the prompts: grows where the same is asked otherwise."""
+AGAIN = 3
+"""Further requests to a model that does not answer."""
+TIMEOUT_S = 300.0
+SHAPE = (
+    'Reply with one JSON object and nothing else: {"tasks": [{"query": "…", "answer": "…"}]}, with exactly %d in the '
+    "list. An answer is as short as it can be."
+)
+KNOWLEDGE = (
+    "Write %d questions that the passage answers. Each names what it is about, so that somebody who knows the subject "
+    "understands it without the passage, and has one right answer, which stands in the passage. No two ask the same."
+)
+VARIATION = (
+    "Write %d new tasks of the kind of the examples: the same form, the same difficulty, another content. None repeats "
+    "an example."
+)
+SET = "This is set number %d; it differs from every other set."
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A task as the model wrote it."""
+
+    query: str
+    answer: str
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of all requests of one reading."""
+
+    calls: int = 0
+    unreadable: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+
+
+def knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
+    """Questions on a passage; `number`: of the request, so that no two are the same; `before`: those that were asked
+    already."""
+    asked = "\n\nAsked already, not to be asked again:\n" + marked("\n".join(before)) if before else ""
+    told = f"{KNOWLEDGE % count} {SET % number}"
+    return f"{told}\n\nThe passage:\n{marked(passage)}{asked}\n\n{SHAPE % count}"
+
+
+def variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: int, number: int) -> str:
+    """Tasks like the examples (query, answer), on the subject of the passage, if there is one; `number`: as above."""
+    shown = "\n\n".join(
+        f"Example {number}:\n{marked(query)}" + (f"\nIts answer:\n{marked(answer)}" if answer else "")
+        for number, (query, answer) in enumerate(examples, 1)
+    )
+    about = f"\n\nTheir content comes from this passage:\n{marked(passage)}" if passage else ""
+    return f"{VARIATION % count} {SET % number}\n\n{shown}{about}\n\n{SHAPE % count}"
+
+
+def marked(text: str) -> str:
+    """Between marks that it cannot hold, for they are made of it."""
+    mark = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"<text-{mark}>\n{text}\n</text-{mark}>"
+
+
+def written(reply: str, count: int) -> list[Written] | None:
+    """The tasks of a reply, `count` at most; None where it is none."""
+    start = reply.find("{")
+    if start < 0:
+        return None
+    try:
+        told: Any = json.JSONDecoder().raw_decode(reply, start)[0]
+        found = [Written(str(each["query"]).strip(), _short(each.get("answer"))) for each in told["tasks"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    good = [each for each in found if each.query]
+    return good[:count] or None
+
+
+def _short(answer: Any) -> str:
+    return "" if answer is None else str(answer).strip()
+
+
+class Writer:
+    """Asks on the tools' loop, at most `at_once` questions at a time."""
+
+    def __init__(self, models: Sequence[Model], *, temperature: float, tokens: int, at_once: int) -> None:
+        self.models, self.cost = models, Cost()
+        self._settings = {"temperature": temperature, "max_tokens": tokens}
+        self._free = asyncio.Semaphore(at_once)
+
+    async def ask(self, prompt: str, count: int) -> list[Written]:
+        """[] where no reply could be read. Raises TaskError where no model answers."""
+        async with self._free:
+            return await self._asked(prompt, count)
+
+    async def _asked(self, prompt: str, count: int) -> list[Written]:
+        problems = []
+        for model in self.models:
+            for number in range(AGAIN + 1):
+                body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
+                self.cost.calls += 1
+                try:
+                    answer = await completion(model, body, TIMEOUT_S)
+                except NoAnswer as problem:
+                    if problem.again and number < AGAIN:
+                        await asyncio.sleep(max(problem.after, 2.0**number))
+                        continue
+                    problems.append(f"{model.model} at {model.place}: {problem}")
+                    break
+                self.cost.prompt_tokens += answer.prompt_tokens
+                self.cost.reply_tokens += answer.reply_tokens
+                if (found := written(answer.text, count)) is not None:
+                    return found
+                self.cost.unreadable += 1
+                break
+        if len(problems) == len(self.models):
+            raise TaskError(
+                f"No model writes tasks: {'; '.join(problems)}",
+                where="ajet.task_reader.data_generation",
+                do="mend the server or name another; what was written so far is kept, and nothing of it is asked again",
+            )
+        return []
