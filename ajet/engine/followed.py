@@ -1,18 +1,19 @@
 """A TokenEngine whose weights are those of a trainer elsewhere, taken from the checkpoint folders that it writes.
 
 Invariant: it samples with a folder's weights as a whole or with the ones from before: every tensor is found, and the
-file held open, before the first is written. What runs meanwhile goes on with the new ones, and each token says which
-version sampled it.
+file held open, before the first is written, and a checkpoint's files have the digests that were written with them.
+What runs meanwhile goes on with the new ones, and each token says which version sampled it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.sampler import machine_of, open_sampler, transformers_engine
+from ajet.record.checkpoint import STATE, digest_of, look_at, step_of
 from ajet.schema.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class _Vllm:
 @contextmanager
 def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) -> Iterator[Iterator[tuple[str, Any]]]:
     """Within the block the tensors of a model in Hugging Face layout, one at a time, though the folder be removed.
-    `wanted`: by name, of this shape; None: all. Raises FileNotFoundError; UserError where one is missing or another."""
+    `wanted`: by name, of this shape; None: all. Raises FileNotFoundError, also where not all of it is there yet;
+    UserError where one is missing or another, or is not what was written."""
     from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
@@ -104,7 +106,9 @@ def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) ->
         try:
             opened = [held.enter_context(safe_open(file, framework="pt")) for file in files]
         except SafetensorError as error:
+            _require_written(folder, files)
             raise UserError(f"The weights in {folder} cannot be read: {error}", where=str(folder)) from error
+        _require_written(folder, files)
         place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
         for name, shape in (wanted or {}).items():
             if name not in place or tuple(place[name].get_slice(name).get_shape()) != shape:
@@ -115,3 +119,21 @@ def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) ->
                 )
         names = place if wanted is None else wanted
         yield ((name, place[name].get_tensor(name)) for name in names)
+
+
+def _require_written(folder: Path, files: Iterable[Path]) -> None:
+    """That the weights of a checkpoint are those that were written; a folder that is none passes. Sizes first: a copy
+    that is still being made is not there yet, one of the right sizes and other bytes is damaged."""
+    if not (folder / STATE).exists() and step_of(folder) < 0:
+        return
+    found = look_at(folder)
+    if isinstance(found, str):
+        raise FileNotFoundError(f"{folder}: {found}")
+    wrong = [each.name for each in files if found.digests.get(each.name, "") not in ("", digest_of(each))]
+    if wrong:
+        raise UserError(
+            f"The announced weights are damaged: {', '.join(wrong)} in {folder} is not what the trainer wrote.",
+            where=str(folder),
+            expected="the bytes whose digests stand in state.json",
+            do="copy the checkpoint anew, or look at the disk; nothing was sampled with these weights",
+        )

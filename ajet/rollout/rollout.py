@@ -76,9 +76,8 @@ class Rollout:
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
         self._shared: Slots | None = None
-        self._beside: set[Future[Group]] = set()
-        self._groups: set[GroupPlay] = set()
-        """Those of `play_group`; on the rollout's loop."""
+        self._beside: dict[Future[Group], list[GroupPlay]] = {}
+        """What `play_group` plays, with its group once that is made; the groups are the loop's."""
         self._closed = False
         self.tally = Tally()
         """What the last play came to."""
@@ -167,11 +166,19 @@ class Rollout:
         if self._closed:
             raise RuntimeError("the rollout is closed")
         left = [repeat for repeat in range(repeats) if repeat not in over]
-        alone = self._alone(order, task, step, split, left, repeats, on_end)
+        made: list[GroupPlay] = []
+        alone = self._alone(made, order, task, step, split, left, repeats, on_end)
         played = asyncio.run_coroutine_threadsafe(alone, self._loop)
-        self._beside.add(played)
-        played.add_done_callback(self._beside.discard)
+        self._beside[played] = made
+        played.add_done_callback(lambda played: self._beside.pop(played, None))
         return played
+
+    def stop_group(self, played: Future[Group]) -> None:
+        """Abort what still runs of a group that `play_group` began and nobody wants any more: it closes with what
+        there is. A no-op for one that has closed."""
+        made = self._beside.get(played)
+        if made is not None:  # a second turn of the loop: by then a group that was just asked for is made
+            self._loop.call_soon_threadsafe(self._loop.call_soon, _stop, made)
 
     def close(self) -> None:
         """Abort what runs and release threads and processes, promptly. Idempotent."""
@@ -181,7 +188,8 @@ class Rollout:
         for play, conducted in list(self._plays.items()):
             self._loop.call_soon_threadsafe(play.stop, "interrupted")
             _wait(conducted)
-        self._loop.call_soon_threadsafe(self._stop_groups)
+        for played in list(self._beside):
+            self.stop_group(played)
         for played in list(self._beside):
             _wait(played)
         self._attempts.stop()
@@ -228,6 +236,7 @@ class Rollout:
 
     async def _alone(
         self,
+        made: list[GroupPlay],
         order: int,
         task: Task,
         step: int,
@@ -255,19 +264,14 @@ class Rollout:
         runs = [
             asyncio.ensure_future(self._episode(play, group, self._shared, e, sampling, on_end)) for e in identities
         ]
-        self._groups.add(group)
+        made.append(group)
         try:
             with rare_collections():
                 await asyncio.gather(*runs)
         finally:
-            self._groups.discard(group)
             for run in runs:
                 run.cancel()
         return await closed
-
-    def _stop_groups(self) -> None:
-        for group in self._groups:
-            group.stop("interrupted")
 
     async def _episode(
         self,
@@ -386,6 +390,11 @@ def _end(play: Play, future: Future[None]) -> None:
         play.events.put(problem)
     elif future.cancelled():
         play.events.put(None)
+
+
+def _stop(groups: list[GroupPlay]) -> None:
+    for group in groups:
+        group.stop("interrupted")
 
 
 def _wait(future: Future[Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -95,7 +95,8 @@ def _played(
     """Play with one engine. Answers the policy to go on with, where another engine is needed for it."""
     from ajet.backbone.following import FollowingBackbone
 
-    with assemble(experiment, run_id=announced.policy.run, opens=FollowingBackbone) as parts:
+    run = announced.policy.run
+    with assemble(experiment, run_id=run, opens=FollowingBackbone) as parts, ExitStack() as given_back:
         tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
         Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
         sampler = Sampler(
@@ -108,8 +109,9 @@ def _played(
             per_minute=options.per_minute,
             renew_every=options.lease_seconds / 4,
         )
-        logger.info("{} plays for run {} in {}", name, announced.policy.run[:8], options.store.shown)
+        logger.info("{} plays for run {} in {}", name, run[:8], options.store.shown)
         grace = options.grace
+        given_back.callback(sampler.release)  # after drain there is nothing left to
         try:
             sampler.play(interrupts)
             grace = 0.0  # what the trainer no longer wants

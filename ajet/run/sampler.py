@@ -2,8 +2,9 @@
 
 Invariants: an attempt that has ended by itself is put before anything else is done with it, and none that was cut
 short ever is; a group is closed once all its attempts are put; what is not finished is given back with what was put of
-it, or, where this process is killed, ends with its lease: either way another sampler plays the rest. Nothing is leased
-that the trainer does not want yet (`Policy.below`), so how old a group can get is bounded before it is begun.
+it, whatever ended the sampler, or, where this process is killed, ends with its lease: either way another sampler plays
+the rest. What was lost to another is not played on. Nothing is leased that the trainer does not want yet
+(`Policy.below`), so how old a group can get is bounded before it is begun.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from loguru import logger
 from ajet.record.console import counted
 from ajet.run.terms import BEGAN, OVER
 from ajet.schema.episode import Episode, Group
-from ajet.store import Kept, Lease, LeaseLost
+from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
@@ -49,6 +50,8 @@ class UnderWay:
     lease: Lease
     left: int
     """Attempts that have not ended."""
+    playing: Future[Group] | None = None
+    """None: all of it was played before."""
     held: list[Kept] = field(default_factory=list)
     """Attempts that are put with the group, since they are compared with each other."""
 
@@ -120,11 +123,22 @@ class Sampler:
                     self._take_in(min(LOOK, left))
         finally:
             self._take_in(0.0)
-            for order in list(self._under_way):
-                with self._unless_lost(order):
-                    self._store.give_back([self._under_way[order].lease])
-                    del self._under_way[order]
-                    self.played.given_back += 1
+            self._give_back()
+
+    def release(self) -> None:
+        """After an error: give back at once what is under way, so that nobody waits until its leases end. A store that
+        cannot be asked, which may be the error itself, is no further one."""
+        try:
+            self._give_back()
+        except CANNOT_NOW as problem:
+            logger.warning("{} not given back, they end with their leases: {}", len(self._under_way), problem)
+
+    def _give_back(self) -> None:
+        for order in list(self._under_way):
+            with self._unless_lost(order):
+                self._store.give_back([self._under_way[order].lease])
+                del self._under_way[order]
+                self.played.given_back += 1
 
     def _over(self) -> bool:
         return self._policy is not None and bool(self._policy.told.get(OVER))
@@ -181,8 +195,10 @@ class Sampler:
         self._store.join("sampler", self._name, told)
         try:
             self._store.renew([each.lease for each in self._under_way.values()])
-        except LeaseLost as lost:
-            logger.warning("{}; another sampler plays on", lost)  # to put is refused, too: it is left out then
+        except LeaseLost:
+            for order in list(self._under_way):  # which of them, and what is played of those for nobody
+                with self._unless_lost(order):
+                    self._store.renew([self._under_way[order].lease])
 
     def _begin(self, policy: Policy) -> None:
         while sum(each.left for each in self._under_way.values()) < self._most:
@@ -211,6 +227,7 @@ class Sampler:
             over=over,
             on_end=lambda episode: self._events.put((lease, episode)),
         )
+        self._under_way[order].playing = group
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
     def _take_in(self, timeout: float) -> None:
@@ -259,5 +276,7 @@ class Sampler:
             yield
         except LeaseLost as lost:
             logger.warning("{}: what was played of it here is left out", lost)
-            self._under_way.pop(order, None)
+            each = self._under_way.pop(order, None)
+            if each is not None and each.playing is not None:
+                self._parts.rollout.stop_group(each.playing)
             self.played.lost += 1

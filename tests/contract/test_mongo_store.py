@@ -126,14 +126,11 @@ def test_a_kill_between_many_more_operations_loses_nothing(mongod: Mongod) -> No
     assert at > 60
 
 
-def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+def cut_once(asked: Any) -> Any:
+    """Each operation is done, its answer is lost, and it is asked again."""
     from pymongo.errors import AutoReconnect
 
-    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
-    asked = connection.Connection._asked
-
-    def cut_once(self: Any, operation: Any, base: Any) -> Any:
-        """Each operation is done, its answer is lost, and it is asked again."""
+    def cut(self: Any, operation: Any, base: Any) -> Any:
         tries = iter([True])
 
         def one(base: Any) -> Any:
@@ -144,7 +141,12 @@ def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: 
 
         return asked(self, one, base)
 
-    monkeypatch.setattr(connection.Connection, "_asked", cut_once)
+    return cut
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(connection.Connection, "_asked", cut_once(connection.Connection._asked))
     played = Played(mongod.empty())
     store = played.open()
     played.step(store, 1, 2)
@@ -156,6 +158,21 @@ def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: 
     store.give_back(store.lease(1))
     assert [(each.leased, each.waiting) for each in [store.depths()]] == [(0, 1)]
     played.step(played.open(), 3, 2)
+
+
+def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(
+    mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
+    store = open_shared(mongod.empty(), rolls=True, max_attempts=1)
+    (mine,) = store.lease(1)
+    monkeypatch.setattr(connection.Connection, "_asked", cut_once(connection.Connection._asked))
+    store.fail(mine, "no")
+    assert [each.reasons for each in store.dead()] == [("no",)]
+    store.revive(0)
+    (again,) = store.lease(1)
+    store.close(again)
+    assert (again.order, store.depths().closed, store.dead()) == (0, 1, [])
 
 
 @pytest.mark.parametrize(

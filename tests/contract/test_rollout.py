@@ -327,6 +327,20 @@ def test_the_algorithm_says_what_is_useful(algorithm, kept):
         assert [group.order for group in made.play(2)] == kept
 
 
+def test_a_group_that_nobody_wants_any_more_ends_and_no_other() -> None:
+    """At once too: before it was even made."""
+    with stage(flows.HangsAwaiting, num_repeat=2, max_env_worker=8) as made:
+        unwanted, wanted, at_once = (
+            made.rollout.play_group(order, task, step=1, split="train", repeats=2) for order, task in tasks(3)
+        )
+        made.rollout.stop_group(at_once)
+        made.rollout.stop_group(unwanted)
+        for stopped in (unwanted, at_once):
+            assert [episode.status for episode in stopped.result(60).episodes] == ["aborted"] * 2
+        assert not wanted.done()
+        made.rollout.stop_group(unwanted)  # over: nothing is left to end
+
+
 # checks
 
 

@@ -14,6 +14,7 @@ import pytest
 from ajet.run import sampler as module
 from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
 from ajet.store import Policy, SharedStore, open_shared, sqlite_store
 from tests.record_fixtures import episode
 
@@ -23,10 +24,14 @@ class Rollout:
 
     def __init__(self) -> None:
         self.begun: list[tuple[set[int], Callable[[Episode], None], Future[Any]]] = []
+        self.stopped: list[Future[Any]] = []
 
     def play_group(self, order: int, task: object, *, over: set[int], on_end: Any, **about: Any) -> Future[Any]:
         self.begun.append((set(over), on_end, Future()))
         return self.begun[-1][2]
+
+    def stop_group(self, played: Future[Any]) -> None:
+        self.stopped.append(played)
 
 
 class Weights:
@@ -75,6 +80,7 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     sampler._look()
     (over, second, second_group) = rollout.begun[1]
     assert sampler.played.lost == 1 and over == set()
+    assert rollout.stopped == [first_group], "what nobody wants is not played on"
     first(episode("late", order=0, repeat=1))
     first_group.set_result(None)
     sampler._take_in(0.0)
@@ -119,3 +125,41 @@ def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_
         else:
             sampler._look()
         later.disconnect()
+
+
+def test_what_a_sign_of_life_finds_lost_is_not_played_on(
+    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
+    sampler._renew_every, sampler._most = -1.0, 4
+    ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
+    sampler._look()
+    first, second = (sampler._under_way[order].lease for order in (0, 1))
+    now[0] += 100.0
+    sampler._store.renew([second])
+    now[0] += 100.0
+    (taken,) = ledger.lease(1)
+    assert taken.order == first.order, "its lease had ended"
+    sampler._renew()
+    assert rollout.stopped == [rollout.begun[0][2]] and list(sampler._under_way) == [second.order]
+    assert sampler.played.lost == 1
+
+
+def test_after_an_error_what_was_leased_is_to_be_had_at_once(
+    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    sampler._look()
+    assert ledger.depths().leased == 1
+    give_back = sampler._store.give_back
+
+    def down(leases: Any) -> None:
+        raise UserError("The store does not answer.")
+
+    monkeypatch.setattr(sampler._store, "give_back", down)
+    sampler.release()
+    assert ledger.depths().leased == 1, "and no second error hides the first"
+    monkeypatch.setattr(sampler._store, "give_back", give_back)
+    sampler.release()
+    assert (ledger.depths().leased, ledger.depths().waiting, sampler.played.given_back) == (0, 1, 1)

@@ -131,7 +131,7 @@ class MongoStore:
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
-        if not self._change(changes.held(lease), [{"$set": {"status": CLOSED, "whole": True}}], done=CLOSED):
+        if not self._change(changes.held(lease), [{"$set": {"status": CLOSED, "whole": True}}], done=(CLOSED, OVER)):
             raise _lost(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
@@ -158,7 +158,7 @@ class MongoStore:
     def give_back(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
         for lease in leases:
-            if not self._change(changes.held(lease), [{"$set": {"status": WAITING}}], done=WAITING):
+            if not self._change(changes.held(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
                 raise _lost(lease)
 
     def commit(self) -> dict[str, Any]:
@@ -198,7 +198,8 @@ class MongoStore:
 
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
-        if not self._change(changes.held(lease), changes.failed(self._redact(reason), self._most), done=WAITING):
+        failed = changes.failed(self._redact(reason), self._most)
+        if not self._change(changes.held(lease), failed, done=(WAITING, DEAD)):
             raise _lost(lease)
 
     def dead(self) -> list[Dead]:
@@ -208,7 +209,8 @@ class MongoStore:
 
     def revive(self, order: int) -> None:
         """See the contract."""
-        if not self._change({"_id": order, "status": DEAD}, [{"$set": {"status": WAITING, "reasons": []}}]):
+        again = [{"$set": {"status": WAITING, "reasons": []}}]
+        if not self._change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
             raise LeaseLost(f"position {order} is not dead")
 
     def announce(self, policy: Policy) -> None:
@@ -487,9 +489,9 @@ class MongoStore:
             for record in self._find(RECORD, {"_id": {"$in": list(uuids)}})
         }
 
-    def _change(self, wanted: Document, change: changes.Update, *, done: str = "") -> bool:
-        """Change a position; whether it was so. `done`: the state in which it is where this was done already, by a
-        try whose answer was lost."""
+    def _change(self, wanted: Document, change: changes.Update, *, done: Sequence[str] = ()) -> bool:
+        """Change a position; whether it was so. `done`: the states in which it can be where this was done already, by
+        a try whose answer was lost."""
         tries = 0
 
         def once(base: Database[dict[str, Any]]) -> bool:
@@ -497,7 +499,7 @@ class MongoStore:
             tries += 1
             if base[TASK].update_one(wanted, change).matched_count:
                 return True
-            return tries > 1 and base[TASK].find_one({**wanted, "status": done}) is not None
+            return tries > 1 and base[TASK].find_one({**wanted, "status": {"$in": list(done)}}) is not None
 
         return self._link.ask(once)
 
