@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -53,6 +53,8 @@ class Trained:
     """Orders of the groups that no batch takes."""
     waiting: Sequence[int] = ()
     """Orders of tasks that were begun and are in no step yet."""
+    given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """By order, those that samplers failed at until they were given out no more, and why each attempt failed."""
 
     def newest(self, episode: Episode) -> int:
         """The latest policy version that can have sampled it: what no update used may have ended after this one."""

@@ -36,6 +36,8 @@ LOOK = 0.25
 """Seconds between two looks for closed groups."""
 BACKLOG = 2
 """Batches that may be played ahead where no staleness is too much."""
+LONGEST_REASON = 300
+"""Characters of why an attempt failed."""
 TOLD_EVERY = 30.0
 """Seconds between two signs of life, and between two lines that say what is waited for."""
 
@@ -60,6 +62,8 @@ class FromStore:
         self._told = 0.0
         self._held: dict[int, Group] = {}
         """Closed ones that were read."""
+        self._given_up: set[int] = set()
+        """Positions of which that was said."""
 
     def open(self, parts: Parts, run: RunDirectory, tasks: TaskOrder, at: Mapping[str, Any] | None) -> SharedStore:
         """Raises UserError."""
@@ -121,7 +125,17 @@ class FromStore:
         self._on_first(episodes_of(groups))
         self._on_first = lambda episodes: None
         refuse_if_all_failed(episodes_of(groups), training.step + 1)
-        learn(training, groups, interrupts, began=began, unused={"stale": stale})
+        given_up = self._dead(tasks)
+        learn(training, groups, interrupts, began=began, unused={"stale": stale}, given_up=given_up)
+
+    def _dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
+        """Positions that are given out no more, with what went wrong each time."""
+        dead = {each.order: [why[:LONGEST_REASON] for why in each.reasons] for each in self._store.dead()}
+        for order in dead.keys() - self._given_up:
+            name, why = tasks.task(order).task_id, dead[order]
+            logger.warning("task {} (position {}) is given up after {} attempts: {}", name, order, len(why), why[-1])
+        self._given_up |= dead.keys()
+        return dead
 
     def _read(self, tasks: TaskOrder) -> None:
         for lease in self._store.closed(but=self._held.keys()):

@@ -7,7 +7,7 @@ outcomes are on the disk before the row of metrics that counts them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import staleness_metrics
 from ajet.backbone.runner import OnStep, Trained
@@ -46,7 +46,10 @@ def conclude(
     metrics |= trained.numbers
     run.episodes.write(step, "train", [*episodes, *others], outcomes)
     on_step(step, total, metrics)
-    ahead = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
-    run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **ahead)
+    more: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
+    if trained.given_up:
+        more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
+        metrics["train/given_up"] = len(trained.given_up)
+    run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
     gaming.look(episodes, step)
     return metrics

@@ -32,10 +32,15 @@ if TYPE_CHECKING:
     from ajet.record.episodes import EpisodeFiles
 
 
+GIVEN_UP_SHOWN = 5
+"""Positions that are named when a run ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that the
-    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped."""
+    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped, and those that it
+    says were `given_up` are counted as that."""
 
     trained: int
     skipped: int
@@ -44,6 +49,8 @@ class Tally:
     forked: int
     held_out_failed: int = 0
     """Failed attempts of all validations."""
+    given_up: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    """Positions that samplers failed at again and again, with what went wrong each time."""
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
@@ -51,29 +58,33 @@ class Tally:
         seen = Counter[int]()
         unused: set[int] = set()
         ahead: set[int] = set()
+        dead: dict[int, tuple[str, ...]] = {}
         failed = forked = held_out = 0
         for row in rows:
             seen.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
             if "tasks" in row:
                 ahead = set(row.get("waiting", ()))  # of the newest step
+                dead = {int(order): tuple(why) for order, why in row.get("given_up", {}).items()}
             failed += int(row.get("train/failed", 0))
             forked += int(row.get("train/forks", 0))
             held_out += int(row.get("validation/failed", 0))
         expected = max({*seen, *unused}, default=-1) + 1
         return cls(
             trained=len(seen),
-            skipped=len({*range(expected)} - {*seen, *unused, *ahead}),
+            skipped=len({*range(expected)} - {*seen, *unused, *ahead, *dead}),
             doubled=sum(count - 1 for count in seen.values()),
             failed=failed,
             forked=forked,
             held_out_failed=held_out,
+            given_up=tuple(sorted(dead.items())),
         )
 
     def line(self) -> str:
         """One line for the person."""
+        given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
-            f"{counted(self.trained, 'task')} trained, {self.skipped} skipped, {self.doubled} doubled; "
+            f"{counted(self.trained, 'task')} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "
             f"{counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} forked"
         )
         held_out = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""
@@ -113,7 +124,13 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         )
         if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):
             console.print(flipped, soft_wrap=True)
-    console.print(Tally.of(rows).line())
+    tally = Tally.of(rows)
+    console.print(tally.line())
+    for order, why in tally.given_up[:GIVEN_UP_SHOWN]:
+        told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(why).items())
+        console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)
+    if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
+        console.print(f"and {counted(more, 'other position')} given up: the last row of metrics.jsonl has them all")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
     named = run_named(run.path, run.name)

@@ -276,9 +276,11 @@ def learn(
     unused: Unused | None = None,
     unfinished: Sequence[Lease] = (),
     alone: Sequence[Episode] = (),
+    given_up: Mapping[int, Sequence[str]] | None = None,
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
-    `unused` groups, and episodes of no group, are recorded only; `unfinished` are to be leased again."""
+    `unused` groups, and episodes of no group, are recorded only; `unfinished` are to be leased again; `given_up`: see
+    `Trained`."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
@@ -319,6 +321,7 @@ def learn(
             aside=left,
             discarded=[group.order for group in left],
             waiting=store.begun(),
+            given_up=given_up or {},
         )
         if alone:
             run.episodes.write(step, "debug", alone)

@@ -209,7 +209,7 @@ class MongoStore:
 
     def revive(self, order: int) -> None:
         """See the contract."""
-        again = [{"$set": {"status": WAITING, "reasons": []}}]
+        again: changes.Update = [{"$set": {"status": WAITING, "reasons": []}}]
         if not self._change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
             raise LeaseLost(f"position {order} is not dead")
 
