@@ -29,6 +29,14 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
     working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
+    if settings.old_policy == "behaviour" and config.rollout.truncates:
+        raise ConfigError(
+            "The ratio refers to the policy that sampled, and the rollout samples from a part of the distribution "
+            "only (top_p, top_k): what was recorded is of that part, the update computes the whole, and the ratio of "
+            "the two is below 1 by what was cut off, even with the same weights.",
+            where=f"{SECTION}.old_policy",
+            expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
+        )
     return made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
 
 

@@ -126,8 +126,8 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
             console.print(flipped, soft_wrap=True)
     tally = Tally.of(rows)
     console.print(tally.line())
-    for order, why in tally.given_up[:GIVEN_UP_SHOWN]:
-        told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(why).items())
+    for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
+        told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
         console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'other position')} given up: the last row of metrics.jsonl has them all")

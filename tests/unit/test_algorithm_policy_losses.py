@@ -178,6 +178,16 @@ def test_what_counts_twice_is_refused():
             opened(AjetConfig.model_validate(tree))
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}], ids=str)
+def test_a_ratio_to_what_a_part_of_the_distribution_says_is_refused(cut):
+    behaviour = {"trainer_common": {"algorithm": {"old_policy": "behaviour"}}}
+    with pytest.raises(UserError, match="part of the distribution") as refusal:
+        opened(AjetConfig.model_validate({**behaviour, "rollout": cut}))
+    assert "old_policy" in refusal.value.where and "proximal" in refusal.value.expected
+    opened(AjetConfig.model_validate(behaviour))
+    opened(AjetConfig.model_validate({"rollout": cut}))
+
+
 @pytest.mark.parametrize(
     ("strict", "decay", "ages", "width"),
     [

@@ -44,13 +44,13 @@ class Trainer:
         assert lease.order == order
         for repeat in (0, 1):
             whole = episode(f"{order}-{repeat}", order=order, repeat=repeat)
-            calls = [replace(call, versions=[VersionRun(0, version, version)]) for call in whole.calls]
+            calls = [replace(call, versions=(VersionRun(0, version, version),)) for call in whole.calls]
             self.store.put(lease, Kept(replace(whole, calls=calls)))
         self.store.close(lease)
 
     def step(self) -> dict[str, Any]:
         """What `learn` got."""
-        self.source.step(self.training, TASKS, SimpleNamespace(held=nullcontext))  # type: ignore[arg-type]
+        self.source.step(self.training, TASKS, SimpleNamespace(held=nullcontext))
         return self.steps[-1]
 
     def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> None:
