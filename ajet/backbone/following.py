@@ -6,6 +6,7 @@ tokens says which version sampled it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from ajet.engine.followed import open_followed
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.engine.probe import Probe
 
 
 class FollowingBackbone(DebugBackbone):
@@ -27,8 +29,8 @@ class FollowingBackbone(DebugBackbone):
     @property
     def version(self) -> int:
         """Of the weights that it samples with."""
-        return self._followed.engine.version
+        return self._followed.version
 
-    def take(self, folder: Path, version: int) -> None:
+    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
         """See `ajet.engine.followed`."""
-        self._followed.take(folder, version)
+        return self._followed.take(folder, version, probe, waits)

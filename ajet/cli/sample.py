@@ -24,6 +24,12 @@ def sample(
     store: Annotated[
         str, typer.Option("--store", metavar="ADDRESS", help="That of ajet train --from-store.", show_default=False)
     ] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine", metavar="URL", help="A vLLM server to sample from (rollout.vllm.base_url).", show_default=False
+        ),
+    ] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of this sampler (host-process).")] = "",
     concurrency: Annotated[
         Optional[int],  # noqa: UP045
@@ -91,6 +97,7 @@ def sample(
         )
     show_logs()
     settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
+    settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url='{engine}'"] if engine else []
     settings += [f"ajet.rollout.max_env_worker={concurrency}"] if concurrency is not None else []
     experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
     if tasks is not None:

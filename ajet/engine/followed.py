@@ -7,40 +7,53 @@ What runs meanwhile goes on with the new ones, and each token says which version
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.sampler import machine_of, open_sampler, transformers_engine
 from ajet.record.checkpoint import STATE, digest_of, look_at, step_of
-from ajet.schema.errors import ConfigError, UserError
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.contract import TokenEngine
+    from ajet.engine.probe import Probe
 
 
 class Followed(Protocol):
     """An engine, and how it gets other weights."""
 
-    engine: TokenEngine
     tokenizer: Any
 
-    def take(self, folder: Path, version: int) -> None:
-        """Sample with the weights in `folder`, which are policy `version`, from here on. Raises FileNotFoundError where
-        they are gone by now, ValueError for a version older than the present one, UserError for another model's."""
+    @property
+    def engine(self) -> TokenEngine: ...
+
+    @property
+    def version(self) -> int:
+        """Of the weights that it samples with; negative: nobody knows yet."""
+        ...
+
+    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+        """Sample with the weights in `folder` (None: those of model.path), which are policy `version`, from here on.
+        `probe`: by which weights elsewhere are known; `waits`: called about once a second while replies under way are
+        waited for. Answers False where it cannot be given others: `version` says which it goes on with. Raises
+        FileNotFoundError where they are gone by now or not there yet, ValueError for a version older than the present
+        one, UserError for another model's."""
         ...
 
 
 def open_followed(config: AjetConfig, *, base: Path | None = None) -> Followed:
     """The engine that `rollout.engine` names, with the weights of `model.path` as version 0. Raises UserError."""
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
-        raise ConfigError(
-            "A sampler cannot change the weights of a vLLM server.",
-            where="ajet.rollout.vllm.base_url",
-            expected="null: the sampler then starts vLLM itself",
-        )
+        from ajet.engine.followed_server import FollowedServer
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import load_tokenizer
+
+        assert config.model.path is not None, "require_ready asks for it"
+        source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+        return FollowedServer(config, load_tokenizer(source))
     if config.rollout.engine == "vllm":
         return _Vllm(config, base)
     return _Transformers(config, base)
@@ -56,21 +69,27 @@ class _Transformers:
         self.tokenizer: Any = load_tokenizer(source)
         device, dtype = machine_of(config)
         self._model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        self._engine = transformers_engine(config, self._model)
-        self.engine: TokenEngine = self._engine
+        self.engine = transformers_engine(config, self._model)
 
-    def take(self, folder: Path, version: int) -> None:
+    @property
+    def version(self) -> int:
+        """See `Followed`."""
+        return self.engine.version
+
+    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
         """See `Followed`."""
         import torch
 
+        assert folder is not None, "it began with those of model.path"
         parameters = dict(self._model.named_parameters())
         with saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
-            if version < self._engine.version:
-                raise ValueError(f"policy version {version} is older than {self._engine.version}")
-            with self._engine.paused(), torch.no_grad():
+            if version < self.version:
+                raise ValueError(f"policy version {version} is older than {self.version}")
+            with self.engine.paused(), torch.no_grad():
                 for name, tensor in tensors:
                     parameters[name].copy_(tensor)
-                self._engine.weights_changed(version)
+                self.engine.weights_changed(version)
+        return True
 
 
 class _Vllm:
@@ -78,13 +97,20 @@ class _Vllm:
         self._folder: Path | None = None
         self.engine, self.tokenizer = open_sampler(config, base=base, weights=self._tensors)
 
-    def take(self, folder: Path, version: int) -> None:
+    @property
+    def version(self) -> int:
         """See `Followed`."""
-        if version < self.engine.version:
-            raise ValueError(f"policy version {version} is older than {self.engine.version}")
+        return self.engine.version
+
+    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+        """See `Followed`."""
+        assert folder is not None, "it began with those of model.path"
+        if version < self.version:
+            raise ValueError(f"policy version {version} is older than {self.version}")
         with saved_tensors(folder, {}):  # there, and readable
             self._folder = folder
             self.engine.weights_changed(version)
+        return True
 
     def _tensors(self) -> Iterator[tuple[str, Any]]:
         assert self._folder is not None, "`take` names it first"

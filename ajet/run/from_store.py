@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm.staleness import announce, freshness
+from ajet.engine.probe import Probe
 from ajet.rollout.failure import all_failed, refuse_if_all_failed
-from ajet.run.terms import Terms
+from ajet.run.probing import asked, begun
+from ajet.run.terms import MOST, PROBE, Terms
 from ajet.run.train import learn
 from ajet.schema.episode import Episode, Group, episodes_of
 from ajet.store import Address, open_shared
@@ -56,6 +58,7 @@ class FromStore:
         self._address, self._watch, self._on_first = address, watch, on_first
         self._store: SharedStore
         self._terms: Terms
+        self._probe: Probe
         self._run: RunDirectory
         self._ahead = self._began = 0
         self._below = -1
@@ -90,12 +93,18 @@ class FromStore:
     def begun(self, training: Training) -> None:
         """What the run goes on from is what samplers play with."""
         self._began = training.parts.backbone.version
+        earlier = self._store.announced()
+        self._probe = begun(training.parts, Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None)
         self.learned(training)
 
     def learned(self, training: Training) -> None:
         """Save, and announce what is saved. Raises Fenced where another trains by now."""
         if training.step:
             training.save()
+        settings = training.parts.experiment.ajet
+        self._probe = asked(
+            self._probe, training.parts.backbone, keep=ahead(settings) // settings.data.train_batch_size
+        )
         self._below = -1
         self._announce(training)
 
@@ -176,6 +185,7 @@ class FromStore:
             below,
             over=over,
             began=self._began,
+            more={PROBE: self._probe.told(), MOST: training.parts.experiment.ajet.trainer_common.max_staleness},
         )
         self._store.announce(policy)
 

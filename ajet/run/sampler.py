@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.engine.probe import Probe
 from ajet.record.console import counted
-from ajet.run.terms import BEGAN, OVER
+from ajet.run.terms import BEGAN, MOST, OVER, PROBE
 from ajet.schema.episode import Episode, Group
+from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
 
 if TYPE_CHECKING:
@@ -164,14 +166,16 @@ class Sampler:
             self._begin(announced.policy)
 
     def _follow(self, policy: Policy) -> bool:
-        """Whether the weights are the announced ones."""
+        """Whether the weights are the announced ones, or the engine's own may be sampled with all the same. Raises
+        UserError where they are too old and stay so."""
         version = int(policy.told["version"])
         if version == self._backbone.version:
             return True
         if version < self._backbone.version:
             raise WentBack
+        folder = Path(policy.weights) if policy.weights else None
         try:
-            self._backbone.take(Path(policy.weights), version)
+            taken = self._backbone.take(folder, version, Probe.of(policy.told.get(PROBE)), self._renew)
         except FileNotFoundError:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
@@ -184,6 +188,9 @@ class Sampler:
                 )
             return False
         self._missed = 0.0
+        if not taken:
+            _require_young(self._backbone.version, version, policy.told.get(MOST))
+            return True
         logger.info("sampling with policy {} (step {})", version, policy.step)
         return True
 
@@ -280,3 +287,15 @@ class Sampler:
             if each is not None and each.playing is not None:
                 self._parts.rollout.stop_group(each.playing)
             self.played.lost += 1
+
+
+def _require_young(version: int, announced: int, most: int | None) -> None:
+    """Of weights that stay what they are. Raises UserError where nothing that they sample would be trained on."""
+    if most is not None and announced - version > most:
+        raise UserError(
+            f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",
+            where="ajet.rollout.vllm.base_url",
+            expected=f"weights of at most {most} versions ago (trainer_common.max_staleness)",
+            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can be given the checkpoints, or leave base_url out: "
+            "ajet sample then starts vLLM itself",
+        )

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 BEGAN = "began"
 """In what a policy tells: the version that its trainer went on from."""
+PROBE = "probe"
+"""Told: what this version and some before it say of one text (`ajet.engine.probe`)."""
+MOST = "max_staleness"
+"""Told: how many versions old a token may be that is trained on; None: any number."""
 OVER = "over"
 """Told with the last policy: the training has ended."""
 _NAMES = {
@@ -65,11 +69,20 @@ class Terms:
         )
 
     def policy(
-        self, run: str, step: int, version: int, weights: Path | None, below: int, *, over: bool, began: int = 0
+        self,
+        run: str,
+        step: int,
+        version: int,
+        weights: Path | None,
+        below: int,
+        *,
+        over: bool,
+        began: int = 0,
+        more: Mapping[str, Any] | None = None,
     ) -> Policy:
         """That of `version`, after training step `step`, with weights in a folder (None: those of model.path). `began`:
-        the version that its trainer went on from."""
-        told = {"version": version, BEGAN: began, OVER: over, **self._told()}
+        the version that its trainer went on from; `more` to tell."""
+        told = {"version": version, BEGAN: began, OVER: over, **self._told(), **(more or {})}
         return Policy(
             run,
             step,

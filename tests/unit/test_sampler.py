@@ -39,7 +39,7 @@ class Weights:
 
     version = 0
 
-    def take(self, folder: Path, version: int) -> None:
+    def take(self, folder: Path, version: int, probe: object, waits: object) -> bool:
         raise FileNotFoundError(folder)
 
 

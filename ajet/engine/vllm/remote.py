@@ -6,9 +6,10 @@ temperature 2 and scoring it. With `processed_logprobs` the server says the one 
 temperature 1, where it differs, is scored by a second request. With `raw_logprobs` (its default) only requests whose
 two logprobs are the same can be answered: temperature 1 without truncation, or greedy.
 
-Invariant: nobody here can change the server's weights. `version` is what whoever changes them says it is; a token
-drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Cached prefixes are
-salted with the version and a secret of ours, so that neither another version nor another client answers from ours.
+Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
+drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
+a name for its weights (`has`), a reply before or after which it is another fails. Cached prefixes are salted with the
+version and a secret of ours, so that neither another version nor another client answers from ours.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +31,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
 from ajet.engine.vllm.remote_reply import Reply, body_of, scored
+from ajet.engine.vllm.server_weights import NAME
 from ajet.schema.errors import EngineFailure, UserError
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 """Seconds between bytes of a reply, and to connect."""
 RETRYABLE = {408, 409, 425, 429}
+QUIET_LOOK = 0.05
+"""Seconds between two looks of a call that waits until the server's weights are settled."""
 PROBED = 2.0
 """A temperature at which the two kinds of logprobs differ."""
 
@@ -58,8 +63,14 @@ class RemoteVllm:
         self._idle = threading.Condition()
         self._closed = False
         self._calls: dict[asyncio.Task[None], Stream] = {}
+        self._quiet = 0
+        """How many `quiet` blocks there are: then no call begins."""
+        self._expected: str | None = None
+        """The server's name for its weights; None: not asked for."""
+        self.surprised = False
+        """Whether a reply found another name, since `has` said which."""
         try:
-            with httpx.Client(base_url=self.base_url, headers=self._headers(), timeout=TIMEOUT) as client:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
                 served = self._served(client)
                 self.model = str(served["id"])
                 longest = int(served.get("max_model_len") or 1 << 30)
@@ -102,11 +113,8 @@ class RemoteVllm:
             )
         loop = asyncio.get_running_loop()
         stream = Stream(loop)
-        with self._idle:
-            if self._closed:
-                raise EngineFailure("the engine is closed", retryable=False)
-            task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
-            self._calls[task] = stream
+        while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
+            await asyncio.sleep(QUIET_LOOK)
         task.add_done_callback(self._over)
         finished = False
         try:
@@ -126,6 +134,43 @@ class RemoteVllm:
             self._idle.wait_for(lambda: not self._calls)
             self.version = version
 
+    def has(self, version: int, name: str | None) -> None:
+        """The server has the weights of `version` now, and a reply counts only while it calls them `name`; None: it has
+        no name for them. For who knows what it is, within `quiet`: the version may also be an older one."""
+        with self._idle:
+            self.version, self._expected, self.surprised = version, name, False
+            self._salt = secrets.token_urlsafe(16)
+
+    @contextmanager
+    def quiet(self, waits: Callable[[], None]) -> Iterator[None]:
+        """Within the block no call is under way: those that are have ended, and others wait. `waits` is called about
+        once a second until then."""
+        with self._idle:
+            self._quiet += 1
+        try:
+            while True:
+                with self._idle:
+                    if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
+                        break
+                waits()
+            yield
+        finally:
+            with self._idle:
+                self._quiet -= 1
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
+        known = [int(token) for token in ids]
+        try:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
+                body = {**self._score_body(known, self.version), "cache_salt": secrets.token_urlsafe(16)}
+                return scored(self._ask(client, body), known[1:])
+        except (httpx.HTTPError, EngineFailure, ValueError) as error:
+            raise UserError(
+                f"The vLLM server cannot score a text: {self._clean(str(error)) or type(error).__name__}",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+            ) from error
+
     def close(self) -> None:
         """Release connections; running calls fail with EngineFailure. Idempotent."""
         with self._idle:
@@ -139,7 +184,9 @@ class RemoteVllm:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_close_soon, client)
 
-    def _headers(self) -> dict[str, str]:
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the server's key, if it has one."""
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
     def _salted(self, version: int) -> str:
@@ -188,20 +235,47 @@ class RemoteVllm:
             whole.logprobs_unit = scored(response.json(), whole.ids)
         return whole
 
+    def _begun(
+        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: Stream, needs_unit: bool
+    ) -> asyncio.Task[None] | None:
+        with self._idle:
+            if self._closed:
+                raise EngineFailure("the engine is closed", retryable=False)
+            if self._quiet:
+                return None
+            task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
+            self._calls[task] = stream
+            return task
+
+    async def _require_expected(self) -> None:
+        """That the server's name for its weights is the one that was said. Raises EngineFailure."""
+        if self._expected is None:
+            return
+        answer = await self._client().get(NAME)
+        name = answer.json().get("weight_version") if answer.status_code == 200 else f"status {answer.status_code}"
+        if name != self._expected:
+            self.surprised = True
+            raise EngineFailure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
+
     async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
         reply = Reply(request, version)
         held: list[TokenChunk] = []
         failure = EngineFailure("the engine was closed")
         finished = False
         try:
+            await self._require_expected()
             async for chunk in self._chunks(body_of(request, limit, self._salted(version)), reply):
                 if needs_unit:
                     held.append(chunk)
-                else:
-                    finished = chunk.finish is not None
-                    stream.put(chunk)
+                    continue
+                if chunk.finish is not None:
+                    await self._require_expected()
+                    finished = True
+                stream.put(chunk)
             if needs_unit:
-                stream.put(await self._with_unit(request, held, version))
+                whole = await self._with_unit(request, held, version)
+                await self._require_expected()
+                stream.put(whole)
                 finished = True
         except EngineFailure as said:
             failure = said
@@ -245,7 +319,7 @@ class RemoteVllm:
                 raise EngineFailure("the engine is closed", retryable=False)
             if loop not in self._clients:
                 self._clients[loop] = httpx.AsyncClient(
-                    base_url=self.base_url, headers=self._headers(), timeout=TIMEOUT, limits=LIMITS
+                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS
                 )
             return self._clients[loop]
 

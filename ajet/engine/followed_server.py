@@ -1,0 +1,115 @@
+"""A vLLM server elsewhere as an engine whose weights are a trainer's: given to it where that can be done, and known by
+what it says of the announced probe.
+
+Invariant: a token bears a version only while the server is known to have its weights. They are known by the name that
+the server has for them and by its log-probabilities of the probe, both; a server without a name for them, which cannot
+be given others, is taken for the oldest announced version that fits. What another process changes there under way is
+noticed by the name before and after each reply (`RemoteVllm.expects`): that reply fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.engine.vllm.remote import RemoteVllm
+from ajet.engine.vllm.server_weights import DEV_MODE, ServerWeights
+from ajet.record.checkpoint import Checkpoint, look_at
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.engine.probe import Probe
+
+UNKNOWN = -1
+"""Version of a server whose weights nobody has looked at yet, or that were changed by somebody else."""
+
+
+class FollowedServer:
+    """See `ajet.engine.followed.Followed`."""
+
+    def __init__(self, config: AjetConfig, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.engine = RemoteVllm.from_config(config, vocabulary=len(tokenizer))
+        self._weights = ServerWeights(self.engine.base_url, self.engine.headers)
+        self._known = False
+        self._looked = UNKNOWN
+        """The newest version at which a server that cannot be given weights was looked at."""
+
+    @property
+    def version(self) -> int:
+        """Of its weights; UNKNOWN before the first look, and after somebody else changed them."""
+        return self.engine.version if self._known and not self.engine.surprised else UNKNOWN
+
+    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+        """See `Followed`. False: it cannot be given these; `version` says what it has. Raises UserError, also for a
+        server that has none of the announced weights."""
+        if probe is None:
+            raise self._refusal("the trainer announces no probe by which they would be known", "a trainer of this ajet")
+        name = self._weights.name()
+        if name is None:
+            return self._fixed(version, probe)
+        wanted = name_of(folder, version)
+        if name != wanted or self.version != version:
+            with self.engine.quiet(waits):
+                self._give(name, wanted, folder, version, probe)
+        return True
+
+    def _give(self, name: str, wanted: str, folder: Path | None, version: int, probe: Probe) -> None:
+        if name != wanted and folder is not None:
+            if not folder.exists():
+                raise FileNotFoundError(folder)
+            self._known = False
+            self._weights.give(folder, wanted)
+        found = self.engine.score(probe.ids)
+        if not probe.matches(version, found):
+            self._known = False
+            gap = probe.gap(version, found)
+            raise self._refusal(
+                f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",
+                f"at most {probe.tolerance:g} (ajet.trainer_common.canary). A server on a CPU packs its weights at the "
+                "start and loads only a part of later ones: let ajet sample start vLLM itself there",
+            )
+        if name != wanted and folder is None:  # those it was started with, and nobody named them yet
+            self._weights.rename(wanted)
+        self.engine.has(version, wanted)
+        self._known = True
+
+    def _fixed(self, version: int, probe: Probe) -> bool:
+        if self._looked == version:
+            return self.version == version
+        found = self.engine.score(probe.ids)
+        has = probe.oldest(found)
+        if has is None or (self._known and not probe.matches(self.engine.version, found)):
+            raise self._refusal(
+                "they are none of those that the trainer announced, by its log-probabilities of the probe",
+                f"the weights of model.path. To be given others it must be started with {DEV_MODE}",
+            )
+        if not self._known:
+            self.engine.has(has, None)
+            self._known = True
+        self._looked = version
+        if self.version != version:
+            logger.info("the server keeps policy {} while {} is announced: it has no {}", has, version, DEV_MODE)
+        return self.version == version
+
+    def _refusal(self, why: str, expected: str) -> UserError:
+        return UserError(
+            f"The weights of the vLLM server are not the trainer's: {why}.",
+            where=f"ajet.rollout.vllm.base_url: {self.engine.base_url}",
+            expected=expected,
+        )
+
+
+def name_of(folder: Path | None, version: int) -> str:
+    """What a server calls the weights in `folder`: two checkpoints of one number have two names. Raises
+    FileNotFoundError where it is not there, or not all of it."""
+    if folder is None:
+        return f"ajet-{version}"
+    found = look_at(folder)
+    if not isinstance(found, Checkpoint):
+        raise FileNotFoundError(f"{folder}: {found}")
+    return f"ajet-{version}-{found.digest[:16]}"

@@ -1,0 +1,62 @@
+"""Probe: what each version of a policy says of one text, by which the weights of a server elsewhere are known.
+
+Invariant: weights that were not announced are not taken for ones that were: a server whose log-probabilities of the
+text are further from a version's than engine and trainer may be (`trainer_common.canary`) does not have that version.
+Versions that lie closer together cannot be told apart by it; then the oldest counts, so that nothing passes for fresher
+than it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+TEXT = "A policy is known by what it says of this text: one, two, three, four, and 12 + 30 = 42."
+"""Whose tokens are scored, all but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """As a trainer announces it."""
+
+    ids: tuple[int, ...]
+    tolerance: float
+    """Nats a token, on average."""
+    said: Mapping[int, tuple[float, ...]]
+    """By version: the log-probabilities of `ids[1:]` at temperature 1."""
+
+    def gap(self, version: int, found: Sequence[float]) -> float:
+        """Nats a token between what a version says and `found`; infinite for a version that is not known."""
+        if version not in self.said or len(found) != len(self.said[version]):
+            return float("inf")
+        return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.said[version], np.float64)).mean())
+
+    def matches(self, version: int, found: Sequence[float]) -> bool:
+        """Whether `found` can be that version's; a number that is none matches nothing."""
+        return self.gap(version, found) <= self.tolerance
+
+    def oldest(self, found: Sequence[float]) -> int | None:
+        """The oldest version that can have said it."""
+        return next((version for version in sorted(self.said) if self.matches(version, found)), None)
+
+    def grown(self, version: int, said: Sequence[float], *, keep: int) -> Probe:
+        """With one version more: of those before, the first one and the newest `keep` stay."""
+        known = {**{one: told for one, told in self.said.items() if one < version}, version: tuple(said)}
+        staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
+        return replace(self, said={one: known[one] for one in sorted(staying)})
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values."""
+        said = {str(version): [round(value, 5) for value in values] for version, values in self.said.items()}
+        return {"ids": list(self.ids), "tolerance": self.tolerance, "said": said}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any] | None) -> Probe | None:
+        """What `told` said; None: of a trainer of an earlier version."""
+        if told is None:
+            return None
+        said = {int(version): tuple(values) for version, values in told["said"].items()}
+        return cls(tuple(told["ids"]), float(told["tolerance"]), said)

@@ -1,0 +1,108 @@
+"""vLLM's own server as an engine that a trainer's weights are followed on: what it loads is what was written, and where
+it says so and it is not, it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+from ajet.engine.followed_server import FollowedServer
+from ajet.engine.model_source import locate
+from ajet.engine.models import load_model, load_tokenizer
+from ajet.engine.probe import TEXT, Probe
+from ajet.record.checkpoints import Checkpoints
+from ajet.schema.errors import UserError
+from tests.local_fixtures import config_of
+from tests.vllm_fixtures import vllm_server
+
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
+PLAIN = ("--worker-extension-cls", "ajet.engine.vllm.plain_worker.PlainWeights")
+
+
+class Trained:
+    """tiny-tools as it is (version 0), and one step on (version 1), with what each says of the probe."""
+
+    def __init__(self, folder: Path) -> None:
+        source = locate("embedded:tiny-tools")
+        self.tokenizer: Any = load_tokenizer(source)
+        ids = self.tokenizer.encode(TEXT, add_special_tokens=False)
+        model = load_model(source, dtype=torch.float32)
+        said = {0: self._said(model, ids)}
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * parameter.std() * torch.randn_like(parameter)
+        said[1] = self._said(model, ids)
+        self.probe = Probe(tuple(ids), 0.01, said)
+
+        def write(aside: Path) -> None:
+            model.save_pretrained(aside)
+            self.tokenizer.save_pretrained(aside)
+
+        self.first = Checkpoints(folder).save(1, write, {})
+
+    def engine(self, url: str) -> FollowedServer:
+        server = SimpleNamespace(base_url=url, api_key_env="NO_KEY")
+        return FollowedServer(config_of(rollout__vllm=server, rollout__max_model_len=256), self.tokenizer)
+
+    @staticmethod
+    def _said(model: Any, ids: list[int]) -> tuple[float, ...]:
+        with torch.no_grad():
+            rows = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+        return tuple(rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("checkpoints"))
+
+
+def versions(engine: FollowedServer) -> set[int]:
+    async def reply() -> set[int]:
+        request = TokenRequest(np.array([5, 6, 7], np.int32), Sampling(8), DrawKey(0, 0, 0, 0))
+        return {chunk.version async for chunk in engine.engine.generate(request)}
+
+    return asyncio.run(reply())
+
+
+def test_a_server_is_given_the_trainers_weights(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    with vllm_server("--logprobs-mode", "processed_logprobs", *PLAIN, seconds=400) as url:
+        engine = trained.engine(url)
+        assert engine.take(None, 0, trained.probe, int)
+        assert (engine.version, versions(engine)) == (0, {0})
+        assert engine.take(trained.first, 1, trained.probe, int)
+        assert (engine.version, versions(engine)) == (1, {1})
+        found = engine.engine.score(trained.probe.ids)
+        assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
+        other = trained.engine(url)
+        with pytest.raises(UserError, match="not the trainer's"):
+            other.take(None, 0, trained.probe, int)
+
+
+def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("vLLM packs its weights on a CPU only")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
+        engine = trained.engine(url)
+        assert engine.take(None, 0, trained.probe, int) and versions(engine) == {0}
+        with pytest.raises(UserError, match="packs its weights"):
+            engine.take(trained.first, 1, trained.probe, int)
+        assert engine.version < 0
+
+
+def test_a_server_that_keeps_its_weights_is_known_by_what_it_says(trained: Trained) -> None:
+    with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
+        engine = trained.engine(url)
+        assert not engine.take(trained.first, 1, trained.probe, int)
+        assert (engine.version, versions(engine)) == (0, {0})

@@ -1,0 +1,220 @@
+"""A vLLM server on which a trainer's weights are followed, played here: what it is taken for, what it is given, and that
+nobody's tokens bear a version that the server may not have had."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet.engine.followed_server import UNKNOWN, FollowedServer, name_of
+from ajet.engine.probe import Probe
+from ajet.engine.vllm.server_weights import CHANGING
+from ajet.record.checkpoints import Checkpoints
+from ajet.run.sampler import _require_young
+from ajet.schema.errors import EngineFailure, UserError
+from tests.local_fixtures import config_of
+from tests.unit.test_vllm_remote import KEY, Server, reply
+
+IDS = (4, 8, 16)
+
+
+def said(weights: float) -> tuple[float, ...]:
+    return tuple(-token * weights for token in IDS[1:])
+
+
+PROBE = Probe(IDS, 0.01, {0: said(0.1), 1: said(0.2), 2: said(0.3)})
+
+
+class Changeable(Server):
+    """Its weights are a number, by which it says a text's log-probabilities. `dev`: whether it lets itself be given
+    others; `packs`: whether it then says so and keeps half of them."""
+
+    def __init__(self, weights: float = 0.1, *, dev: bool = True, packs: bool = False) -> None:
+        super().__init__(processed=True)
+        self.weights, self.dev, self.packs = weights, dev, packs
+        self.name, self.names = "default", list[str]()
+        self.loads = 0
+
+    def model(self, request: httpx.Request) -> httpx.Response:
+        path, body = request.url.path, json.loads(request.content or b"{}")
+        if path.startswith("/v1") or path.startswith("/inference"):
+            wanted = body.get("sampling_params", {})
+            if "prompt_logprobs" in wanted and tuple(body["token_ids"]) == IDS:
+                rows = [{str(token): {"logprob": -token * self.weights}} for token in IDS]
+                return httpx.Response(200, json={"prompt_logprobs": [None, *rows[1:]]})
+            return super().model(request)
+        if not self.dev:
+            return httpx.Response(404)
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        if path == "/weight_info":
+            return httpx.Response(200, json={"weight_version": self.name})
+        if path == "/update_weight_version":
+            self.name = body["new_version"]
+            self.names.append(self.name)
+        elif path == "/collective_rpc":
+            folder = Path(body["kwargs"]["weights_path"])
+            if not folder.exists():
+                return httpx.Response(500, text="no such folder")
+            new = float((folder / "weights").read_text())
+            self.weights = (self.weights + new) / 2 if self.packs else new
+            self.loads += 1
+        else:
+            assert path == "/reset_prefix_cache"
+        return httpx.Response(200, json={})
+
+
+def followed(server: Server, monkeypatch: pytest.MonkeyPatch) -> FollowedServer:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(server.model)))
+    monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(server.stream)))
+    config = config_of(rollout__vllm=SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY"))
+    return FollowedServer(config, range(99))
+
+
+def checkpoint(folder: Path, step: int, weights: float) -> Path:
+    def write(aside: Path) -> None:
+        (aside / "weights").write_text(str(weights))
+
+    return Checkpoints(folder).save(step, write, {})
+
+
+def nothing() -> None:
+    """While calls under way are waited for."""
+
+
+def test_a_server_is_given_each_checkpoint_and_known_by_name_and_probe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    assert engine.version == UNKNOWN
+    assert engine.take(None, 0, PROBE, nothing) and (engine.version, server.loads) == (0, 0)
+    folder = checkpoint(tmp_path, 1, 0.2)
+    assert engine.take(folder, 1, PROBE, nothing) and (engine.version, server.loads) == (1, 1)
+    assert server.names == ["ajet-0", CHANGING, name_of(folder, 1)], "it has no name while it changes"
+    assert {chunk.version for chunk in asyncio.run(reply(engine.engine))} == {1}
+    beside = followed(server, monkeypatch)
+    assert beside.take(folder, 1, PROBE, nothing) and (beside.version, server.loads) == (1, 1)
+    again = checkpoint(tmp_path / "another", 1, 0.2)
+    assert name_of(again, 1) != name_of(folder, 1), "made anew after a fall back: another policy of that number"
+
+
+@pytest.mark.parametrize("dev", [True, False])
+def test_a_server_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, dev: bool) -> None:
+    engine = followed(Changeable(0.7, dev=dev), monkeypatch)
+    with pytest.raises(UserError, match="are not the trainer's"):
+        engine.take(None, 0, PROBE, nothing)
+    assert engine.version == UNKNOWN
+
+
+def test_a_server_that_says_it_loaded_and_did_not_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As one on a CPU does, which packs its weights."""
+    engine = followed(Changeable(packs=True), monkeypatch)
+    engine.take(None, 0, PROBE, nothing)
+    with pytest.raises(UserError, match="nats a token from those of policy 2"):
+        engine.take(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing)
+    assert engine.version == UNKNOWN
+
+
+def test_a_checkpoint_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    engine.take(None, 0, PROBE, nothing)
+    with pytest.raises(FileNotFoundError):
+        engine.take(tmp_path / "step-1", 1, PROBE, nothing)
+    assert (engine.version, server.names) == (0, ["ajet-0"])
+
+
+def test_a_server_that_keeps_its_weights_is_the_oldest_version_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = followed(Changeable(dev=False), monkeypatch)
+    near = Probe(IDS, 0.01, {0: said(0.1), 3: said(0.1001), 4: said(0.4)})
+    assert not engine.take(Path("step-3"), 3, near, nothing), "3 fits as well: it may be 0 all the same"
+    assert engine.version == 0
+    assert not engine.take(Path("step-4"), 4, near, nothing) and engine.version == 0
+    assert engine.take(None, 0, PROBE, nothing)
+
+
+def test_weights_that_stay_what_they_are_play_while_they_are_young_enough() -> None:
+    _require_young(0, 2, 2)
+    _require_young(0, 99, None)
+    with pytest.raises(UserError, match="keeps policy 0, and the trainer is at 3") as refusal:
+        _require_young(0, 3, 2)
+    assert refusal.value.do and "VLLM_SERVER_DEV_MODE" in refusal.value.do
+
+
+def test_a_reply_across_somebody_elses_update_fails_and_the_weights_are_taken_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    engine.take(None, 0, PROBE, nothing)
+
+    async def scenario() -> None:
+        server.held = asyncio.Event()
+        call = asyncio.ensure_future(reply(engine.engine))
+        while not engine.engine._calls:
+            await asyncio.sleep(0)
+        server.name, server.weights = "theirs", 0.9
+        server.held.set()
+        with pytest.raises(EngineFailure, match="somebody else"):
+            await call
+
+    asyncio.run(scenario())
+    assert engine.version == UNKNOWN
+    folder = checkpoint(tmp_path, 1, 0.2)
+    assert engine.take(folder, 1, PROBE, nothing) and engine.version == 1 and server.name == name_of(folder, 1)
+    server.name = CHANGING
+    with pytest.raises(EngineFailure, match="somebody else"):
+        asyncio.run(reply(engine.engine))
+
+
+def test_a_call_waits_while_weights_change_and_bears_the_new_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    engine.take(None, 0, PROBE, nothing)
+    folder = checkpoint(tmp_path, 1, 0.2)
+    waited: list[None] = []
+
+    async def scenario() -> tuple[Any, Any]:
+        server.held = asyncio.Event()
+        first = asyncio.ensure_future(reply(engine.engine))
+        while not engine.engine._calls:
+            await asyncio.sleep(0)
+        taking = asyncio.get_running_loop().run_in_executor(
+            None, engine.take, folder, 1, PROBE, lambda: waited.append(None)
+        )
+        while not waited:
+            await asyncio.sleep(0.01)
+        second = asyncio.ensure_future(reply(engine.engine))
+        assert (engine.version, server.loads) == (0, 0), "a call is under way"
+        server.held.set()
+        assert await taking
+        return await first, await second
+
+    first, second = asyncio.run(scenario())
+    assert ({chunk.version for chunk in first}, {chunk.version for chunk in second}) == ({0}, {1})
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(0, 6))
+def test_a_probe_knows_the_first_version_and_the_newest(steps: list[int], keep: int) -> None:
+    probe, version = Probe(IDS, 0.1, {}), 0
+    every = []
+    for step in steps:
+        probe = probe.grown(version, said(version), keep=keep)
+        every.append(version)
+        version += step
+    assert list(probe.said) == sorted({every[0], *every[-keep - 1 :]})
+    assert Probe.of(json.loads(json.dumps(probe.told()))) == probe
+    fallen_back = probe.grown(every[-1], said(0.5), keep=keep)
+    assert fallen_back.said[every[-1]] == said(0.5), "made anew"
