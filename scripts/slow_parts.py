@@ -38,7 +38,7 @@ FAULTS, LEARNS, CONTRACT = "tests/faults", "tests/learns", "tests/contract"
 PARTS = (
     Part("kills", 700, (FAULTS, LEARNS, "tests/unit"), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
-    Part("vllm", 600, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
+    Part("vllm", 800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_server.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
     Part("tutorial", 1600, ("tests/tutorials",), boots=False),
     Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),

@@ -49,11 +49,11 @@ def open_followed(config: AjetConfig, *, base: Path | None = None) -> Followed:
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
         from ajet.engine.followed_server import FollowedServer
         from ajet.engine.model_source import locate
-        from ajet.engine.models import load_tokenizer
+        from ajet.engine.models import folder_of, load_tokenizer
 
         assert config.model.path is not None, "require_ready asks for it"
         source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
-        return FollowedServer(config, load_tokenizer(source))
+        return FollowedServer(config, load_tokenizer(source), folder_of(source))
     if config.rollout.engine == "vllm":
         return _Vllm(config, base)
     return _Transformers(config, base)

@@ -31,8 +31,9 @@ UNKNOWN = -1
 class FollowedServer:
     """See `ajet.engine.followed.Followed`."""
 
-    def __init__(self, config: AjetConfig, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
+        """`first`: the folder of model.path, for a server that was given other weights before."""
+        self.tokenizer, self._first = tokenizer, first
         self.engine = RemoteVllm.from_config(config, vocabulary=len(tokenizer))
         self._weights = ServerWeights(self.engine.base_url, self.engine.headers)
         self._known = False
@@ -59,11 +60,14 @@ class FollowedServer:
         return True
 
     def _give(self, name: str, wanted: str, folder: Path | None, version: int, probe: Probe) -> None:
-        if name != wanted and folder is not None:
-            if not folder.exists():
-                raise FileNotFoundError(folder)
+        if name != wanted:
             self._known = False
-            self._weights.give(folder, wanted)
+            if folder is not None:
+                self._weights.give(folder, wanted)
+            elif probe.matches(version, self.engine.score(probe.ids)):  # those it was started with; nobody named them
+                self._weights.rename(wanted)
+            else:  # it has those of an earlier run
+                self._weights.give(self._first, wanted)
         found = self.engine.score(probe.ids)
         if not probe.matches(version, found):
             self._known = False
@@ -73,8 +77,6 @@ class FollowedServer:
                 f"at most {probe.tolerance:g} (ajet.trainer_common.canary). A server on a CPU packs its weights at the "
                 "start and loads only a part of later ones: let ajet sample start vLLM itself there",
             )
-        if name != wanted and folder is None:  # those it was started with, and nobody named them yet
-            self._weights.rename(wanted)
         self.engine.has(version, wanted)
         self._known = True
 

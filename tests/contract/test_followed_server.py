@@ -17,10 +17,14 @@ from ajet.engine.followed_server import FollowedServer
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.probe import TEXT, Probe
+from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
-from ajet.schema.errors import UserError
+from ajet.run.prove import prove_recorded
+from ajet.schema.errors import EngineFailure, UserError
+from tests.ajet_command import metric_rows, start
 from tests.local_fixtures import config_of
-from tests.vllm_fixtures import vllm_server
+from tests.sample_fixtures import project_in
+from tests.vllm_fixtures import tiny_folder, vllm_server
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 PLAIN = ("--worker-extension-cls", "ajet.engine.vllm.plain_worker.PlainWeights")
@@ -50,7 +54,8 @@ class Trained:
 
     def engine(self, url: str) -> FollowedServer:
         server = SimpleNamespace(base_url=url, api_key_env="NO_KEY")
-        return FollowedServer(config_of(rollout__vllm=server, rollout__max_model_len=256), self.tokenizer)
+        config = config_of(rollout__vllm=server, rollout__max_model_len=256)
+        return FollowedServer(config, self.tokenizer, tiny_folder())
 
     @staticmethod
     def _said(model: Any, ids: list[int]) -> tuple[float, ...]:
@@ -72,7 +77,9 @@ def versions(engine: FollowedServer) -> set[int]:
     return asyncio.run(reply())
 
 
-def test_a_server_is_given_the_trainers_weights(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_given_the_trainers_weights(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     with vllm_server("--logprobs-mode", "processed_logprobs", *PLAIN, seconds=400) as url:
         engine = trained.engine(url)
@@ -83,8 +90,38 @@ def test_a_server_is_given_the_trainers_weights(trained: Trained, monkeypatch: p
         found = engine.engine.score(trained.probe.ids)
         assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
         other = trained.engine(url)
-        with pytest.raises(UserError, match="not the trainer's"):
-            other.take(None, 0, trained.probe, int)
+        assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
+        with pytest.raises(EngineFailure, match="somebody else"):
+            versions(engine)
+        _trained_from(url, tmp_path)
+
+
+def _trained_from(url: str, folder: Path) -> None:
+    """A trainer and a sampler, each in a process of its own, with this server between them."""
+    log, store, yaml = folder / "log", f"sqlite:{folder / 'store.db'}", str(project_in(folder) / "sums.yaml")
+    settings = [
+        "trainer_common.total_training_steps=3", "data.train_batch_size=2", "rollout.num_repeat=2",
+        "trainer_common.max_staleness=2", "rollout.temperature=1.0",
+    ]  # fmt: skip
+    trains = ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal")
+    processes = [
+        start(*trains, "--from-store", store, *settings, cwd=folder, log=log),
+        start("sample", "--conf", yaml, "--store", store, "--engine", url, *settings, cwd=folder, log=log),
+    ]
+    try:
+        assert [process.wait(600) for process in processes] == [0, 0], log.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+    rows = [row for row in metric_rows(folder / "runs" / "sums") if "tasks" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3] and all(row["train/trained_tokens"] for row in rows)
+    recorded = [
+        e for step in (1, 2, 3) for e in EpisodeFiles(folder / "runs" / "sums" / "episodes").read(step, "train")
+    ]
+    assert {run.low for each in recorded for call in each.calls for run in call.versions} <= {0, 1, 2}
+    assert "sampling with policy 1" in log.read_text()
+    report = prove_recorded(str(folder / "runs" / "sums"), folder / "runs")  # by the weights of each version
+    assert report.ok and report.held_steps == 3, (report.wrong_steps, report.proof.wrong[:2])
 
 
 def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(

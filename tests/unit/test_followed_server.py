@@ -1,5 +1,5 @@
-"""A vLLM server on which a trainer's weights are followed, played here: what it is taken for, what it is given, and that
-nobody's tokens bear a version that the server may not have had."""
+"""A vLLM server on which a trainer's weights are followed, played here: what it is taken for, what it is given, and
+that nobody's tokens bear a version that the server may not have had."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Changeable(Server):
         return httpx.Response(200, json={})
 
 
-def followed(server: Server, monkeypatch: pytest.MonkeyPatch) -> FollowedServer:
+def followed(server: Server, monkeypatch: pytest.MonkeyPatch, first: Path = Path("model")) -> FollowedServer:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(server.model)))
     monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(server.stream)))
     config = config_of(rollout__vllm=SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY"))
-    return FollowedServer(config, range(99))
+    return FollowedServer(config, range(99), first)
 
 
 def checkpoint(folder: Path, step: int, weights: float) -> Path:
@@ -108,12 +108,20 @@ def test_a_server_is_given_each_checkpoint_and_known_by_name_and_probe(
     assert name_of(again, 1) != name_of(folder, 1), "made anew after a fall back: another policy of that number"
 
 
-@pytest.mark.parametrize("dev", [True, False])
-def test_a_server_with_other_weights_is_refused(monkeypatch: pytest.MonkeyPatch, dev: bool) -> None:
-    engine = followed(Changeable(0.7, dev=dev), monkeypatch)
+def test_a_server_with_other_weights_is_refused_where_it_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engine = followed(Changeable(0.7, dev=False), monkeypatch)
     with pytest.raises(UserError, match="are not the trainer's"):
         engine.take(None, 0, PROBE, nothing)
     assert engine.version == UNKNOWN
+    server = Changeable(0.7)
+    (tmp_path / "weights").write_text("0.1")
+    engine = followed(server, monkeypatch, tmp_path)
+    assert engine.take(None, 0, PROBE, nothing), "with those of an earlier run, it is given those of model.path"
+    assert (engine.version, server.loads, server.names) == (0, 1, [CHANGING, "ajet-0"])
+    with pytest.raises(UserError, match="are not the trainer's"):
+        followed(Changeable(0.7, packs=True), monkeypatch, tmp_path).take(None, 0, PROBE, nothing)
 
 
 def test_a_server_that_says_it_loaded_and_did_not_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
