@@ -27,6 +27,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from ratios import kept
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -165,7 +167,9 @@ def measured(setting: Setting, seeds: int, latency: float | None) -> int:
     allowed = (noise(rewards["sync"]) ** 2 + noise(rewards["async"]) ** 2) ** 0.5
     print(f"bound / time of async {ratio:.2f} (goal: {LIMIT:g}), over {seeds} seeds")
     print(f"reward reached: {worse:+.3f} less than sync, within noise up to {allowed:.3f}")
-    return 0 if ratio >= LIMIT and worse <= allowed else 1
+    kept("nobody waits, against in turns", gained)
+    fast = kept("the bound of two sides against the time", ratio, at_least=LIMIT)
+    return 0 if kept("reward less than in turns, beyond noise", worse - allowed, at_most=0.0) and fast else 1
 
 
 if __name__ == "__main__":
