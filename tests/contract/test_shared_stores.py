@@ -58,7 +58,8 @@ def test_who_says_that_it_lives_keeps_its_positions(opens: Opens, clock: Callabl
         one.renew(leases)
     assert [lease.order for lease in two.lease(1)] == [2]
     (member,) = one.members()
-    assert (member.name, round(member.age), round(member.joined), member.leases) == ("one", 0, 150, 2)
+    assert (member.name, member.leases) == ("one", 2)
+    assert member.joined - member.age > 149, "it said so last as long after it joined as three times went by"
     clock(61)
     two.renew(one.lease(1))
     with pytest.raises(LeaseLost, match=r"\[0, 1\]"):
