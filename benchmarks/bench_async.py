@@ -142,7 +142,10 @@ def measured(setting: Setting, seeds: int, latency: float | None) -> int:
     computing = setting.sync("computing", 0.0, cores=1, seed=1, steps=4)
     computed = fmean(row["seconds/rollout"] + row["seconds/update"] for row in computing.rows[1:])
     latency = computed if latency is None else latency
-    print(f"a step computes {computed:.2f} s with one core; an episode waits {latency:.2f} s outside of the model")
+    print(
+        f"a step computes {computed:.2f} s with one core; an episode waits {latency:.2f} s outside of the model",
+        flush=True,
+    )
     ratios, rewards = [], {"sync": list[float](), "async": list[float]()}
     for seed in range(1, seeds + 1):
         alone = setting.sync(f"alone-{seed}", latency, cores=1, seed=seed)
@@ -151,8 +154,8 @@ def measured(setting: Setting, seeds: int, latency: float | None) -> int:
         ratios.append(alone.bound / both.seconds)
         rewards["sync"] += [alone.reward, sync.reward]
         rewards["async"].append(both.reward)
-        print(line(f"seed {seed}: sync, one core", alone, f"bound of two sides {alone.bound:.1f} s"))
-        print(line(f"seed {seed}: sync, all cores", sync))
+        print(line(f"seed {seed}: sync, one core", alone, f"bound of two sides {alone.bound:.1f} s"), flush=True)
+        print(line(f"seed {seed}: sync, all cores", sync), flush=True)
         print(
             line(
                 f"seed {seed}: async", both, f"bound / time {ratios[-1]:.2f}; {sync.seconds / both.seconds:.2f} x sync"
