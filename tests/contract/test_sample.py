@@ -18,6 +18,7 @@ from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.prove import prove_recorded
 from ajet.run.sample import SampleOptions, sample
+from ajet.run.sampler import Sampler
 from ajet.run.summary import Tally
 from ajet.run.terms import Terms
 from ajet.schema.episode import Episode
@@ -150,6 +151,25 @@ def test_a_sampler_that_would_play_something_else_is_refused(
         mine.require_same(announced.policy, trained[1].shown)
     assert refusal.value.where and refusal.value.do
     terms(experiment(project)).require_same(announced.policy, trained[1].shown)
+
+
+def test_a_sampler_that_an_error_ends_leaves_no_lease_behind(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Address.of("broken.db", base=tmp_path)
+    ledger = open_shared(store, rolls=True)
+    ledger.announce(terms(experiment(project)).policy("run", 0, 0, None, 3, over=False))
+    held: list[int] = []
+
+    def breaks(self: Sampler, timeout: float) -> None:
+        held.append(ledger.depths().leased)
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Sampler, "_take_in", breaks)
+    with pytest.raises(RuntimeError, match="a bug of ours"):
+        sample(experiment(project), SampleOptions(store, name="one"))
+    depths = ledger.depths()
+    assert held == [3] and (depths.leased, depths.waiting) == (0, 3) and not ledger.members()
 
 
 @pytest.mark.extra_slow
