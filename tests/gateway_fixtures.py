@@ -73,7 +73,7 @@ def post(endpoint: Endpoint, body: Any, *, key: str | None = None) -> httpx.Resp
     """A raw request over the loopback port; `body` bytes are sent as they are."""
     headers = {"authorization": f"Bearer {key or endpoint.api_key}", "content-type": "application/json"}
     sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
-    return httpx.post(f"{endpoint.base_url}/chat/completions", headers=headers, timeout=20, **sent)
+    return httpx.post(f"{endpoint.base_url}/chat/completions", headers=headers, timeout=60, **sent)
 
 
 def spelled_out(bench_: Bench, text: str) -> ScriptedReply:

@@ -19,6 +19,7 @@ from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
 from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts
+from ajet.rollout.group import GroupPlay
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
@@ -126,10 +127,11 @@ def stage(
 
 
 @contextmanager
-def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
+def time_is_up(when: Callable[[], bool], of: Any = attempts) -> Iterator[None]:
     """An attempt that runs when this becomes true is late, as if `rollout.episode_timeout` had passed then (there must
-    be one): a limit that is long enough for a busy machine would be waited for to its end."""
-    kept = attempts.first
+    be one): a limit that is long enough for a busy machine would be waited for to its end. `of`: the module that waits;
+    `verdicts` for a judge."""
+    kept = of.first
 
     async def come() -> None:
         while not when():
@@ -144,7 +146,26 @@ def time_is_up(when: Callable[[], bool]) -> Iterator[None]:
         late.cancel()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "first", first)
+        patch.setattr(of, "first", first)
+        yield
+
+
+@contextmanager
+def deadline_passes(when: Callable[[], bool]) -> Iterator[None]:
+    """A group's deadline passes once this is true, after its first episode's start; there must be one."""
+
+    async def come(group: GroupPlay) -> None:
+        while not when():
+            await asyncio.sleep(0.01)
+        group._overdue()
+
+    def began(group: GroupPlay) -> None:
+        if not group._began:
+            group._timer = asyncio.ensure_future(come(group))  # type: ignore[assignment]
+        group._began = True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupPlay, "began", began)
         yield
 
 

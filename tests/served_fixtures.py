@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits
 from ajet.rollout.served import Desk, Keeper, routes
+from ajet.rollout.served import desk as desk_room
 from ajet.schema.task import Task
 from ajet.store import RunStore
 from ajet.task_judge import Judge
@@ -22,6 +25,7 @@ from ajet.task_reader import TaskOrder
 from tests.rollout_fixtures import renderer
 
 KEY = "an-admin-key"
+HOUR_S, GLANCE_S = 3600.0, 0.05
 
 
 @dataclass
@@ -45,11 +49,27 @@ class Counter:
         """One model call of that episode."""
         body = {"model": "ajet", "messages": [{"role": "user", "content": text}], **more}
         headers = {"authorization": f"Bearer {opened['api_key']}"}
-        return httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers, timeout=20)
+        return httpx.post(f"{opened['base_url']}/chat/completions", json=body, headers=headers, timeout=60)
 
     def finish(self, opened: dict[str, Any], **body: Any) -> httpx.Response:
         """Say how it went."""
         return self.client.post(f"/episodes/{opened['episode']}/finish", json=body)
+
+    def forgotten(self, name: str) -> None:
+        """As if the client of that episode had said nothing for an hour."""
+        served = self.desk._open[name]
+        served.began -= HOUR_S
+        for call in served.session._ledger.recorder.capture.calls:
+            object.__setattr__(call, "ended", call.ended - HOUR_S)
+
+    def overdue(self) -> None:
+        """As if the groups that wait had begun an hour ago."""
+        for group in self.desk._groups:
+            group.began -= HOUR_S
+
+    def looked(self) -> None:
+        """Return when the desk has looked for episodes whose time is over, since this was called."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(3 * GLANCE_S), self.desk._loop).result(60)
 
     def play(self, reward: float = 1.0, **body: Any) -> dict[str, Any]:
         """Open, ask once, finish."""
@@ -90,6 +110,8 @@ def counter(
     order = TaskOrder(known, seed=0, shuffle=False) if known else None
     split = "debug" if backlog is None else "train"
     store = RunStore(pending, at=at)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(desk_room, "LONGEST_GLANCE", GLANCE_S)
     desk = Desk(
         experiment,
         served,
@@ -105,8 +127,9 @@ def counter(
     served.add_routes(routes(desk, KEY))
     root = served.base_url.removesuffix("/v1")
     try:
-        with httpx.Client(base_url=root, headers={"authorization": f"Bearer {KEY}"}, timeout=20) as client:
+        with httpx.Client(base_url=root, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
             yield Counter(desk, served, engine, store, client)
     finally:
         desk.close()
         served.close()
+        patch.undo()

@@ -114,11 +114,11 @@ def ray_cluster(log: Path) -> Iterator[tuple[str, psutil.Process]]:
     finally:
         processes = [*head.children(recursive=True), head]
         head.terminate()
-        psutil.wait_procs(processes, timeout=20)
+        psutil.wait_procs(processes, timeout=60)
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(processes, timeout=20)
+        psutil.wait_procs(processes, timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
         for path in set(memory.iterdir()) - before:
             if path.name.startswith(RANDOM) and not mapped(str(path)):

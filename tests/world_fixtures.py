@@ -136,13 +136,13 @@ def on_a_loop(app: web.Application) -> Iterator[str]:
         await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1).start()
         return runner, runner.addresses[0][1]
 
-    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield f"127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -319,7 +319,7 @@ def whole(body: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ajet.config.schema.rollout import BreakerSettings
-from ajet.rollout import breaker
+from ajet.rollout import breaker, rollout, verdicts
 from ajet.rollout.breaker import Breaker
 from ajet.schema.episode import Failure
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import stage
+from tests.rollout_fixtures import deadline_passes, stage
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +48,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def play(count: int = 8, **settings: Any) -> Any:
     limits = {"max_retries": 0, "max_env_worker": 4, **settings}
-    with stage(Acts, breaker={"share": 0.4, "window": 8, "patience": 5}, **limits) as made:
+    with stage(Acts, breaker={"share": 0.4, "window": 8, "patience": 600}, **limits) as made:
         groups = made.play(count)
         return groups, made.rollout.tally
 
@@ -144,8 +145,16 @@ class OneIsLost(Workflow):
 
 
 def test_an_attempt_whose_group_ends_in_the_pause_before_the_next_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet.rollout.rollout.RETRY_PAUSE", 30.0)
-    with stage(OneIsLost, breaker={"share": 0.5, "window": 3}, max_retries=1, group_deadline=1.0, min_group=1) as made:
+    pauses, limits = threading.Event(), {"max_retries": 1, "group_deadline": 600, "min_group": 1}
+
+    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+        if timeout == 3600.0:
+            pauses.set()
+        await verdicts.first(*futures, timeout=timeout)
+
+    monkeypatch.setattr(rollout, "RETRY_PAUSE", 3600.0)
+    monkeypatch.setattr(rollout, "first", first)
+    with deadline_passes(pauses.is_set), stage(OneIsLost, breaker={"share": 0.5, "window": 3}, **limits) as made:
         (group,) = made.play(1)
         assert sorted(each.status for each in group.episodes) == ["completed", "failed"]
         assert not made.rollout._breaker.is_open, "two attempts are fewer than three"
@@ -161,11 +170,11 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
         waiting = asyncio.ensure_future(other.admitted(going))
         await asyncio.sleep(0)
         one.leave()  # it was stopped, or ajet itself failed
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         waiting = asyncio.ensure_future(third.admitted(going))
         await asyncio.sleep(0)
         other.ended(None, aborted=True)
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
         third.ended(None)
         assert not made.is_open
 

@@ -39,7 +39,7 @@ class Chat(BaseHTTPRequestHandler):
         if asked["model"] == "broken":
             return self.answer(401, {"error": {"message": f"wrong key {self.headers['Authorization']}"}})
         if self.server.meet is not None:
-            self.server.meet.wait(10)
+            self.server.meet.wait(60)
         said = "" if asked["model"] == "silent" else f"<think>hm</think>In short {len(self.server.seen)}: 3."
         self.answer(200, {"choices": [{"message": {"role": "assistant", "content": said}}]})
 

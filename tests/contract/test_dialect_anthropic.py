@@ -102,7 +102,7 @@ def told(message):
 def post(endpoint, body, path="/messages", **headers):
     headers = {"x-api-key": endpoint.api_key, "anthropic-version": "2023-06-01", **headers}
     sent = {"content": body} if isinstance(body, bytes) else {"json": body}
-    return httpx.post(f"{endpoint.base_url}{path}", headers=headers, timeout=20, **sent)
+    return httpx.post(f"{endpoint.base_url}{path}", headers=headers, timeout=60, **sent)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -590,7 +590,7 @@ def test_a_client_that_leaves_a_stream_frees_the_engine():
             while not session._ledger.idle:
                 await asyncio.sleep(0.001)
 
-        on.gateway.call(asyncio.wait_for(settled(), 20)).result()
+        on.gateway.call(asyncio.wait_for(settled(), 60)).result()
         assert engine.running == 0 and engine.closed_early == 1
         [call] = session.close().calls
         assert call.finish == "aborted" and len(call.response_ids) == 3

@@ -56,7 +56,7 @@ def test_what_a_killed_environment_leaves_the_next_start_removes(
     for number in containers("{{.State.Pid}}"):  # so that none ends by itself when its pipes close
         os.kill(int(number), signal.SIGSTOP)
     os.kill(first.process.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(first.process.pid)], timeout=10)
+    psutil.wait_procs([psutil.Process(first.process.pid)], timeout=60)
     assert left and set(left) <= set(containers())
     found = up(str(file), port=0)
     try:

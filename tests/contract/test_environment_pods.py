@@ -48,7 +48,7 @@ class Pods:
     manifests: Path
 
     def get(self, number: int, path: str = "/health") -> dict:
-        found = httpx.get(f"http://{self.addresses[number]}:{PORT}{path}", headers=BEARER, timeout=10)
+        found = httpx.get(f"http://{self.addresses[number]}:{PORT}{path}", headers=BEARER, timeout=60)
         return dict(found.json())
 
 
@@ -154,7 +154,7 @@ def test_of_two_pods_one_is_killed_and_the_other_drained(pods: Pods) -> None:
             left = one if said["two"] == "lost" else two
             while (await asyncio.to_thread(pods.get, 1))["status"] != "draining":
                 await asyncio.sleep(0.05)
-            refused = httpx.post(f"http://{pods.addresses[1]}:{PORT}/episodes", headers=BEARER, json={}, timeout=10)
+            refused = httpx.post(f"http://{pods.addresses[1]}:{PORT}/episodes", headers=BEARER, json={}, timeout=60)
             assert refused.status_code == 503
             assert (await left.toolset.use("note", {"text": "c"})).text.endswith("c")
         form = "{{.State.Status}} {{.RestartCount}} {{.State.ExitCode}}"
@@ -189,7 +189,7 @@ def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.
     assert episode(first)("note", text="a") == "a"
     assert "A_KEY=open sesame" in containers("{{.Config.Env}}")[0]
     os.kill(first.process.pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(first.process.pid)], timeout=10)
+    psutil.wait_procs([psutil.Process(first.process.pid)], timeout=60)
     assert containers() == [left]
     swept.cache_clear()  # this process has looked before
     found = up(str(file), port=0, **boxed)

@@ -206,7 +206,7 @@ class Wire:
 
     def __exit__(self, *_: object) -> None:
         self.process.stdin.close()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(60) == 0
         self.process.stdout.close()
 
     def send(self, message: dict) -> None:

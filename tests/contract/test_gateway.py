@@ -116,7 +116,7 @@ def test_a_plain_post_works_inside_an_event_loop_of_the_users():
                 f"{endpoint.base_url}/chat/completions",
                 headers={"Authorization": f"Bearer {endpoint.api_key}"},
                 json={"messages": ASK},
-                timeout=20,
+                timeout=60,
             )
 
         answer = asyncio.run(execute()).json()
@@ -430,7 +430,7 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
             while not session._ledger.idle:
                 await asyncio.sleep(0.001)
 
-        on.gateway.call(asyncio.wait_for(settled(), 20)).result()
+        on.gateway.call(asyncio.wait_for(settled(), 60)).result()
         assert engine.running == 0 and engine.closed_early == 1
         call = session.close().calls[0]
         assert call.finish == "aborted" and call.reply is None
@@ -450,10 +450,10 @@ def test_closing_a_session_aborts_what_runs_and_kills_its_keys():
             while not on.engine.running:
                 await asyncio.sleep(0.001)
 
-        on.gateway.call(asyncio.wait_for(running(), 20)).result()
+        on.gateway.call(asyncio.wait_for(running(), 60)).result()
         capture = session.close()
         assert capture.calls[0].finish == "aborted"
-        thread.join(20)
+        thread.join(60)
         assert got[0].status_code == 410 and got[0].json()["error"]["code"] == "episode_finished"
         assert post(endpoint, {"messages": ASK}).status_code == 410
         assert session.close() is capture
@@ -473,7 +473,7 @@ def test_a_turn_on_the_gateways_own_loop_survives_its_sessions_end():
             except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
                 return getattr(error, "code", repr(error))
 
-        assert on.gateway.call(episode()).result(20) == "episode_finished"
+        assert on.gateway.call(episode()).result(60) == "episode_finished"
 
 
 def test_the_streamed_turn_is_pieces_and_then_the_turn():
@@ -483,7 +483,7 @@ def test_the_streamed_turn_is_pieces_and_then_the_turn():
         async def play():
             return [item async for item in session.stream(TurnRequest("a", ASK))]
 
-        *pieces, turn = on.gateway.call(play()).result(20)
+        *pieces, turn = on.gateway.call(play()).result(60)
         assert "".join(delta["content"] for piece in pieces for delta in piece.deltas) == turn.message["content"]
         assert [token for piece in pieces for token in piece.ids] == list(turn.ids)
         assert turn.finish == "stop" and turn.completion_tokens == len(turn.ids)

@@ -206,7 +206,7 @@ def test_a_client_that_leaves_between_two_tries_gets_the_one_call_back():
                 await asyncio.to_thread(halted.wait)
                 task.cancel()
                 await asyncio.wait([task])
-                await asyncio.to_thread(on.gateway.call(asyncio.wait_for(idle(session), 20)).result)
+                await asyncio.to_thread(on.gateway.call(asyncio.wait_for(idle(session), 60)).result)
                 retry = {"x-stainless-retry-count": "1"}
                 return await client.chat.completions.create(**fields, extra_headers=retry)
 

@@ -59,7 +59,7 @@ class Halting(ScriptedEngine):
 
 
 def http_of(endpoint, way):
-    return httpx.AsyncClient(transport=endpoint.transport() if way == "in-process" else None, timeout=20)
+    return httpx.AsyncClient(transport=endpoint.transport() if way == "in-process" else None, timeout=60)
 
 
 async def ask(endpoint, way, headers=None, *, http=None, url=None, **fields):
@@ -85,7 +85,7 @@ async def until(condition):
 
 
 def wait(on, condition):
-    on.gateway.call(asyncio.wait_for(until(condition), 20)).result()
+    on.gateway.call(asyncio.wait_for(until(condition), 60)).result()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -574,7 +574,7 @@ def test_what_is_just_being_answered_at_the_end_is_answered():
         on.gateway.add_routes([Route("/soon", soon)])
         url = f"{on.gateway.base_url.removesuffix('/v1')}/soon"
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(httpx.get, url, timeout=20)
-            assert begun.wait(20)
+            answer = pool.submit(httpx.get, url, timeout=60)
+            assert begun.wait(60)
             on.gateway.close()
             assert answer.result().json() == {"told": True}

@@ -58,7 +58,7 @@ def released() -> Iterator[None]:
     flows.RELEASE.set()
 
 
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while not true():

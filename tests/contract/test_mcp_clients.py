@@ -113,7 +113,7 @@ def test_a_session_may_be_used_and_closed_from_any_thread_and_loop(client):
     for step in (opens, closes):
         thread = threading.Thread(target=asyncio.run, args=(step(),))
         thread.start()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     assert used == ["x"]
 

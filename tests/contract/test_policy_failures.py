@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,16 @@ import pytest
 
 from ajet.algorithm import credit
 from ajet.config.schema import AjetConfig
+from ajet.engine.scripted import ScriptedReply
+from ajet.rollout import verdicts
 from ajet.rollout.blame import time_by_place
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.call import Call
-from ajet.schema.episode import Verdict
 from ajet.schema.errors import EngineFailure, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow import Workflow
+from ajet.workflow import Workflow, deadline
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import HoldsNothing, stage
+from tests.rollout_fixtures import stage, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -113,8 +116,6 @@ def test_what_others_did_never_has(workflow: type[Any]) -> None:
 
 
 def test_an_engines_failure_is_left_out_and_has_no_reward() -> None:
-    from ajet.engine.scripted import ScriptedReply
-
     with stage(Parses, lambda _: ScriptedReply("no", fail_after=1), policy_failure_reward=-1.0, max_retries=0) as made:
         episode = made.episode()
     assert episode.failure is not None and episode.failure.boundary == "engine"
@@ -131,15 +132,25 @@ def test_a_failed_episode_with_a_reward_moves_the_baseline_of_its_group() -> Non
 
 
 def test_time_in_an_engine_call_is_the_engines() -> None:
-    with stage(flows.Asks, latency=60.0, episode_timeout=0.5, policy_failure_reward=-1.0) as made:
+    asked = threading.Event()
+
+    def never(_: Any) -> ScriptedReply:
+        asked.set()
+        return ScriptedReply("yes", latency=3600)
+
+    with time_is_up(asked.is_set), stage(flows.Asks, never, policy_failure_reward=-1.0) as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("engine", "timeout")
     assert episode.reward is None and not episode.left_out, "a timeout is no success"
 
 
 @pytest.mark.parametrize(("isolation", "worth"), [("thread", -1.0), ("loop", None)])
-def test_time_lost_over_an_answer_is_the_policys_where_it_is_its_own(isolation: str, worth: float | None) -> None:
-    with stage(flows.HangsAwaiting, isolation=isolation, episode_timeout=2.0, policy_failure_reward=-1.0) as made:
+def test_time_lost_over_an_answer_is_the_policys_where_it_is_its_own(
+    isolation: str, worth: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(flows.HANGS, str(tmp_path / "hangs"))
+    late = time_is_up((tmp_path / "hangs").exists)
+    with late, stage(flows.HangsAwaiting, isolation=isolation, policy_failure_reward=-1.0) as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
     assert episode.reward == worth
@@ -231,8 +242,13 @@ class WaitsForATool(Workflow):
         return WorkflowOutput(reward=0.0)
 
 
-@pytest.mark.parametrize("limits", [{"episode_timeout": 3.0}, {"episode_timeout": 60, "tool_timeout": 0.05}])
-def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(limits: dict[str, float]) -> None:
+@pytest.mark.parametrize(("reserve", "limits"), [(59.5, {}), (2.0, {"tool_timeout": 0.05})])
+def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(
+    reserve: float, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what is kept back of its episode's minute, or by a limit of its own."""
+    monkeypatch.setattr(deadline, "RESERVE", 1.0)
+    monkeypatch.setattr(deadline, "MOST_RESERVED_S", reserve)
     with stage(WaitsForATool, max_retries=0, **limits) as made:
         episode = made.episode()
     assert episode.failure is not None
@@ -240,23 +256,15 @@ def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(limits: dic
     assert [(use.name, use.error) for use in episode.tool_uses] == [("sleep", "timeout")]
 
 
-class SlowJudge(HoldsNothing):
-    """Takes nearly as long as an episode may."""
+def test_the_judge_has_time_of_its_own_after_an_episodes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float | None] = []
+    kept = verdicts.first
 
-    async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
-        await asyncio.sleep(0.8)
-        return Verdict(1.0)
+    async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+        given.append(timeout)
+        await kept(*futures, timeout=timeout)
 
-
-class TakesItsTime(Workflow):
-    """The same."""
-
-    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
-        await flows.ask(tuner, "x")
-        await asyncio.sleep(max(0.0, tuner.time_left - 0.4))
-        return WorkflowOutput()
-
-
-def test_the_judge_has_time_of_its_own_after_an_episodes_time() -> None:
-    with stage(TakesItsTime, judge=SlowJudge(), max_retries=0, episode_timeout=1.2) as made:
+    monkeypatch.setattr(verdicts, "first", first)
+    with stage(flows.Asks, max_retries=0, episode_timeout=60) as made:
         assert made.episode().reward == 1.0
+    assert given == [60.0], "all of it, however long the agent took"

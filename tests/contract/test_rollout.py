@@ -12,13 +12,13 @@ import pytest
 
 from ajet.engine.contract import DrawKey, TokenRequest
 from ajet.engine.scripted import ScriptedReply
-from ajet.rollout import Closed, GivenBack
+from ajet.rollout import Closed, GivenBack, verdicts
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
-from tests.rollout_fixtures import AnswerJudge, HoldsNothing, stage, tasks
+from tests.rollout_fixtures import AnswerJudge, HoldsNothing, deadline_passes, stage, tasks, time_is_up
 
 pytestmark = pytest.mark.slow
 
@@ -217,12 +217,15 @@ def test_a_judge_may_ask_to_be_asked_again() -> None:
 
 
 def test_a_judge_that_hangs_is_timed_out() -> None:
+    asked = threading.Event()
+
     class Hangs(HoldsNothing):
         async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+            asked.set()
             await asyncio.Event().wait()
             return Verdict(1.0)
 
-    with stage(flows.Asks, judge=Hangs(), episode_timeout=1.0) as made:
+    with time_is_up(asked.is_set, verdicts), stage(flows.Asks, judge=Hangs()) as made:
         episode = made.episode()
     assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("judge", "timeout")
 
@@ -241,7 +244,8 @@ class WaitsUnlessFirst(Workflow):
 
 
 def test_a_group_closes_at_its_deadline_with_k_of_n() -> None:
-    with stage(WaitsUnlessFirst, num_repeat=4, group_deadline=1.0, min_group=2) as made:
+    late = deadline_passes(lambda: len(made.seen) == 2 and made.engine.requests == 4)
+    with late, stage(WaitsUnlessFirst, num_repeat=4, group_deadline=600, min_group=2) as made:
         (group,) = made.play(1)
     assert [episode.status for episode in group.episodes] == ["completed", "completed", "aborted", "aborted"]
     assert len(group.scored) == 2
@@ -269,7 +273,8 @@ def test_a_group_waits_for_min_group_after_its_deadline() -> None:
 
 
 def test_episodes_that_wait_for_a_slot_are_aborted_with_their_group() -> None:
-    with stage(WaitsUnlessFirst, num_repeat=6, group_deadline=1.0, min_group=2, max_env_worker=3) as made:
+    late = deadline_passes(lambda: len(made.seen) == 2 and made.engine.requests == 5)
+    with late, stage(WaitsUnlessFirst, num_repeat=6, group_deadline=600, min_group=2, max_env_worker=3) as made:
         (group,) = made.play(1)
     assert [episode.attempts for episode in group.episodes] == [1, 1, 1, 1, 1, 0]
     assert [episode.status for episode in group.episodes[2:]] == ["aborted"] * 4

@@ -156,7 +156,7 @@ def test_closing_ends_all_and_removes_all(kind: type[Warm]) -> None:
         time.sleep(0.01)
     box.close()
     box.close()
-    running.join(10)
+    running.join(60)
     assert results[0].ended == "killed"
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree)
     assert not any(each.exists() for each in folders)
@@ -309,7 +309,7 @@ def test_a_run_that_is_killed_leaves_no_container() -> None:
     before = containers()
     done = subprocess.run([sys.executable, "-c", _OPENS, IMAGE], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while containers() != before and time.monotonic() < until:
         time.sleep(0.05)
     assert containers() == before

@@ -150,7 +150,7 @@ def test_closing_an_iterator_frees_its_slot(engine: TokenEngine, request: Any) -
         short = await chunks(engine, ask(5))
         assert len(ids_of(short)) == 5
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), 60))
     if isinstance(engine, ScriptedEngine):
         assert (engine.running, engine.closed_early) == (0, 2)
     elif hasattr(engine, "counts"):
@@ -175,7 +175,7 @@ def check_close_fails_who_waits_and_who_comes_after(engine: TokenEngine) -> None
         await asyncio.get_running_loop().run_in_executor(None, engine.close)
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    ended = asyncio.run(asyncio.wait_for(scenario(), 20))
+    ended = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert [type(end) for end in ended] == [EngineFailure] * 4
     engine.close()
     with pytest.raises(EngineFailure):

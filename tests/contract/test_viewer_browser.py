@@ -58,7 +58,7 @@ def tab(browser, request):
     said: list[str] = []
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text) if _wrong(message) else None)
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     yield page
     context.close()
     assert not said, said

@@ -188,11 +188,11 @@ class Held(Count):
 
     def create(self, task_id: str, params: dict[str, Any]) -> str:
         self.begun.set()
-        assert self.made.wait(10)
+        assert self.made.wait(60)
         return super().create(task_id, params)
 
     def release(self) -> None:
-        assert self.left.wait(10)
+        assert self.left.wait(60)
         super().release()
 
 
@@ -211,10 +211,10 @@ def test_an_instance_that_is_released_while_it_is_made_is_let_go_when_it_is_made
     creating = threading.Thread(target=create)
     creating.start()
     try:
-        assert until(lambda: bool(own)) and own[0].begun.wait(10)
+        assert until(lambda: bool(own)) and own[0].begun.wait(60)
         assert env.release() and not own[0].released, "no two of its methods run at a time"
         may.set()
-        creating.join(10)
+        creating.join(60)
         assert until(lambda: own[0].released), "whoever made it"
         assert "the instance was not made: it was released" in str(failures[0])
     finally:
@@ -229,7 +229,7 @@ def test_a_world_that_holds_up_its_loop_does_not_hold_up_the_end(monkeypatch: py
     class Holds(AsyncCount):
         async def step(self, action: str) -> dict[str, Any]:
             held.set()
-            goes.wait(10)
+            goes.wait(60)
             return await super().step(action)
 
     beside = Beside(OwnWorld(Holds, "holds", 1))
@@ -241,7 +241,7 @@ def test_a_world_that_holds_up_its_loop_does_not_hold_up_the_end(monkeypatch: py
             env.step("1")
 
     threading.Thread(target=step, daemon=True).start()
-    assert held.wait(10)
+    assert held.wait(60)
     monkeypatch.setattr(beside._thread, "join", lambda timeout: None)
     beside.close()
     goes.set()

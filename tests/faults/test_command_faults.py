@@ -271,7 +271,7 @@ def _line(process: psutil.Process) -> str:
 
 
 def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)

@@ -353,8 +353,8 @@ def test_closing_the_gateway_ends_waiting_clients():
             while not on.engine.running:
                 await asyncio.sleep(0.001)
 
-        on.gateway.call(asyncio.wait_for(running(), 20)).result()
-    thread.join(20)
+        on.gateway.call(asyncio.wait_for(running(), 60)).result()
+    thread.join(60)
     assert len(ended) == 1 and on.engine.running == 0
 
 
@@ -373,5 +373,5 @@ def test_a_read_timeout_of_the_client_aborts_the_call():
             while on.engine.running:
                 await asyncio.sleep(0.001)
 
-        on.gateway.call(asyncio.wait_for(idle(), 20)).result()
+        on.gateway.call(asyncio.wait_for(idle(), 60)).result()
         assert session.close().calls[0].finish == "aborted"

@@ -297,7 +297,7 @@ def test_what_is_no_http_at_all_hurts_nobody(on, noise):
     session = on.open()
     endpoint = session("a", "a", None)
     host, port = endpoint.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as line:
+    with socket.create_connection((host, int(port)), timeout=60) as line:
         line.sendall(noise)
         line.shutdown(socket.SHUT_WR)
         while line.recv(4096):

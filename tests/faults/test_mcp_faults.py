@@ -187,7 +187,7 @@ def test_closing_from_another_task_leaves_the_loop_as_it_was(client):
         async with attempt(PLAIN, client=client) as tools:  # the SDK alone: CancelledError here, or a hang
             return (await tools.use("echo", {"text": "well"})).text
 
-    assert asyncio.run(asyncio.wait_for(plays(), 20)) == "well"
+    assert asyncio.run(asyncio.wait_for(plays(), 60)) == "well"
 
 
 def test_a_cancellation_that_nobody_asked_for_is_a_transport_failure():
@@ -211,7 +211,7 @@ def test_what_a_server_started_ends_with_it_also_in_a_session_of_its_own(client)
         return children
 
     children = asyncio.run(plays())
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while any(map(lives, children)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not any(map(lives, children))
@@ -259,7 +259,7 @@ def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(tmp_path):
             await opening
 
     asyncio.run(plays())
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(lives(int(file.read_text())) for file in told.values()) and time.monotonic() < end:
         time.sleep(0.02)
     assert not any(lives(int(file.read_text())) for file in told.values())
@@ -284,7 +284,7 @@ def test_an_attempt_that_is_cancelled_while_it_closes_leaves_nothing(tmp_path):
         return folder
 
     folder = asyncio.run(plays())
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while (lives(int(told.read_text())) or folder.parent.exists()) and time.monotonic() < end:
         time.sleep(0.02)
     assert not lives(int(told.read_text())) and not folder.parent.exists()

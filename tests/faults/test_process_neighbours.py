@@ -174,7 +174,7 @@ def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 120.0) 
 def _ended(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_ZOMBIE or process.wait(20) is None or pid == os.getpid()
+        return process.status() == psutil.STATUS_ZOMBIE or process.wait(60) is None or pid == os.getpid()
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import resource
@@ -46,17 +45,14 @@ def fault(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Nothing can be opened; what is open goes on. No garbage of earlier tests gives descriptors back meanwhile."""
+    """Nothing can be opened, whatever is closed meanwhile: all below the limit are taken. What is open goes on."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    gc.collect()
-    gc.disable()
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    for taken in range(3):
+        os.fstat(taken)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         yield
     finally:
-        gc.enable()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -108,7 +104,7 @@ def test_an_end_that_could_not_be_recorded_is_recorded_when_it_is_asked_for_agai
         told = served.finish(first, reward=9.0)
         assert told.status_code == 200 and told.json()["reward"] == 0.5, "the verdict was there already"
         assert served.finish(second, reward=1.0).status_code == 200
-        group = served.desk.results.get(timeout=10)
+        group = served.desk.results.get(timeout=60)
         assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.5, 1.0]
     again = [episode.uuid for episode in EpisodeFiles(folder).read(0)]
     assert sorted(again) == sorted([first["episode"], second["episode"]]), "each once"
@@ -122,7 +118,7 @@ def test_an_end_that_nobody_asks_for_again_is_recorded_by_the_server(tmp_path):
             while (state := served.client.get(f"/episodes/{made['episode']}").json()["status"]) in ("open", "judging"):
                 pass
             assert state == "unrecorded"
-        group = served.desk.results.get(timeout=10)
+        group = served.desk.results.get(timeout=60)
         assert isinstance(group, Group) and group.episodes[0].failure is not None
         told = served.finish(made, reward=1)
         assert told.status_code == 409 and "episode_timeout" in told.json()["error"]["message"]
@@ -139,7 +135,7 @@ def test_an_end_that_is_given_up_leaves_its_place_to_another(tmp_path):
             assert served.finish(made, reward=1).status_code == 409
         assert served.client.get("/episodes").json()["open"] == []
         assert served.play(0.0)["repeat"] == 0 and served.play(1.0)["repeat"] == 1
-        group = served.desk.results.get(timeout=10)
+        group = served.desk.results.get(timeout=60)
         assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.0, 1.0]
 
 
@@ -155,13 +151,14 @@ def test_an_end_that_is_never_recorded_is_given_up_after_the_idle_time(tmp_path)
 
 def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_recorded(tmp_path):
     folder = tmp_path / "pending"
-    limits = {"num_repeat": 3, "group_deadline": 0.5, "min_group": 2}
+    limits = {"num_repeat": 3, "group_deadline": 600, "min_group": 2}
     with counter(backlog=9, pending=folder, gateway={"idle_timeout": 600}, **limits) as served:
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
         late = opened(served, task="q")
         with in_the_way(folder):
-            group = served.desk.results.get(timeout=10)
+            served.overdue()
+            group = served.desk.results.get(timeout=60)
             assert isinstance(group, Group) and [episode.reward for episode in group.episodes] == [0.0, 1.0]
             told = served.client.get(f"/episodes/{late['episode']}").json()
             assert told["status"] == "aborted" and "group_deadline" in told["reason"]
@@ -183,7 +180,7 @@ def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_gr
         monkeypatch.setattr(served.store, "bring", refused)
         for _ in range(2):  # who looks for idle ones goes on
             made = served.open()
-            group = served.desk.results.get(timeout=10)
+            group = served.desk.results.get(timeout=60)
             assert isinstance(group, Group) and [episode.uuid for episode in group.episodes] == [made["episode"]]
             assert group.episodes[0].failure is not None
 
@@ -207,7 +204,7 @@ def test_a_server_that_ends_hands_over_what_it_could_not_record(tmp_path):
         with in_the_way(folder):
             not_recorded(served.finish(made, reward=1))
             served.desk.close()
-        group = served.desk.results.get(timeout=10)
+        group = served.desk.results.get(timeout=60)
         assert isinstance(group, Group) and group.episodes[0].reward == 1.0
 
 
@@ -226,7 +223,7 @@ def test_without_a_trainer_too_an_end_is_acknowledged_when_it_is_recorded(tmp_pa
         assert [one.uuid for one in EpisodeFiles(folder).read(0, "debug")] == [first["episode"]]
         last = opened(served, task="b")
         served.desk.close()
-        rest = [served.desk.results.get(timeout=10) for _ in range(2)]
+        rest = [served.desk.results.get(timeout=60) for _ in range(2)]
         recording.rest(one for one in rest if isinstance(one, Episode))
     assert [one.uuid for one in EpisodeFiles(folder).read(0, "debug")] == [first["episode"], last["episode"]]
 

@@ -178,7 +178,7 @@ def test_idle_connections_leave_the_record_its_descriptors(tmp_path: Path):
                 assert httpx.get(f"{served.client.base_url}/health", timeout=30).status_code == 200
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert served.desk.results.get(timeout=10).episodes[0].reward == 1.0  # type: ignore[union-attr]
+        assert served.desk.results.get(timeout=60).episodes[0].reward == 1.0  # type: ignore[union-attr]
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_a_late_client_finds_its_key_dead() -> None:
                 f"{endpoints[0].base_url}/chat/completions",
                 headers={"Authorization": f"Bearer {endpoints[0].api_key}"},
                 json={"model": "ajet", "messages": [{"role": "user", "content": "hello?"}]},
-                timeout=10,
+                timeout=60,
             )
             assert reply.status_code in (401, 410) and made.engine.requests == before
             assert len(episode.calls) == 1
@@ -129,7 +129,7 @@ def test_a_timeout_frees_the_engine() -> None:
         episode = made.episode()
         assert episode.failure is not None and episode.failure.kind == "timeout"
         assert [call.finish for call in episode.calls] == ["aborted"]
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while made.engine.running and time.monotonic() < end:
             time.sleep(0.01)
         assert made.engine.running == 0

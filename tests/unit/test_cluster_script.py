@@ -96,7 +96,7 @@ def finished(script: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Its exit code and what it said; with it goes all that it left."""
     code: int | None = None
     with suppress(subprocess.TimeoutExpired):
-        code = process.wait(timeout=20)
+        code = process.wait(timeout=60)
     left = alive(process.pid)
     if left:
         os.killpg(process.pid, signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_the_run_is_started_beside_the_head_and_its_code_is_the_scripts(script: 
 @pytest.mark.parametrize("again", [True, False], ids=["a run that goes on", "a run that had ended"])
 def test_a_job_whose_time_is_up_asks_the_run_to_end_and_then_ray_and_is_queued_again(script: Path, again: bool) -> None:
     code = str(PREEMPTED if again else 0)
-    process, end = started(script, WAITS="yes", CODE=code), time.monotonic() + 30
+    process, end = started(script, WAITS="yes", CODE=code), time.monotonic() + 60
     while not (script.parent / "told" / "run").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)

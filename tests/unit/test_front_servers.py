@@ -126,7 +126,7 @@ def test_there_are_never_more_than_allowed_and_those_who_wait_get_one_in_turn():
 
     async def all_of_them() -> None:
         await one.open()
-        await asyncio.wait_for(asyncio.gather(*(play(number) for number in range(6))), 5)
+        await asyncio.wait_for(asyncio.gather(*(play(number) for number in range(6))), 60)
 
     asyncio.run(all_of_them())
     assert got == list(range(6)) and one.used == 0
@@ -213,7 +213,7 @@ def test_one_that_died_keeps_its_place_until_it_is_closed_and_none_is_started_af
         await asyncio.sleep(0.01)
         assert len(started) == 1
         gone.set()
-        taken = await asyncio.wait_for(taking, 5)
+        taken = await asyncio.wait_for(taking, 60)
         await one.close()
         await one.give_back(taken)
         await asyncio.sleep(0.01)

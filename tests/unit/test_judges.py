@@ -142,7 +142,7 @@ def test_an_async_judge_runs_on_the_loop_and_a_plain_one_does_not_block_it():
     class Blocking(BaseJudge):
         def compute_reward(self, workflow_task, workflow_output):
             self.entered.set()
-            assert self.release.wait(10)
+            assert self.release.wait(60)
             return 2.0, True
 
     async def both():

@@ -15,7 +15,7 @@ from ajet.record.live_line import LiveLine, somebody_is_asked
 
 
 def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not true() and time.monotonic() < end:
         time.sleep(0.01)
     assert true()
@@ -47,12 +47,12 @@ def test_nothing_is_drawn_over_a_debuggers_prompt() -> None:
     class Prompt(pdb.Pdb):
         def cmdloop(self, intro: Any = None) -> None:
             asked.set()
-            answer.wait(10)
+            answer.wait(60)
 
     thread = threading.Thread(target=Prompt(stdin=io.StringIO(), stdout=io.StringIO()).cmdloop)
     thread.start()
     try:
-        assert asked.wait(10) and somebody_is_asked()
+        assert asked.wait(60) and somebody_is_asked()
         with LiveLine(lambda: ["stage"], Console(file=out), every_s=0.01):
             time.sleep(0.05)
             assert out.getvalue() == ""

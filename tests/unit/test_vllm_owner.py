@@ -45,7 +45,7 @@ def test_core_and_worker_end_with_a_killed_owner() -> None:
     assert word == "watching" and all(process.is_running() for process in processes)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     left = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
     for process in left:
         process.kill()

@@ -137,7 +137,7 @@ def test_close_fails_who_waits_and_who_comes_after(monkeypatch: pytest.MonkeyPat
         while len(engine._calls) < 3:
             await asyncio.sleep(0)
         await asyncio.get_running_loop().run_in_executor(None, engine.close)
-        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
 
     assert [type(end) for end in asyncio.run(scenario())] == [EngineFailure] * 3
     engine.close()
