@@ -21,7 +21,7 @@ from tests.mcp_servers.plain_http import PlainServer
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 PLAIN = f"{{python}} -I -S {SERVERS / 'plain_stdio.py'}"
-SHORT = Limits(start=20, call=20, close=2, reply_bytes=1 << 20)
+SHORT = Limits(start=60, call=60, close=2, reply_bytes=1 << 20)
 
 
 @contextlib.contextmanager

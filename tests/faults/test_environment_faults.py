@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from ajet.environment.services import EnvService, GymEnv, wire
 from ajet.environment.services.serving import Beside
 from ajet.environment.services.sources import open_world
+from ajet.rollout import worlds
 from ajet.schema.episode import Episode
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task
@@ -69,8 +69,10 @@ def test_a_step_that_fails_is_an_environment_lost_and_is_asked_once(fault: str) 
 
 
 def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds, "RESERVE", 1.0)
+    monkeypatch.setattr(worlds, "MOST_RESERVED_S", 59.0)  # of a minute
     service = Failing(step="hang")
-    with in_service(world_workflows.Swallows, service.url, episode_timeout=1.0) as made:
+    with in_service(world_workflows.Swallows, service.url, episode_timeout=60.0) as made:
         assert "/step: no answer within 0." in lost(made.episode())
     assert service.heard == ["create", "step", "release"]
     service.close()
@@ -102,16 +104,15 @@ def test_a_score_that_does_not_come_is_no_score_of_0(score: Any) -> None:
     service.close()
 
 
-def test_a_service_that_dies_between_two_steps_is_known_within_a_second() -> None:
+def test_a_service_that_dies_between_two_steps_is_known_by_the_next() -> None:
     beside = Beside(open_world("world_fixtures.py->Count", base=HERE))
     env = GymEnv(beside.service, "1")
     env.create()
     env.step("2")
     beside.close()
-    began = time.monotonic()
     with pytest.raises(EnvironmentFailure, match="nobody is to be reached there"):
         env.step("1")
-    assert time.monotonic() - began < 1 and env.lost
+    assert env.lost
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from ajet.engine.contract import TokenRequest
 from ajet.engine.scripted import ScriptedReply
+from ajet.rollout import verdicts
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -98,17 +100,20 @@ def test_a_late_client_finds_its_key_dead() -> None:
     """A workflow that was given up goes on calling: the model does not answer, and nothing reaches the record."""
     endpoints: list[Any] = []
 
+    asked = threading.Event()
+
     class Late(Workflow):
         async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
             endpoints.append(tuner.as_oai_baseurl_apikey())
             await flows.ask(tuner, "x")
+            asked.set()
             flows.RELEASE.wait()
             return WorkflowOutput(reward=1.0)
 
     flows.RELEASE.clear()
     import requests
 
-    with stage(Late, episode_timeout=1) as made:
+    with time_is_up(asked.is_set), stage(Late) as made:
         try:
             episode = made.episode()
             before = made.engine.requests
@@ -125,7 +130,10 @@ def test_a_late_client_finds_its_key_dead() -> None:
 
 
 def test_a_timeout_frees_the_engine() -> None:
-    with stage(flows.Asks, lambda _: ScriptedReply("yes", latency=3600), episode_timeout=0.5) as made:
+    with (
+        time_is_up(lambda: made.engine.running == 1),
+        stage(flows.Asks, lambda _: ScriptedReply("yes", latency=3600)) as made,
+    ):
         episode = made.episode()
         assert episode.failure is not None and episode.failure.kind == "timeout"
         assert [call.finish for call in episode.calls] == ["aborted"]
@@ -136,13 +144,16 @@ def test_a_timeout_frees_the_engine() -> None:
 
 
 def test_a_judge_that_blocks_its_loop_does_not_hold_up_the_rollout() -> None:
+    blocks = threading.Event()
+
     class Blocks(AnswerJudge):
         async def verdict(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Verdict:
+            blocks.set()
             flows.RELEASE.wait()
             return Verdict(1.0)
 
     flows.RELEASE.clear()
-    with stage(flows.Asks, judge=Blocks(), episode_timeout=1) as made:
+    with time_is_up(blocks.is_set, verdicts), stage(flows.Asks, judge=Blocks()) as made:
         try:
             episode = made.episode()  # ends while the judge blocks: it is let go of below
             assert episode.failure is not None and episode.failure.boundary == "judge"

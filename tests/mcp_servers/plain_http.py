@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 MODERN = "2026-07-28"
@@ -144,6 +145,8 @@ class Handler(BaseHTTPRequestHandler):
             return {"result": {"tools": self.server.tools[at : at + 2], **following}}
         name, arguments = params["name"], params.get("arguments", {})
         if name == "hang":
+            if "begun" in arguments:
+                Path(arguments["begun"]).touch()
             time.sleep(arguments.get("seconds", 60))
         text = str(arguments.get("text", ""))
         if name == "big" and arguments["size"] <= 1 << 20:

@@ -149,23 +149,23 @@ def test_calculator(expression: str, value: str, tmp_path: Path) -> None:
     ],
 )
 def test_calculator_computes_nothing_else(expression: str, tmp_path: Path) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert Server(calculator, tmp_path).fails("calculate", expression=expression)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_terminal_bounds_time_output_and_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_API_KEY", "a-key-of-ours")
-    shell = Server(terminal, tmp_path, max_bytes=4000, timeout=1.0)
+    shell, quick = Server(terminal, tmp_path, max_bytes=4000), Server(terminal, tmp_path, timeout=1.0)
     assert shell.says("execute_command", command="pwd") == str(tmp_path)
     assert "a-key-of-ours" not in shell.says("execute_command", command="env")
     said = shell.says("execute_command", command="yes | head -c 3000000; sleep 60 & echo $! > pid; exit 3")
     assert "more bytes of output were dropped" in said and "[exit code 3]" in said and len(said) < 4200
-    assert "its time was over" in shell.says("execute_command", command="sleep 60", timeout=30)
+    assert "its time was over" in quick.says("execute_command", command="sleep 60", timeout=30)
     child = int((tmp_path / "pid").read_text())
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    assert json.loads(shell.says("get_command_history", count=1, output_format="json"))[0]["exit_code"] is None
+    assert json.loads(quick.says("get_command_history", count=1, output_format="json"))[0]["exit_code"] is None
 
 
 def test_terminal_controller_keeps_its_directory(tmp_path: Path) -> None:
@@ -181,15 +181,16 @@ def test_terminal_controller_keeps_its_directory(tmp_path: Path) -> None:
 
 
 def test_python_keeps_names_and_loses_them_with_its_time(tmp_path: Path) -> None:
-    python = Server(python_code, tmp_path, timeout=1.0, max_bytes=2000)
+    python, quick = Server(python_code, tmp_path, max_bytes=2000), Server(python_code, tmp_path, timeout=1.0)
     first = json.loads(python.says("e2b_run_code", code_block="x = 20\nprint('hi')\nx + 1"))
     assert first["output"] == "hi\n21\n"
     again = python.says("e2b_run_code", sandbox_id=first["sandbox_id"], code_block="print(x); 1/0")
     assert "20" in again and "ZeroDivisionError" in again
     assert "dropped" in python.says("e2b_run_code", sandbox_id=first["sandbox_id"], code_block="print('y'*10**6)")
-    assert "names are lost" in python.fails("e2b_run_code", sandbox_id=first["sandbox_id"], code_block="while 1: pass")
+    assert "names are lost" in quick.fails("e2b_run_code", code_block="while 1: pass")
+    ends = "import os; os._exit(3)"
+    assert "names are lost" in python.fails("e2b_run_code", sandbox_id=first["sandbox_id"], code_block=ends)
     assert "there is no sandbox" in python.fails("e2b_run_code", sandbox_id=first["sandbox_id"], code_block="1")
-    assert "names are lost" in python.fails("e2b_run_code", code_block="import os; os._exit(3)")
     (tmp_path / "f.txt").write_text("z")
     uploaded = json.loads(python.says("e2b_upload_file", path="f.txt"))
     read = python.says(
@@ -199,7 +200,7 @@ def test_python_keeps_names_and_loses_them_with_its_time(tmp_path: Path) -> None
 
 
 def test_sqlite_reaches_its_own_file_only(tmp_path: Path) -> None:
-    database = Server(sqlite, tmp_path, timeout=1.0)
+    database, quick = Server(sqlite, tmp_path), Server(sqlite, tmp_path, timeout=1.0)
     database.says("create_table", query="CREATE TABLE t (a INTEGER, b TEXT)")
     assert database.says("write_query", query="INSERT INTO t VALUES (1, 'x'), (2, 'y')") == "2 rows"
     assert json.loads(database.says("read_query", query="SELECT b FROM t WHERE a = 2")) == [{"b": "y"}]
@@ -209,7 +210,7 @@ def test_sqlite_reaches_its_own_file_only(tmp_path: Path) -> None:
     database.fails("read_query", query="SELECT load_extension('x')")
     database.fails("read_query", query="WITH x AS (SELECT 1) DELETE FROM t RETURNING no")
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
-    assert "time was over" in database.fails("read_query", query=endless)
+    assert "time was over" in quick.fails("read_query", query=endless)
     database.says("read_query", query="WITH x AS (SELECT 1) SELECT * FROM x")
     assert json.loads(database.says("list_tables")) == ["t"] and not (tmp_path / "o.db").exists()
 
@@ -301,10 +302,10 @@ def test_html_is_text_without_scripts() -> None:
     title, text = readable(page, "https://e.org/a")
     assert title == "The & title" and "## Head" in text and "[link](https://e.org/x)" in text and "- one" in text
     assert not any(word in text for word in ("steal", "javascript", "p{}", "<"))
-    started = time.monotonic()
+    started = time.process_time()
     for hostile in ("<a ", "<!--", "<![", "<a x='", "</", "<script>", "&#", "<", "[ ", "<pre> "):
         readable(hostile * 10_000)
-    assert time.monotonic() - started < 5  # with the standard library's parser: minutes
+    assert time.process_time() - started < 5  # with the standard library's parser: minutes
 
 
 class Site(BaseHTTPRequestHandler):
