@@ -195,8 +195,13 @@ def released() -> Iterator[None]:
     RELEASE.set()
 
 
-@pytest.mark.parametrize("isolation", ["thread", "loop", "process"])
-@pytest.mark.parametrize("workflow", [LoopsForEver, WaitsForEver])
+@pytest.mark.parametrize(
+    ("workflow", "isolation"),
+    [
+        *((each, isolation) for each in (LoopsForEver, WaitsForEver) for isolation in ("thread", "loop")),
+        (LoopsForEver, "process"), pytest.param(WaitsForEver, "process", marks=pytest.mark.extra_slow),
+    ],
+)  # fmt: skip
 def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tmp_path, monkeypatch):
     monkeypatch.setenv(IN_ANOTHER, str(tmp_path / "held"))
     held = (tmp_path / "held").exists if isolation == "process" else HELD.is_set

@@ -113,7 +113,7 @@ def test_positions_come_in_order_and_begun_ones_first(opener: Opener) -> None:
 MOVES = st.lists(
     st.tuples(st.sampled_from(["use", "discard", "back", "leave", "commit", "crash"]), st.integers(1, 5)), max_size=25
 )
-EXAMPLES = {"run folder": 40, "sqlite": 20, "mongodb": 5}
+EXAMPLES = {"run folder": 30, "sqlite": 10, "mongodb": 3}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -119,7 +119,7 @@ def check(language, answer):
         language.check_reply(answer.json())
 
 
-FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("language", LANGUAGES, ids=named)

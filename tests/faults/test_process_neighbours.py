@@ -92,8 +92,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_forked_child_that_comes_back_ends_and_costs_no_neighbour(tmp_path: Path) -> None:
-    deeds = ["forks", "looks", "forks and exits", "forks and raises", "looks too", "looks again"]
+def test_forked_children_that_come_back_and_a_closed_output_cost_no_neighbour(tmp_path: Path) -> None:
+    deeds = ["forks", "looks", "forks and exits", "forks and raises", "looks too", "closes", "looks again"]
     rows = played(tmp_path, *deeds)
     assert [row["metadata"].get("what") for row in rows] == deeds
     assert [(row["status"], row["verdict"]["reward"]) for row in rows] == [("completed", 1.0)] * len(deeds)
@@ -116,11 +116,6 @@ def test_a_worker_that_an_attempt_left_changed_is_replaced(tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert "its process is replaced" in said and "LEFT_BEHIND" in said
     assert _ended(int((tmp_path / "child").read_text())), "a child in a session of its own outlived its worker"
-
-
-def test_a_workflow_that_closes_its_standard_output_keeps_its_episode(tmp_path: Path) -> None:
-    closes, looks = played(tmp_path, "closes", "looks")
-    assert closes["status"] == looks["status"] == "completed"
 
 
 OPENS = """

@@ -12,7 +12,7 @@ from ajet.context_tracker import choose, cut_over_length, forks, snaps, timeline
 from ajet.schema.call import VersionRun, full_ids, prompt_ids
 from tests.unit.context_tracker_fixtures import episodes, make_call, shuffled
 
-settings.register_profile("tracker", max_examples=200, deadline=None)
+settings.register_profile("tracker", max_examples=100, deadline=None)
 settings.load_profile("tracker")
 
 
