@@ -72,7 +72,7 @@ class Client:
             if episode.ended is None:
                 with suppress(Refused, Unreachable):  # what was raised is what is to be known
                     if isinstance(problem, Exception):
-                        episode.fail(f"{type(problem).__name__}: {problem}")
+                        episode.fail(problem)
                     else:
                         episode.give_up()
             raise
@@ -172,7 +172,7 @@ class _Playing:
             try:
                 came = self._agent(episode)
             except Exception as problem:  # noqa: BLE001 - the agent's, which the record gets
-                return str(episode.fail(f"{type(problem).__name__}: {problem}")["status"])
+                return str(episode.fail(problem)["status"])
             if episode.ended is None:
                 told = came if isinstance(came, Mapping) else {"reward": came}
                 episode.finish(**told)

@@ -67,9 +67,11 @@ class Episode:
                 "tool_uses": [dict(use) for use in tool_uses]}  # fmt: skip
         return self._end("POST", "/finish", told)
 
-    def fail(self, error: str, boundary: Boundary = "agent") -> dict[str, Any]:
-        """It failed, on that side: it is recorded, and nothing of it is trained on. Raises as `finish`."""
-        return self._end("POST", "/finish", {"error": error, "boundary": boundary})
+    def fail(self, error: str | Exception, boundary: Boundary = "agent") -> dict[str, Any]:
+        """It failed, on that side, for that reason or with what was raised: it is recorded, and nothing of it is
+        trained on. Raises as `finish`."""
+        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return self._end("POST", "/finish", {"error": said, "boundary": boundary})
 
     def give_up(self) -> dict[str, Any]:
         """It is no attempt that counts for anything: recorded as aborted. Raises as `finish`."""
