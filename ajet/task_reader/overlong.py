@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.schema.errors import TaskError
+from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
@@ -39,14 +40,7 @@ def within_prompt_length(tasks: Sequence[Task], data: Data, tokenizer: Any) -> S
 
 
 def _fits(task: Task, tokenizer: Any, limit: int) -> bool:
-    text = "\n".join(_said(message.get("content")) for message in task.init_messages) + task.main_query
+    text = "\n".join(text_of(message) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True
     return len(tokenizer.encode(text, add_special_tokens=False)) <= limit
-
-
-def _said(content: Any) -> str:
-    """The text of a message, which may be in parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return str(content or "")

@@ -16,7 +16,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.model_judge.panel import Panel, Reply
+from ajet.task_judge.model_judge.panel import ModelPanel, Reply
 from ajet.task_judge.model_judge.prompt import TEMPLATE, question_of
 from ajet.task_judge.model_judge.reply import VERDICT, Said, Vote, vote_of
 
@@ -31,7 +31,7 @@ class ModelJudge:
     """Made once a run; asked from any loop."""
 
     def __init__(
-        self, panel: Panel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
+        self, panel: ModelPanel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
         max_chars: int = 40_000,
     ) -> None:  # fmt: skip
         self.panel, self.template, self.votes, self.max_chars = panel, template, votes, max_chars

@@ -78,7 +78,7 @@ class Reply(Generic[T]):
     unreadable: int = 0
 
 
-class Panel:
+class ModelPanel:
     """Of one run, in one process; its work is done on the tools' loop."""
 
     def __init__(self, members: Sequence[Member], limits: Limits, store: JudgeStore | None, run: str, *, cache: bool):

@@ -17,7 +17,7 @@ from ajet.environment.chat_model import Model
 from ajet.environment.files import said
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.model_judge.judge import ModelJudge
-from ajet.task_judge.model_judge.panel import Member, Panel
+from ajet.task_judge.model_judge.panel import Member, ModelPanel
 from ajet.task_judge.model_judge.prompt import checked_template
 from ajet.task_judge.model_judge.store import NAME, JudgeStore
 
@@ -59,7 +59,7 @@ def judge_of(experiment: Experiment, otherwise: Callable[[], Member] | None = No
     asked = settings.model_judge
     counted = asked.max_calls is not None or asked.max_cost is not None
     store = JudgeStore(experiment.root / NAME) if asked.cache or counted else None
-    panel = Panel(members, asked, store, experiment.name, cache=asked.cache)
+    panel = ModelPanel(members, asked, store, experiment.name, cache=asked.cache)
     return ModelJudge(
         panel,
         template=checked_template(template, where),

@@ -24,7 +24,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.scorers.bound import BoundScorer
 from ajet.task_judge.scorers.call import ScorerCall
 from ajet.task_judge.scorers.names import found_scorer, is_scorer, names
-from ajet.task_judge.scorers.panel import Member, Panel
+from ajet.task_judge.scorers.panel import Member, ScorerPanel
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -44,7 +44,7 @@ class ScorerJudge:
         self._experiment, self._schema = experiment, judge.answer_schema
         self._others = (workflow,) if isinstance(workflow, str) and is_reference(workflow) else ()
         self._strict, self._readers_own = bool(readers_own), readers_own
-        self._by_name: dict[str, Panel] = {}
+        self._by_name: dict[str, ScorerPanel] = {}
         self._unknown: set[str] = set()
         self._lock = threading.Lock()
         self._stages = [
@@ -89,7 +89,7 @@ class ScorerJudge:
         for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
             panel.let_go()
 
-    def _chosen(self, workflow_task: WorkflowTask) -> Panel | None:
+    def _chosen(self, workflow_task: WorkflowTask) -> ScorerPanel | None:
         metadata = workflow_task.task.metadata
         tags = tags_of(metadata)
         for stage, panel in reversed(self._stages):
@@ -102,7 +102,7 @@ class ScorerJudge:
             return self._usual
         return self._of_name(self._readers_own, "ajet.task_reader.type")
 
-    def _of_row(self, named: str) -> Panel | None:
+    def _of_row(self, named: str) -> ScorerPanel | None:
         if self._strict or named in self._by_name:
             return self._of_name(named, "the row's scorer")
         if named in self._unknown:
@@ -113,7 +113,7 @@ class ScorerJudge:
         logger.warning("a row's field `scorer` is {!r:.80}, which names no scorer; it is taken for data", named)
         return None
 
-    def _of_name(self, named: str, what: str) -> Panel:
+    def _of_name(self, named: str, what: str) -> ScorerPanel:
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
@@ -124,7 +124,7 @@ class ScorerJudge:
                     raise JudgeFailure(f"{problem.what} ({what}) {problem.do}".strip()) from problem
             return self._by_name[named]
 
-    def _panel(self, wanted: Sequence[Wanted], key: str) -> Panel:
+    def _panel(self, wanted: Sequence[Wanted], key: str) -> ScorerPanel:
         count: Counter[str] = Counter()
         members = []
         for named, weight, arguments in wanted:
@@ -133,7 +133,7 @@ class ScorerJudge:
             label = label if count[label] == 1 else f"{label}_{count[label]}"
             found = found_scorer(named, base=self._experiment.base, what=key, others=self._others)
             members.append(Member(BoundScorer(found, label, arguments, self._experiment, what=key), weight))
-        return Panel(members)
+        return ScorerPanel(members)
 
 
 def opened_scorers(experiment: Experiment) -> ScorerJudge | None:

@@ -1,4 +1,4 @@
-"""Panel: one scorer or several, weighted, that score an episode together.
+"""ScorerPanel: one scorer or several, weighted, that score an episode together.
 
 Invariant: the reward is the sum of weight times score. A scorer that gives none leaves the whole without a score,
 unless its weight is 0: then it is recorded beside the others and decides nothing, also where it fails.
@@ -25,7 +25,7 @@ class Member:
     weight: float = 1.0
 
 
-class Panel:
+class ScorerPanel:
     """See the module."""
 
     def __init__(self, members: Sequence[Member]) -> None:
