@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -64,13 +65,23 @@ class _Loader(SourceFileLoader):
 
 @contextmanager
 def _sinks_kept() -> Iterator[None]:
+    """From the thread that imports, whose module it is; other threads' sinks come and go as ever."""
     from loguru import logger
 
-    remove, own = logger.remove, bool(os.environ.get(FILES))
+    add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
+    importing = threading.get_ident()
+
+    def kept(handler_id: int | None = None) -> None:
+        if handler_id is not None or threading.get_ident() != importing:
+            remove(handler_id)
+
+    def added(*args: Any, **kwargs: Any) -> int:
+        return -1 if threading.get_ident() == importing else add(*args, **kwargs)
+
     shadow: Any = logger
-    shadow.remove = lambda handler_id=None: None if handler_id is None else remove(handler_id)
+    shadow.remove = kept
     if not own:
-        shadow.add = lambda *args, **kwargs: -1
+        shadow.add = added
     try:
         yield
     finally:
