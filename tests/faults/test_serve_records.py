@@ -28,13 +28,13 @@ pytestmark = pytest.mark.slow
 
 @contextlib.contextmanager
 def fault(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
-    """The disk has no room: every `number`-th file that is put on it is not."""
+    """The disk has no room from the `number`-th file on that is put on it, however often it is tried."""
     put, count = os.fsync, 0
 
     def full(handle: int) -> None:
         nonlocal count
         count += 1
-        if count % number == 0:
+        if count >= number:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         put(handle)
 
