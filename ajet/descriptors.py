@@ -60,6 +60,11 @@ LOSSES = {
         formula="−A·(4/τ)·σ(τ(ρ − 1)), τ is `tau_positive` where A > 0, else `tau_negative`",
         paper="SAPO, arXiv 2511.20347, section 3",
     ),
+    "sft": LossPart(
+        "ajet.algorithm.losses.sft->Sft",
+        formula="−A·log π",
+        paper="supervised fine-tuning where A = 1: InstructGPT, arXiv 2203.02155, section 3.5",
+    ),
     "minirl": LossPart(
         "ajet.algorithm.losses.minirl->Minirl",
         formula="−sg(ρ)·A·log π",

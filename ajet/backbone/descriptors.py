@@ -57,7 +57,9 @@ DEBUG = Descriptor(
 LOCAL = Descriptor(
     "local",
     "trains in this process",
-    can=frozenset({"trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"}),
+    can=frozenset(
+        {"trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive", "teaches"}
+    ),
     opens="ajet.backbone.local->LocalBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",
     layer=default_config() / "local" / "local_default.yaml",

@@ -34,6 +34,7 @@ from ajet.cli import (
     runs,
     sample,
     serve,
+    sft,
     status,
     stop,
     view,
@@ -84,6 +85,7 @@ app.add_typer(config.app, name="config")
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("sample")(sample.sample)
+app.command("sft")(sft.sft)
 app.command("status")(status.status)
 app.command("stop")(stop.stop)
 app.command("chat")(chat.chat)

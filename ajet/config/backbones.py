@@ -34,6 +34,7 @@ Capability = Literal[
     "deterministic",
     "interactive",
     "spreads",
+    "teaches",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
@@ -41,13 +42,14 @@ recomputes: log-probabilities can be computed a second time (`ajet prove`). stre
 are trained on. decouples: they are played by samplers, processes that come and go (`ajet sample`). replaces: another
 task is played in place of one that nobody could score. oversamples: more groups are begun than a batch needs.
 deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may be defined in the running
-program or notebook. spreads: over several machines."""
+program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`)."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
     "decouples": "trains on what samplers play elsewhere",
     "oversamples": "begins more groups than a batch needs",
     "deterministic": "repeats a killed run bit for bit",
+    "teaches": "trains on replies that are given",
 }
 """Of those that a key's value may need: what such a backbone does."""
 

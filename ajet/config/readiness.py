@@ -33,7 +33,11 @@ def missing(config: AjetConfig, *, serving: bool = False, evaluating: bool = Fal
         ]
     else:
         needs.append(("model.path", config.model.path, "the model to tune"))
-    if not serving:
+    given = config.sft
+    if given.objective is not None and not (serving or evaluating):
+        source = given.train_files or given.from_run
+        needs.append(("sft.train_files", source, "the rows to learn from, or sft.from_run"))
+    elif not serving:
         needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
         needs += [need for need in _of_reader(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
     return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]

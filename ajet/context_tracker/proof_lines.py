@@ -83,6 +83,9 @@ def _arrays(call: Call) -> tuple[int, str] | None:
         if bad.size:
             return int(bad[0]), f"{values[bad[0]]:g} is no log-probability"
     firsts = [run.first for run in call.versions]
+    if call.terms.written:
+        told = bool(firsts) or call.logprobs.any() or call.logprobs_unit.any()
+        return (0, "it was written, and is said to have been sampled") if told else None
     if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
         return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
     if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
@@ -148,7 +151,8 @@ def prove_endings(
             what = f"its reply does not finish with {call.finish!r}"
         if what is None and call.error is not None and call.finish not in ("aborted", "error"):
             what = "a call that came to its end names an error"
-        if what is None and temperature is not None and call.trained and call.temperature != temperature:
+        drawn = call.trained and not call.terms.written
+        if what is None and temperature is not None and drawn and call.temperature != temperature:
             what = f"it is trained and was drawn at temperature {call.temperature:g}, not {temperature:g}"
         if what is not None:
             wrong.append(WrongToken(episode, call.index, prompt_size(call), what))

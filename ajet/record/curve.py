@@ -54,7 +54,9 @@ class Course:
 
 def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
     """What was trained on: success over all attempts where the reward is nothing else, so that failing does not look
-    like getting better; otherwise the reward of the scored ones."""
+    like getting better; otherwise the reward of the scored ones. Where replies were given: the loss."""
+    if any("train/rows" in row for row in rows):
+        return Course(points(rows, "loss"), "training loss")
     played = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
     if played and all(_reward_is_success(row) for row in played):
         return Course(points(rows, "train/success_rate"), "training success, of all attempts")
@@ -64,6 +66,8 @@ def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
 
 def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
     """What validations came to, with their intervals."""
+    if any("validation/rows" in row for row in rows):
+        return Course(points(rows, "validation/loss"), "held-out loss")
     measured = [row for row in rows if row.get("validation/tasks") or row.get("validation/reward") is not None]
     if measured and all(row.get("validation/success_rate") is not None for row in measured):
         name, kind = "validation/success_rate", "success, of all tasks"
@@ -183,5 +187,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
 
 def _quantity(*drawn: Course) -> str:
     """What the axis of values counts."""
+    if any("loss" in each.label for each in drawn if each.points):
+        return "loss"
     rates = {"success" in each.label for each in drawn if each.points}
     return "success rate" if rates == {True} else "mean reward" if rates == {False} else "mean reward, success rate"

@@ -26,5 +26,7 @@ def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
 
 
 def split_repeats(settings: AjetConfig, split: Split) -> int:
-    """How often a split's tasks are played."""
+    """How often a split's tasks are played, or how many replies to each are given to learn from."""
+    if settings.sft.objective is not None and split == "train":
+        return settings.sft.replies
     return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat

@@ -171,7 +171,12 @@ def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, in
 
     runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
     try:
-        runner.train(experiment, run, options, interrupts, RunSink(experiment, run, progress))
+        if experiment.ajet.sft.objective is not None:
+            from ajet.run.sft.teach import teach
+
+            teach(experiment, run, interrupts, progress.on_step)
+        else:
+            runner.train(experiment, run, options, interrupts, RunSink(experiment, run, progress))
     finally:
         progress.close()
     finish(run)

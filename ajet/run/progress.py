@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, printable
+from ajet.record.console import console, counted, printable
 from ajet.record.denominators import over, unscored
 from ajet.record.held_out import words
 from ajet.record.progress import Bar, Progress
@@ -55,11 +55,15 @@ class TrainingProgress:
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
+        if "validation/rows" in metrics:
+            rows = counted(int(metrics["validation/rows"]), "row")
+            console.print(f"step {step:>4}/{total}  [bold]held out: loss {metrics['validation/loss']:.4f}[/] ({rows})")
+            return
         if "validation/tasks" in metrics:
             console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
             return
         console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
-        if step == 1 or step % SAMPLE_EVERY == 0:
+        if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
             self._show_sample()
         self._sample = None
 
@@ -89,7 +93,9 @@ def _validation(metrics: dict[str, float]) -> str:
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     """One line for a training step; `total` 0: there is no last one."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
-    if "train/reward" in metrics:
+    if "train/rows" in metrics:
+        parts.append(f"loss {metrics['loss']:.4f} over {counted(int(metrics['train/rows']), 'row')}")
+    elif "train/reward" in metrics:
         parts.append(f"reward {metrics['train/reward']:.3f} {over(metrics, 'train')}".rstrip())
     else:
         parts.append("no episode was scored")
@@ -100,6 +106,8 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
         parts.append(f"grad {metrics.get('grad_norm', 0):.2f}")
     else:
         parts.append("nothing to learn from (equal rewards)")
+    if "train/rows" in metrics:
+        return "  ".join([*parts, f"{metrics['seconds/step']:.1f} s"])
     seconds = f"{metrics['seconds/step']:.1f} s (rollout {metrics['seconds/rollout']:.1f}"
     parts.append(f"{seconds}, update {metrics['seconds/update']:.1f})")
     return "  ".join(parts)

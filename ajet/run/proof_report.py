@@ -19,6 +19,7 @@ from ajet.context_tracker.proof import CLASSES
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.run.prove import OUTSIDE, PlayedFile, Report, StepSpread
+from ajet.run.recompute import WRITTEN
 from ajet.schema.errors import UserError
 
 SHOWN = 20
@@ -135,6 +136,7 @@ def show(report: Report, console: Console) -> None:
 
 
 UNPROVEN = {
+    "written": "they were given to be learned from, and no policy of this run sampled them",
     "ids only": "only ids were asked for, or can be derived here",
     "version range": "their replies were sampled across an update (a range of policy versions)",
     "no checkpoint": "no checkpoint has the weights that sampled them",
@@ -178,7 +180,7 @@ def _recomputed(report: Report) -> list[str]:
         )
     for label, plays in (("Recomputed", whole), ("Recomputed in part", part), ("Ids only", none)):
         if plays:
-            gone = plays is none and not any(play.sampled[-1] for play in none)
+            gone = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
             reason = ": no checkpoint has the weights that sampled them" if gone else ""
             lines.append(f"{label}: {_steps(plays)}{reason}.")
     return lines

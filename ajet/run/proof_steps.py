@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import credit, discarded
+from ajet.algorithm.given_replies import likelihood_batch
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
@@ -168,7 +169,8 @@ class HeldSteps:
             self.unheld[reason] += 1
             return
         self.held += 1
-        batch = credit(trained, self._settings, step=step)
+        given = self._settings.sft.objective is not None
+        batch = (likelihood_batch if given else credit)(trained, self._settings, step=step)
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
             if (why := left[group.order]) is not None:
@@ -200,6 +202,10 @@ class HeldSteps:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
     def _why_no_credit(self) -> str:
+        if self._settings.sft.objective == "dpo":
+            return "it follows from what policy and reference model give their pairs (sft.objective: dpo)"
+        if self._settings.sft.objective is not None:
+            return ""
         if self._settings.trainer_common.algorithm.use_kl_in_reward:
             return "the reference model is part of their rewards (use_kl_in_reward)"
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):

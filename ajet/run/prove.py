@@ -28,7 +28,7 @@ from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
 from ajet.run.proof_steps import REMOVED, HeldSteps, WrongStep
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
-from ajet.run.recompute import Recomputation, versions_of
+from ajet.run.recompute import WRITTEN, Recomputation, versions_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class PlayedFile:
     split: Split
     episodes: int = 0
     sampled: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by the policy version that sampled them; -1 where an engine resumed across an update."""
+    """Sampled tokens by the policy version that sampled them; -1 where an engine resumed across an update, `WRITTEN`
+    where nobody of this run did."""
     recomputed: int = 0
 
 
@@ -104,7 +105,8 @@ class Report:
         """Sampled tokens whose log-probabilities nothing was held to, by reason."""
         counts: Counter[str] = Counter()
         for play in self.plays:
-            total, across = sum(play.sampled.values()), play.sampled[-1]
+            counts["written"] += play.sampled[WRITTEN]
+            total, across = sum(play.sampled.values()) - play.sampled[WRITTEN], play.sampled[-1]
             if self.why_not:
                 counts["version range"] += across
                 counts["ids only"] += total - across

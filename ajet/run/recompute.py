@@ -36,6 +36,8 @@ SLACK = {"float32": 1e-3, "bfloat16": 0.03}
 WHOLE = (1.0, 1.0, -1)
 """(temperature, top_p, top_k): the model's own distribution."""
 
+WRITTEN = -2
+"""Stands for the policy version of tokens that were given to be learned from."""
 Drawn = tuple[float, float, int]
 Mask = npt.NDArray[np.bool_]
 
@@ -161,8 +163,9 @@ class Recomputation:
 
 
 def versions_of(call: Call) -> npt.NDArray[np.int64]:
-    """[R] the policy version of each token of a reply; -1 where it is not one but a range."""
-    versions = np.full(call.response_ids.size, -1, np.int64)
+    """[R] the policy version of each token of a reply; -1 where it is not one but a range, `WRITTEN` where nobody
+    sampled it."""
+    versions = np.full(call.response_ids.size, WRITTEN if call.terms.written else -1, np.int64)
     for run in call.versions:
         versions[run.first :] = run.low if run.low == run.high else -1
     return versions

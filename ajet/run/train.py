@@ -41,11 +41,13 @@ if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
-    from ajet.schema.batch import Sample
+    from ajet.schema.batch import Sample, TrainingBatch
     from ajet.schema.call import Floats
     from ajet.schema.episode import Episode, Group, UntrainedReason
     from ajet.store import Lease, Store
 
+Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
+"""The groups of a step, and its number."""
 Unused = Mapping["UntrainedReason", Sequence["Group"]]
 """Groups that no batch takes, by the reason."""
 
@@ -98,6 +100,8 @@ class Training:
     """The step after which that was; -1: none yet."""
     measured: Measurement | None = None
     """What it measured, in this process."""
+    assign: Assign | None = None
+    """How groups become a batch; None: by the algorithm's credit."""
     idle: int = 0
     """Steps of this process in a row, up to the present one, that had nothing to learn from."""
     left: list[int] = field(default_factory=list)
@@ -140,6 +144,14 @@ class Training:
         """`total_training_steps`, or `total_epochs` over the tasks."""
         return self.parts.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
 
+    def batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
+        """Of a step's groups, with the outcome of each of their episodes."""
+        if self.assign is not None:
+            return self.assign(groups, step)
+        settings = self.parts.experiment.ajet
+        reference = _reference(self) if _needs_reference(settings) else None
+        return credit(groups, settings, self.algorithm, step=step, reference=reference)
+
     def show_depths(self, **more: int) -> None:
         """For `ajet status`: what is begun and not over, and `more`."""
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
@@ -160,6 +172,14 @@ class Training:
         self.saved_step = self.step
         self.store.forget(self.run.checkpoints.horizon)
         self.run.retain()
+
+    def save_interrupted(self) -> None:
+        """The same, at a Ctrl-C."""
+        if self.step == 0:
+            logger.warning("interrupted before the first step ended: nothing to save")
+            return
+        logger.warning("interrupted: saving a checkpoint after step {}", self.step)
+        self.save()
 
 
 def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None = None) -> Store:
@@ -216,12 +236,12 @@ def train(
             with interrupts.held():
                 if source is not None:
                     source.learned(training)
-                elif _due(training.step, trainer.save_freq) or training.step == total:
+                elif due(training.step, trainer.save_freq) or training.step == total:
                     training.save()
     except KeyboardInterrupt:
         interrupts.heard()
         with interrupts.held():  # a second one does not cost the checkpoint
-            _save_interrupted(training)
+            training.save_interrupted()
         raise
     training.save()
     if source is not None:
@@ -290,13 +310,7 @@ def learn(
     episodes = episodes_of(groups)
     run.status.set(phase="update", step=step)
     with interrupts.held():
-        batch = credit(
-            groups,
-            settings,
-            training.algorithm,
-            step=step,
-            reference=_reference(training) if _needs_reference(settings) else None,
-        )
+        batch = training.batch(groups, step)
         outcomes, version = dict(batch.outcomes), parts.backbone.version
         for reason, each in unused.items():
             outcomes |= discarded(each, reason)
@@ -304,7 +318,7 @@ def learn(
         if settings.rollout.truncates or not batch.samples:
             numbers |= training.proof.recomputed(episodes, step, parts.backbone)
         if batch.samples:
-            numbers |= parts.backbone.update(batch).metrics
+            numbers = parts.backbone.update(batch).metrics | numbers
         numbers["version"] = parts.backbone.version
         store.use([*(group.order for group in groups), *(episode.order for episode in alone)], step)
         for reason, each in unused.items():
@@ -338,7 +352,8 @@ def learn(
         training.step = step
 
 
-def _due(step: int, every: int) -> bool:
+def due(step: int, every: int) -> bool:
+    """Whether something that is done every so many steps is done after this one; 0 or less: never."""
     return every > 0 and step % every == 0
 
 
@@ -350,7 +365,7 @@ def _owes_validation(training: Training, parts: Parts) -> bool:
     if training.step == 0:
         return trainer.val_before_train
     last = training.step == training.total_steps
-    return _due(training.step, trainer.test_freq) or (last and bool(training.last_validation))
+    return due(training.step, trainer.test_freq) or (last and bool(training.last_validation))
 
 
 def _validate(training: Training, parts: Parts) -> None:
@@ -358,14 +373,6 @@ def _validate(training: Training, parts: Parts) -> None:
         parts, training.run, step=training.step, on_step=training.on_step, total=training.total_steps
     )
     training.validated = training.step
-
-
-def _save_interrupted(training: Training) -> None:
-    if training.step == 0:
-        logger.warning("interrupted before the first step ended: nothing to save")
-        return
-    logger.warning("interrupted: saving a checkpoint after step {}", training.step)
-    training.save()
 
 
 def _tasks_to_start(settings: AjetConfig) -> int:

@@ -39,6 +39,9 @@ class TrainingBatch:
     samples: list[Sample]
     temperature: float = 1.0
     """The rollout's sampling temperature; the trainer's logits are divided by it."""
+    written: bool = False
+    """Its tokens were given to be learned from, and no policy sampled them: there are no logprobs to compare with, and
+    none is stale."""
     metrics: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """What becomes of each episode of the batch's groups, by its uuid."""

@@ -74,6 +74,9 @@ class Terms:
     """The one tool that it had to call, where the choice is `named`."""
     parallel_tool_calls: bool = True
     raw_prompt: RawPrompt | None = None
+    written: bool = False
+    """Its reply was given to be learned from (`ajet sft`), and no policy of the run sampled it: it has neither versions
+    nor log-probabilities."""
 
 
 @dataclass(slots=True)

@@ -71,6 +71,8 @@ class StepLoss:
     """The policy's logprobs as this step finds it; None: they are `old`."""
     version: int = 0
     """The policy's, before the update."""
+    written: bool = False
+    """See `TrainingBatch.written`."""
     tally: Tally = field(default_factory=Tally)
     _starts: Indices = field(init=False)
     _advantages: Floats = field(init=False)
@@ -88,7 +90,8 @@ class StepLoss:
         self._advantages = np.concatenate([sample.advantages for sample in self.samples])
         self._weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
         self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
-        self._stale = np.concatenate([sample.timeline.versions < self.version for sample in self.samples])
+        oldest = np.iinfo(np.int32).min if self.written else self.version
+        self._stale = np.concatenate([sample.timeline.versions < oldest for sample in self.samples])
         self._old = np.concatenate(self.old) if self.old is not None else None
         given = [sample.reference for sample in self.samples if sample.reference is not None]
         self._reference = np.concatenate(given) if len(given) == len(self.samples) else None

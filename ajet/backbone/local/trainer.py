@@ -56,7 +56,7 @@ class Trainer:
         self.policy = Policy(
             model,
             lora=self.settings.lora,
-            reference=self.settings.use_kl_loss or self.settings.algorithm.use_kl_in_reward,
+            reference=config.keeps_reference,
             gradient_checkpointing=self.settings.gradient_checkpointing,
         )
         self.policy.weights.dither(config.seed)
@@ -109,10 +109,11 @@ class Trainer:
                     samples,
                     tokens_loss,
                     mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
-                    compare_engine=not self.truncates,
+                    compare_engine=not (self.truncates or batch.written),
                     old=[old[index] for index in part] if old is not None else None,
                     present=self.logprobs(samples, temperature=batch.temperature) if moved else None,
                     version=self.version,
+                    written=batch.written,
                 )
                 tokens += self._gradients(loss, batch.temperature)
                 norms.append(self._step(loss, lr))

@@ -18,6 +18,7 @@ from ajet.config.schema.model import Model
 from ajet.config.schema.reasons import OWN_AGENTS
 from ajet.config.schema.rollout import Rollout
 from ajet.config.schema.services import Companion
+from ajet.config.schema.sft import Sft
 from ajet.config.schema.store import Store
 from ajet.config.schema.task_judge import TaskJudge
 from ajet.config.schema.task_reader import TaskReader
@@ -69,6 +70,7 @@ class AjetConfig(Section):
     )
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
     trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
+    sft: Sft = section(Sft, "Learning from replies that are given: `ajet sft`.")
     store: Store = section(Store, "The ledger of tasks, episodes and groups.")
     debug: Debug = section(Debug, "The debug backbone.", training=False)
     gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
@@ -77,6 +79,12 @@ class AjetConfig(Section):
         """Training steps over so many tasks: `total_training_steps`, or else `total_epochs` of them."""
         trainer = self.trainer_common
         return trainer.total_training_steps or trainer.total_epochs * math.ceil(tasks / self.data.train_batch_size)
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the model that training began with is asked for logprobs."""
+        trainer = self.trainer_common
+        return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward or self.sft.objective == "dpo"
 
     @property
     def validation_repeats(self) -> int:

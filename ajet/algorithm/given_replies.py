@@ -1,0 +1,93 @@
+"""Given replies to a training batch: how much each of their tokens counts (`ajet sft`).
+
+Invariants: every token that is to be learned is in exactly one sample, whatever its reply is worth; what is not to be
+is counted by its reason already (`Episode.untrained`), so that given = trained + the sum of the reasons. Nothing
+depends on a reward: which replies are learned from was decided before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ajet.algorithm.losses.dpo import Dpo
+from ajet.algorithm.weights import token_weights
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
+from ajet.schema.episode import Group, Outcome, episodes_of
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.schema.episode import Episode
+
+Scores = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
+"""Samples to their [T] logprobs under the policy and under the reference model."""
+TEMPERATURE = 1.0
+"""What a model is trained on at temperature 1 it says at temperature 1."""
+
+
+def likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step: int) -> TrainingBatch:
+    """Every given reply, weighed as `sft.loss_aggregation` says."""
+    episodes = episodes_of(groups)
+    lengths = [_length(episode) for episode in episodes]
+    weights = token_weights(config.sft.loss_aggregation, lengths, max_length=1)
+    batch = _batch(step)
+    places = {id(episode): index for index, group in enumerate(groups) for episode in group.episodes}
+    for episode, weight in zip(episodes, weights, strict=True):
+        batch.samples += _samples(episode, places[id(episode)], 1.0, weight)
+        batch.outcomes[episode.uuid] = Outcome(step, 1.0)
+    return batch
+
+
+def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
+    """The pairs, whose loss is a mean over them. The first episode of a group is the chosen one."""
+    share = 1 / len(groups)
+    sides = [[_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
+    samples = [sample for pair in sides for side in pair for sample in side]
+    policy, reference = scores(samples)
+    gained = {
+        id(sample): float((own.astype(np.float64) - other)[sample.timeline.mask].sum())
+        for sample, own, other in zip(samples, policy, reference, strict=True)
+    }
+    chosen, rejected = (
+        np.array([sum(gained[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
+    )
+    pairs = Dpo(config.sft.beta, config.sft.label_smoothing)(chosen, rejected)
+    batch = _batch(step)
+    for group, pair, slope in zip(groups, sides, pairs.slope, strict=True):
+        for episode, side, sign in zip(group.episodes, pair, (1.0, -1.0), strict=True):
+            for sample in side:
+                sample.advantages[:] = sign * slope
+            batch.samples += side
+            batch.outcomes[episode.uuid] = Outcome(step, float(sign * slope))
+    batch.metrics |= {
+        "loss": float(pairs.loss.mean()),
+        "dpo/accuracy": float((pairs.margin > 0).mean()),
+        "dpo/margin": float(pairs.margin.mean()),
+        "dpo/chosen": float(config.sft.beta * chosen.mean()),
+        "dpo/rejected": float(config.sft.beta * rejected.mean()),
+    }
+    return batch
+
+
+def samples_of(groups: Sequence[Group]) -> list[Sample]:
+    """All that is to be learned of them, without weights."""
+    return [sample for at, group in enumerate(groups) for e in group.episodes for sample in _samples(e, at, 1.0, 0.0)]
+
+
+def _batch(step: int) -> TrainingBatch:
+    return TrainingBatch(step=step, samples=[], temperature=TEMPERATURE, written=True)
+
+
+def _length(episode: Episode) -> int:
+    return sum(timeline.sampled for timeline in episode.timelines)
+
+
+def _samples(episode: Episode, group: int, advantage: float, weight: float) -> list[Sample]:
+    return [
+        Sample(timeline, episode.uuid, group, np.full(timeline.ids.size, advantage, np.float32), weight)
+        for timeline in episode.timelines
+        if timeline.sampled
+    ]

@@ -1,0 +1,95 @@
+"""`ajet sft`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
+
+_GIVEN = "What is learned"
+
+
+def sft(
+    conf: Conf = None,
+    data: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(
+            "--data",
+            metavar="FILE.jsonl",
+            help="Rows with messages (sft.train_files).",
+            show_default=False,
+            rich_help_panel=_GIVEN,
+        ),
+    ] = None,
+    from_run: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--from-run",
+            metavar="RUN",
+            help="The best episodes of this run (sft.from_run).",
+            show_default=False,
+            rich_help_panel=_GIVEN,
+        ),
+    ] = None,
+    objective: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--objective",
+            metavar="sft|dpo",
+            help="dpo: of pairs, the chosen one (sft.objective).",
+            show_default=False,
+            rich_help_panel=_GIVEN,
+        ),
+    ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--model", metavar="MODEL", help="The model to tune (model.path).", show_default=False),
+    ] = None,
+    backbone: BackboneChoice = None,
+    exp_dir: ExpDir = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.")] = False,
+    resume: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", show_default=False),
+    ] = None,
+    overrides: Overrides = None,
+) -> int:
+    """Learn from given replies: rows of messages, pairs of them, or a run's best episodes.
+
+    Leaves the record and the checkpoints of a training: chat, export, eval and prove work on them, and a run of
+    reinforcement learning begins from one (model.path)."""
+    from ajet.cli.screen import show_logs
+    from ajet.config import load_experiment
+    from ajet.config.experiment import defaults_only
+    from ajet.run.options import LaunchOptions
+
+    show_logs()
+    settings = list(overrides or ())
+    if data:
+        settings.append(f"ajet.sft.train_files=[{','.join(_quoted(each.absolute()) for each in data)}]")
+    settings += [f"ajet.sft.from_run={_quoted(from_run)}"] if from_run is not None else []
+    settings += [f"ajet.model.path={_quoted(model)}"] if model is not None else []
+    settings += [f"ajet.sft.objective={objective}"] if objective is not None else []
+
+    def loaded(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
+        if conf is None:
+            return defaults_only(backbone=on, overrides=[*settings, *more], name="sft", exp_dir=exp_dir)
+        return load_experiment(conf, backbone=on, overrides=[*settings, *more], exp_dir=exp_dir)
+
+    experiment = loaded([], backbone)
+    more = [] if experiment.ajet.sft.objective is not None else ["ajet.sft.objective=sft"]
+    on = backbone or (None if "trains" in experiment.backbone.can else "local")
+    if more or on != backbone:
+        experiment = loaded(more, on)
+
+    from ajet.run.launch import launch as run
+
+    return run(experiment, LaunchOptions(fresh=fresh, resume=resume))
+
+
+def _quoted(value: object) -> str:
+    """For Hydra's grammar."""
+    return "'" + str(value).replace("\\", "\\\\").replace("'", "\\'") + "'"

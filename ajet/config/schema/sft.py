@@ -1,0 +1,65 @@
+"""`sft`: what is learned from replies that are given, instead of from attempts that are played."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ajet.config.schema.base import Section, key
+
+OBJECTIVE = "sft.objective"
+
+
+class Sft(Section):
+    """Learning from replies that are given: rows of a file, or what a recorded run said."""
+
+    objective: Literal["sft", "dpo"] | None = key(
+        None,
+        "sft: given replies become likelier; dpo: the chosen one of a pair, against the rejected one. null: nothing "
+        "is given, and tasks are played. `ajet sft` sets it; a YAML that does is launched so by `ajet --conf`, too.",
+        needs={"sft": "teaches", "dpo": "teaches"},
+    )
+    train_files: str | list[str] | None = key(
+        None,
+        "JSON lines, in one file or several, one after another: rows with `messages` and `tools`, or `prompt` and "
+        "`completion`; for dpo `prompt`, `chosen` and `rejected`.",
+        kind="path",
+        when=(OBJECTIVE, "sft", "dpo"),
+    )
+    val_files: str | list[str] | None = key(
+        None,
+        "Held-out rows, whose loss is measured every `trainer_common.test_freq` steps.",
+        kind="path",
+        training=False,
+        when=(OBJECTIVE, "sft", "dpo"),
+    )
+    from_run: str | None = key(
+        None,
+        "In place of files: a recorded run, by its name or folder. sft takes the best episodes of each of its groups, "
+        "dpo the best and the worst, with the tokens that were recorded.",
+        when=(OBJECTIVE, "sft", "dpo"),
+    )
+    best_of_group: int = key(
+        1, "How many episodes of a recorded group are learned from, the best first.", ge=1, when=(OBJECTIVE, "sft")
+    )
+    min_reward: float | None = key(
+        None,
+        "Of a recorded run, the least reward of what is learned from (dpo: of the chosen one); null: any.",
+        when=(OBJECTIVE, "sft", "dpo"),
+    )
+    loss_aggregation: Literal["token", "sequence"] = key(
+        "token", "Mean over all tokens of a batch, or mean over its rows of their mean.", when=(OBJECTIVE, "sft")
+    )
+    beta: float = key(
+        0.1,
+        "DPO: how dear it is to leave the reference model, the one that training begins with.",
+        gt=0,
+        when=(OBJECTIVE, "dpo"),
+    )
+    label_smoothing: float = key(
+        0.0, "DPO: the probability that a pair is the wrong way round.", ge=0, lt=0.5, when=(OBJECTIVE, "dpo")
+    )
+
+    @property
+    def replies(self) -> int:
+        """Replies that are given to one prompt."""
+        return 2 if self.objective == "dpo" else 1

@@ -1,0 +1,86 @@
+"""What an experiment gives to learn from, read, tokenized and bounded, before a model is loaded.
+
+Invariant: what is left out is said, with where it is; a run that nothing is left for does not begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.record.console import counted
+from ajet.run.sft.lessons import Lesson, lesson_of
+from ajet.run.sft.recorded import lessons_of_run
+from ajet.run.sft.rows import read_files
+from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.messages import text_of
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.tokens import Renderer
+
+NAMED = 3
+"""Lessons that are left out and named."""
+
+
+def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:
+    """What is learned. Raises UserError."""
+    given = experiment.ajet.sft
+    if given.from_run is not None and given.train_files is not None:
+        raise ConfigError(
+            "Files and a run are both given to learn from.",
+            where="ajet.sft.train_files, ajet.sft.from_run",
+            expected="one of them",
+        )
+    if given.from_run is not None:
+        return _within(lessons_of_run(given, experiment.root), experiment)
+    assert given.train_files is not None, "a run does not begin without"
+    return _of_files(given.train_files, experiment, words, key="ajet.sft.train_files")
+
+
+def held_out(experiment: Experiment, words: Renderer) -> list[Lesson]:
+    """What only the loss is measured of; empty where nothing is named."""
+    files = experiment.ajet.sft.val_files
+    return _of_files(files, experiment, words, key="ajet.sft.val_files") if files else []
+
+
+def tell(settings: AjetConfig, lessons: Sequence[Lesson], apart: Sequence[Lesson], total: int) -> None:
+    """Before the first step: what will be learned. `apart`: the held-out ones."""
+    calls = [call for lesson in lessons for given in lesson.given for call in given.calls]
+    learned = sum(call.response_ids.size for call in calls if call.trained)
+    forks = sum(call.fork is not None for call in calls)
+    size = settings.data.train_batch_size
+    said = [
+        f"{counted(len(lessons), 'pair' if settings.sft.objective == 'dpo' else 'row')} of {learned:,} tokens to learn"
+    ]
+    if apart:
+        said.append(f"{counted(len(apart), 'row')} held out")
+    if forks:
+        said.append(f"{counted(forks, 'turn')} in a context of their own (the template shows earlier turns otherwise)")
+    logger.info("{}; {} steps of {} make {:.3g} passes", "; ".join(said), total, size, total * size / len(lessons))
+    given = lessons[0].given[0]
+    first = next(call for call in given.calls if call.trained and call.reply is not None)
+    reply = given.messages[first.reply or 0]
+    logger.info("The first reply to learn: {!r:.160}", text_of(reply) or reply.get("tool_calls") or "")
+
+
+def _of_files(files: str | list[str], experiment: Experiment, words: Renderer, *, key: str) -> list[Lesson]:
+    rows = read_files(files, experiment.base, pairs=experiment.ajet.sft.objective == "dpo", key=key)
+    return _within([lesson_of(row, words) for row in rows], experiment)
+
+
+def _within(lessons: list[Lesson], experiment: Experiment) -> list[Lesson]:
+    most = experiment.ajet.rollout.max_model_len
+    kept = [lesson for lesson in lessons if max(given.tokens for given in lesson.given) <= most]
+    if len(kept) == len(lessons):
+        return kept
+    here = {id(lesson) for lesson in kept}
+    long = [lesson for lesson in lessons if id(lesson) not in here]
+    named = ", ".join(lesson.where for lesson in long[:NAMED]) + (" …" if len(long) > NAMED else "")
+    said = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({most} tokens)"
+    if not kept:
+        raise TaskError(f"There is nothing to learn from: {said}.", where=named, do="set ajet.rollout.max_model_len")
+    logger.warning("{} and left out: {}", said, named)
+    return kept
