@@ -161,7 +161,8 @@ class Experiment:
         """Whether a key changes what is trained, in a launch or in `ajet serve`: a reader that was not chosen changes
         nothing. Where nothing is trained, nothing is continued: what would be compared is what any backbone reads."""
         backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
-        return any(idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in (False, True))
+        ways = (False,) if self.ajet.sft.objective is not None else (False, True)
+        return any(idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in ways)
 
     def settled(self) -> dict[str, Any]:
         """The typed config as plain values in which nothing depends on the YAML's name or place, nor on what a later

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.sft import IDLE as GIVEN
 
 RESOLVED = "# The resolved config of "
 """How such a file begins."""
@@ -52,6 +53,8 @@ def idle_reason(
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
     said = None if _chosen(notes.get("unless"), config) else _declared(notes, backbone, serving)
     reasons: list[Reason] = [said] if said is not None else []
+    if config.sft.objective is not None and not serving and (why := _of_table(GIVEN, notes["path"])) is not None:
+        reasons.append(why)
     for choice in notes["when"]:
         chosen = _value(config, choice.key)
         if chosen not in choice.values and not (choice.or_own and is_reference(str(chosen))):
@@ -76,10 +79,14 @@ def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool) -> Rea
         if place in notes["idle"]:
             reason: Reason | None = notes["idle"][place]
             return reason
-    path = notes["path"]
+    return _of_table(backbone.idle, notes["path"])
+
+
+def _of_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Reason | None:
+    """What the innermost of a path's keys and sections that the table has says."""
     for depth in range(len(path), 0, -1):
-        if (name := ".".join(path[:depth])) in backbone.idle:
-            why = backbone.idle[name]
+        if (name := ".".join(path[:depth])) in table:
+            why = table[name]
             return None if why is None else Reason(path[:depth], why)
     return None
 

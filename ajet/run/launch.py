@@ -110,7 +110,8 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
     """As `closed_by_outcome`, and what was set in vain is said. `serving`: in `ajet serve`."""
     from ajet.config.idle import idle_lines
 
-    place = "in ajet serve" if serving else f"on the backbone {experiment.ajet.backbone}"
+    given = experiment.ajet.sft.objective is not None
+    place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"
     if idle := idle_lines(experiment.idle(serving=serving), place):
         logger.info("{}", idle)
     if not serving:

@@ -94,7 +94,8 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     """One line for a training step; `total` 0: there is no last one."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     if "train/rows" in metrics:
-        parts.append(f"loss {metrics['loss']:.4f} over {counted(int(metrics['train/rows']), 'row')}")
+        given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
+        parts.append(f"loss {metrics['loss']:.4f} over {given}")
     elif "train/reward" in metrics:
         parts.append(f"reward {metrics['train/reward']:.3f} {over(metrics, 'train')}".rstrip())
     else:

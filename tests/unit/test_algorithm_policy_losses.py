@@ -63,7 +63,11 @@ def minirl(x, at, index, old):
     return -math.exp(at[index] - old[index]) * ADVANTAGES[index] * x
 
 
-BY_HAND = {"clipped": clipped, "gspo": gspo, "cispo": cispo, "sapo": sapo, "minirl": minirl}
+def sft(x, at, index, old):
+    return -ADVANTAGES[index] * x
+
+
+BY_HAND = {"clipped": clipped, "gspo": gspo, "cispo": cispo, "sapo": sapo, "minirl": minirl, "sft": sft}
 
 
 def loss_of(**changes):

@@ -7,6 +7,30 @@ from typing import Literal
 from ajet.config.schema.base import Section, key
 
 OBJECTIVE = "sft.objective"
+NOTHING_IS_PLAYED = "`ajet sft` plays nothing (`ajet eval` reads it)"
+NO_RATIO = "`ajet sft` has a loss of its own"
+IN_TURNS = "`ajet sft` makes one optimizer step a batch"
+IDLE: dict[str, str | None] = {
+    "rollout": NOTHING_IS_PLAYED,
+    "rollout.max_model_len": None,
+    "task_reader": NOTHING_IS_PLAYED,
+    "task_judge": NOTHING_IS_PLAYED,
+    "environment": NOTHING_IS_PLAYED,
+    "data.max_prompt_length": "`rollout.max_model_len` says it there",
+    "data.max_response_length": "`rollout.max_model_len` says it there",
+    "data.on_overlong": "a row that is too long is left out and told",
+    "trainer_common.algorithm": NO_RATIO,
+    "trainer_common.algorithm.loss_aggregation": "`sft.loss_aggregation` says it there",
+    "trainer_common.use_kl_loss": NO_RATIO,
+    "trainer_common.kl_loss_coef": NO_RATIO,
+    "trainer_common.kl_loss_type": NO_RATIO,
+    "trainer_common.mode": IN_TURNS,
+    "trainer_common.mini_batch_num": IN_TURNS,
+    "trainer_common.canary": "nothing is sampled",
+    "trainer_common.val_pass_n": NOTHING_IS_PLAYED,
+    "trainer_common.keep_best": "no checkpoint is picked by a loss",
+}
+"""Keys and sections that have no effect where replies are given, as a backbone's descriptor has them."""
 
 
 class Sft(Section):

@@ -79,8 +79,7 @@ def lesson_of(row: Row, words: Renderer) -> Lesson:
             f"A row cannot be learned exactly: {what.rstrip('.')}.",
             where=row.where,
             expected="replies that the model's chat template shows as they are written, token by token",
-            do="`ajet doctor --model PATH` says what its template does; leave the row out, or write the reply as the "
-            "model would",
+            do="leave the row out, or write the reply as the model would: docs/sft.md says what templates leave open",
         ) from None
     return Lesson(row.task, given, row.where)
 

@@ -1,0 +1,118 @@
+"""Rows to lessons: what may stand in a line, which tokens are learned, and that the proof derives them again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ajet.config.schema import AjetConfig
+from ajet.run.prove import prove_episode
+from ajet.run.sft.lessons import lesson_of
+from ajet.run.sft.rows import read_files
+from ajet.schema.errors import TaskError
+from ajet.tokens import Renderer
+from ajet.tokens.rehearsal import TOOL, call, result
+from tests.published_templates import FAMILIES, family
+
+USER = {"role": "user", "content": "What is it?"}
+ANSWER = {"role": "assistant", "content": "It is a boat."}
+MORE = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
+CALL = call("skiff", 1)
+CALLING = [{"role": "assistant", "content": None, "tool_calls": [CALL]}, result(CALL, "a small boat")]
+TALKS = {
+    "turns": {"messages": [USER, ANSWER, *MORE]},
+    "thoughts": {"messages": [USER, {**ANSWER, "reasoning_content": "Hm."}, *MORE]},
+    "tools": {"messages": [USER, *CALLING, ANSWER, *MORE], "tools": [TOOL]},
+}
+REFUSED = {("thoughts", name) for name in ("hermes", "llama3", "llama3.2", "qwen2.5", "smollm2")} | {
+    ("tools", "hermes")
+}
+"""Templates without room for a thought, and one that shows a tool's result otherwise once it is not the last."""
+
+
+def lessons(tmp_path, words, *rows, pairs=False):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [lesson_of(row, words) for row in read_files("rows.jsonl", tmp_path, pairs=pairs, key="sft.train_files")]
+
+
+def learned(episode, words):
+    """The text of what has mask 1, timeline by timeline."""
+    return [words.decode(line.ids[line.mask]) for line in episode.timelines]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@pytest.mark.parametrize("kind", [*TALKS])
+def test_each_family_is_exact_or_refused(tmp_path, kind, name):
+    words = Renderer(family(name))
+    if (kind, name) in REFUSED:
+        with pytest.raises(TaskError, match="learned exactly"):
+            lessons(tmp_path, words, TALKS[kind])
+        return
+    (lesson,) = lessons(tmp_path, words, TALKS[kind])
+    (episode,) = lesson.group("run", 1, 0).episodes
+    proof = prove_episode(episode, AjetConfig(), words, newest=0)
+    assert proof.ok, str(proof)
+    assert proof.counts["sampled"].equal == sum(line.sampled for line in episode.timelines) == episode.sampled_tokens
+    assert "boat" in "".join(learned(episode, words)) and "What is it" not in "".join(learned(episode, words))
+
+
+def test_only_the_assistants_words_are_learned_with_the_end_of_each(tmp_path):
+    words = Renderer(family("qwen2.5"))
+    (lesson,) = lessons(tmp_path, words, TALKS["turns"])
+    (episode,) = lesson.group("run", 1, 0).episodes
+    assert learned(episode, words) == ["It is a boat.<|im_end|>Yes.<|im_end|>"], "one timeline: the turns go on"
+    (line,) = episode.timelines
+    assert set(line.versions.tolist()) == {-1} and not line.logprobs.any(), "nobody sampled it"
+
+
+def test_a_weight_of_0_and_a_prompt_are_context(tmp_path):
+    words = Renderer(family("qwen2.5"))
+    skipped = {"messages": [USER, {**ANSWER, "weight": 0}, *MORE]}
+    completed = {"prompt": [USER, ANSWER, MORE[0]], "completion": [MORE[1]]}
+    for lesson in lessons(tmp_path, words, skipped, completed):
+        (episode,) = lesson.group("run", 1, 0).episodes
+        assert learned(episode, words) == ["Yes.<|im_end|>"]
+        trained = sum(line.sampled for line in episode.timelines)
+        assert episode.sampled_tokens == trained + episode.untrained["not_trainable"] > trained
+
+
+def test_a_pair_shares_its_prompt_and_differs_in_what_is_learned(tmp_path):
+    words = Renderer(family("qwen2.5"))
+    other = {"role": "assistant", "content": "It is a whale."}
+    explicit = {"prompt": [USER], "chosen": [ANSWER], "rejected": [other]}
+    implicit = {"chosen": [USER, ANSWER], "rejected": [USER, other]}
+    for lesson in lessons(tmp_path, words, explicit, implicit, pairs=True):
+        chosen, rejected = lesson.group("run", 1, 0).episodes
+        assert learned(chosen, words) == ["It is a boat.<|im_end|>"]
+        assert learned(rejected, words) == ["It is a whale.<|im_end|>"]
+        assert (chosen.repeat, rejected.repeat) == (0, 1) and chosen.group == rejected.group
+
+
+BAD = {
+    "no `messages`": {"text": "hello"},
+    "expected a list of messages": {"messages": "hello"},
+    "an empty list": {"messages": []},
+    "has the role 'robot'": {"messages": [USER, {"role": "robot", "content": "x"}]},
+    "neither content nor tool calls": {"messages": [USER, {"role": "assistant", "content": None}]},
+    "no reply of the assistant": {"messages": [USER]},
+    "names no function": {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
+    "has the weight": {"messages": [USER, {**ANSWER, "weight": 0.5}]},
+    "`tools` is no list": {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
+}
+
+
+@pytest.mark.parametrize("why", [*BAD])
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, why):
+    with pytest.raises(TaskError) as caught:
+        lessons(tmp_path, Renderer(family("qwen2.5")), TALKS["turns"], BAD[why])
+    assert why in caught.value.what and caught.value.where.endswith("rows.jsonl:2")
+
+
+def test_a_pair_of_equals_and_a_reply_that_spells_an_end_token_are_refused(tmp_path):
+    words = Renderer(family("qwen2.5"))
+    with pytest.raises(TaskError, match="are the same"):
+        lessons(tmp_path, words, {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]}, pairs=True)
+    with pytest.raises(TaskError, match="end token"):
+        lessons(tmp_path, words, {"messages": [USER, {"role": "assistant", "content": "a<|im_end|>\nb"}]})
