@@ -15,6 +15,7 @@ from ajet.config.handed import known
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import refused, walk
+from ajet.config.schema.sft import OBJECTIVE
 from ajet.schema.errors import ConfigError
 
 TRAINING_FILE = ".training.file_path"
@@ -63,8 +64,14 @@ def require_ready(
     """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
     missing."""
     backbone = described(config.backbone)
+    if serving and config.sft.objective is not None:
+        raise ConfigError(
+            "Replies are given to learn from, and agents are to be served.",
+            where=layers.where(("ajet", *OBJECTIVE.split(".")), value=True),
+            do=f"add ajet.{OBJECTIVE}=null",
+        )
     for path, field, notes in walk(AjetConfig):
-        chosen = value_at(config, path)
+        chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
         later = [(backbone.name, backbone.later)] if path == ("backbone",) and backbone.later else []
         for value, able in notes.get("needs", ()):
             if chosen == value and able not in backbone.can:

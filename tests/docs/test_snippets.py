@@ -43,6 +43,8 @@ PARSED_ONLY = {
 model elsewhere."""
 INSTALLS = {ROOT / "tutorial" / "example_verifiers" / "README.md"}
 """Pages whose first command makes an environment of packages from an index."""
+TRAINS = {ROOT / "docs" / "sft.md"}
+"""Pages whose commands train a model."""
 
 
 def name(page: Path) -> str:
@@ -115,10 +117,12 @@ def test_python_runs(block, tmp_path, monkeypatch):
 
 
 def with_commands() -> list:
-    """Pages that hold commands; whose first command installs an environment is extra slow."""
+    """Pages that hold commands; where they install an environment or train, the page is extra slow."""
     pages = [page for page in PAGES if any(block.language == "bash" for block in blocks(page))]
     return [
-        pytest.param(page, id=name(page), marks=pytest.mark.extra_slow if page in INSTALLS else pytest.mark.slow)
+        pytest.param(
+            page, id=name(page), marks=pytest.mark.extra_slow if page in INSTALLS | TRAINS else pytest.mark.slow
+        )
         for page in pages
     ]
 
@@ -151,6 +155,8 @@ def run(words: list[str], where: str, gsm8k: str) -> None:
         known = re.search(r"\[project.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
         assert known is not None
         assert set(wanted.split(",")) <= set(re.findall(r"^([\w-]+) = \[", known[1], re.M)), where
+    elif program == "python" and Path(rest[0]).is_file():
+        subprocess.run([sys.executable, *rest], check=True)
     elif program == "ajet":
         run_ajet(rest, where, gsm8k)
     elif words[:3] == ["python", "-m", "ajet.cli.launcher"]:
