@@ -26,6 +26,7 @@ ALL_ALIKE = {
     "ajet.config.readiness.value_at",
     "ajet.config.readiness._refuse_out_of_reach",
     "ajet.config.experiment.settled",
+    "ajet.config.experiment._bears",
     "ajet.config.experiment.training_relevant",
     "ajet.config.experiment.with_defaults",
     "ajet.config.idle.idle_reason",
