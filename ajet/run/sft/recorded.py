@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.record.episodes import EpisodeFiles
-from ajet.run.find_run import known_run
+from ajet.record.find_run import known_run
 from ajet.run.sft.lessons import Lesson, of_record
 from ajet.schema.errors import UserError
 
