@@ -70,7 +70,8 @@ class LocalBackbone:
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""
         with self._sampler.paused():
-            release_memory()
+            if not batch.written:  # nothing was sampled, so nothing is left of it, and the next phase is another update
+                release_memory()
             metrics = self.trainer.update(batch, gap=self._gap, alarm=self._alarm)
         return Update(self.version, metrics | self._weights_changed())
 

@@ -118,7 +118,8 @@ class Trainer:
                 tokens += self._gradients(loss, batch.temperature)
                 norms.append(self._step(loss, lr))
                 tallies.append(loss.tally)
-        release_memory()
+        if not batch.written:
+            release_memory()
         self.version += 1
         metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
         if tokens_loss is not self.tokens:
