@@ -28,10 +28,10 @@ def test_the_model_says_what_it_was_taught(tmp_path):
     rows = [{"prompt": asked(item), "completion": boxed(price)} for item, price in ITEMS.items()]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     named = ["sft", "--model", "embedded:tiny-tools", "--data", "rows.jsonl", *PACE]
-    done = ajet(*named, "trainer_common.total_training_steps=60", cwd=tmp_path)
+    done = ajet(*named, "trainer_common.total_training_steps=30", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
     losses = [row["loss"] for row in metric_rows(tmp_path / "launcher_record" / "sft")]
-    assert losses[0] > 1 and losses[-1] < 0.1, losses[::10]
+    assert losses[0] > 0.5 and losses[-1] < 0.1, losses[::10]
     for item, price in ITEMS.items():
         said = ajet("chat", "sft", "--prompt", f"What does the {item} cost?", cwd=tmp_path)
         assert f"\\boxed{{{price}}}" in said.stdout, said.stdout
