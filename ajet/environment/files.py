@@ -69,6 +69,20 @@ def said(error: ValidationError) -> str:
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
+def named_in(value: Any) -> dict[str, bool]:
+    """The variables that stand in it as `${NAME}`, in order: whether one of them has no default."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        found: dict[str, bool] = {}
+        for each in value:
+            for name, needed in named_in(each).items():
+                found[name] = found.get(name, False) or needed
+        return found
+    matches = _VARIABLE.finditer(value) if isinstance(value, str) else ()
+    return {match[1]: match[2] is None for match in matches}
+
+
 def expanded(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
     """With `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default is for a name that
     is not set, or empty. Raises ConfigError for a name that is not set and has none."""

@@ -66,6 +66,12 @@ class Attempt:
     said: str | None = None
     """What the model said last; likewise."""
 
+    @property
+    def lacks_verdict(self) -> bool:
+        """Whether it was played to its end and only its judge failed at it."""
+        played = bool(self.output) or self.said is not None
+        return self.status == "failed" and self.failure.startswith("judge: ") and played
+
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
         """Its task's tags: see `tags_of`."""
         return tags_of(self.metadata, keys)

@@ -2,8 +2,8 @@
 
 Invariant: a judge is told what the record has of the task, of what the workflow returned and of what tools answered;
 models that rank are asked about whole groups. The record is read and never written, and the run's budget of judgements
-not spent. An episode that failed is not
-judged again; one at which a judge fails has no reward under it.
+not spent. An episode that failed is not judged again, but where only its judge failed; one at which a judge fails has
+no reward under it.
 """
 
 from __future__ import annotations

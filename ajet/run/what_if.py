@@ -132,8 +132,10 @@ class WhatIf:
 
 
 def with_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
-    """The episode as that judge has it; None: it has no score."""
-    return replace(episode, verdict=verdict or Verdict(None, None, "no score"))
+    """The episode as that judge has it, whatever another judge failed at; None: it has no score."""
+    if verdict is None:
+        return replace(episode, verdict=Verdict(None, None, "no score"))
+    return replace(episode, verdict=verdict, status="completed", failure=None)
 
 
 def _groups(episodes: Sequence[Episode]) -> list[Group]:

@@ -70,6 +70,19 @@ def test_manifests_keep_to_the_schema_and_agree_with_themselves(file):
     assert manifests[0]["data"]["notes_server.py"] == NOTES.read_text()
 
 
+def test_the_secret_has_all_that_the_file_cannot_do_without(file, monkeypatch):
+    """And a pod has no env file: what that says comes from the secret."""
+    monkeypatch.setenv("ITS_KEY", "open sesame")
+    (file.parent / "keys.env").write_text("ITS_KEY=x\n")
+    entry = "{url: 'http://127.0.0.1:1/mcp', headers: {Authorization: 'Bearer ${ITS_KEY}', Lang: '${TONGUE:-en}'}}"
+    file.write_text(f"mcpServers:\n  far: {entry}\nenv_file: keys.env\n")
+    text = kubernetes(described(file), image="i")
+    assert "--from-literal=ITS_KEY=…" in text and "open sesame" not in text
+    assert "from-literal=TONGUE" not in text
+    (inside,) = [yaml.safe_load(each) for each in list(yaml.safe_load_all(text))[0]["data"].values()]
+    assert "env_file" not in inside and "${ITS_KEY}" in inside["mcpServers"]["far"]["headers"]["Authorization"]
+
+
 def test_what_no_schema_sees_is_seen(file):
     good = list(yaml.safe_load_all(kubernetes(described(file), image="i")))
     said = {}

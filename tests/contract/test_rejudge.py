@@ -17,7 +17,7 @@ from ajet.config import Experiment
 from ajet.record import EpisodeFiles
 from ajet.run.rejudge import rejudge as rejudge_run
 from ajet.run.what_if import Under
-from ajet.schema.episode import Group, Verdict
+from ajet.schema.episode import Failure, Group, Verdict
 from ajet.schema.errors import UserError
 from tests.judge_fixtures import judge_server, ranks, says
 from tests.record_fixtures import episode, failed
@@ -58,6 +58,22 @@ def test_changed_rewards_are_shown_and_all_are_in_a_new_table(run: Path, capsys:
     assert before == {path.name: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
     with pytest.raises(UserError, match="exists already"):
         rejudge("old", exp_dir=run.parent)
+
+
+def test_what_only_its_judge_failed_at_is_judged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = Failure("judge", "JudgeFailure", "all judges are down", own=True)
+    left = {"status": "failed", "failure": lost, "verdict": None, "timelines": []}
+    EpisodeFiles(run / "episodes").write(8, "train", [
+        episode("unjudged", **left), episode("unplayed", metadata={}, calls=[], **left),
+    ])  # fmt: skip
+    rejudge("old", exp_dir=run.parent)
+    with Path("ajet-rejudge-old.csv").open() as table:
+        rows = {row["uuid"]: row for row in csv.DictReader(table)}
+    assert [(rows[name]["reward"], rows[name]["judged"]) for name in ("unjudged", "unplayed")] == [
+        ("", "1.0"),
+        ("", ""),
+    ]
+    assert rows["unjudged"]["failure"] == "" and "judges are down" in rows["unplayed"]["failure"]
 
 
 def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:

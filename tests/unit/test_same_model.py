@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_model
 from ajet.engine.rope import freeze_rope
-from ajet.engine.transformers import TransformersEngine
+from ajet.engine.transformers import TransformersEngine, alone
 from ajet.engine.transformers import attention as rows_attention
 from ajet.schema.errors import UserError
 from tests.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
@@ -161,6 +162,23 @@ def test_an_engine_that_would_compute_another_model_refuses():
     for family, why in (("LFM 2", "conv"), ("Llama 4 (text)", "chunked"), ("Nemotron 4", "cannot be replaced")):
         with pytest.raises(UserError, match=why):
             TransformersEngine(tiny(family))
+
+
+@pytest.mark.parametrize(("dtype", "bad", "refused"), [
+    (torch.bfloat16, 1, False), (torch.bfloat16, alone.DRAWS, True), (torch.float32, 1, True),
+])  # fmt: skip
+def test_rounding_that_one_draw_makes_large_refuses_no_model(monkeypatch, dtype, bad, refused):
+    """A leak is in every draw; in float32 there is no rounding to speak of."""
+    both, told = alone._both_ways, []
+
+    def first_ones_differ(*given):
+        found, plain = both(*given)
+        told.append(given)
+        return (found.flip(-1) if len(told) <= bad else found), plain
+
+    monkeypatch.setattr(alone, "_both_ways", first_ones_differ)
+    with pytest.raises(UserError, match="carry state") if refused else nullcontext():
+        TransformersEngine(tiny_qwen3().to(dtype)).close()
 
 
 def test_checkpointing_switches_on_no_dropout():

@@ -27,14 +27,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ajet.environment.deployment.gaia import Gaia, Tools, tools_of
-from ajet.environment.files import read_yaml, refused
+from ajet.environment.files import named_in, read_yaml, refused
 from ajet.environment.front.servers import Per
 from ajet.environment.gaia import read_variables
 from ajet.environment.mcp.servers import Resources, Server, server_from
@@ -82,6 +82,8 @@ class Description:
     capacity: int = 64
     idle: float = 600.0
     file: Path | None = None
+    named: Mapping[str, bool] = field(default_factory=dict)
+    """The variables that its file takes from the environment as `${NAME}`: whether it cannot do without."""
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -134,7 +136,8 @@ def described(file: Path) -> Description:
     if read.gaia is not None:
         parts += [_of_gaia(each) for each in tools_of(read.gaia, file.absolute().parent, f"{file}: gaia.servers")]
     name = read.name or file.stem
-    return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute())
+    named = named_in(read.mcpServers)
+    return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named)
 
 
 def _of_gaia(tools: Tools) -> Part:

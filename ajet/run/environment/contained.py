@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -109,9 +108,7 @@ def _command(description: Description) -> list[str]:
 
 def _variables(description: Description) -> list[str]:
     """Those that it names and that are set here."""
-    assert description.file is not None
-    named = re.findall(r"\$\{(?:env:)?(\w+)", description.file.read_text(encoding="utf-8"))
-    named += [name for part in description.parts for name in part.requires]
+    named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.config.document import dump_yaml
 from ajet.environment.deployment import Description, Part
+from ajet.environment.files import read_yaml
 from ajet.environment.mcp.servers import TOKEN
 from ajet.schema.errors import UserError
 
@@ -180,21 +181,24 @@ def _service(name: str, app: str, **more: str) -> dict[str, Any]:
 
 
 def _files(file: Path) -> dict[str, str]:
-    """The description, and the programs beside it that it names."""
+    """The description, without an env file, whose variables come from the secret there, and the programs beside it that
+    it names."""
     text = file.read_text(encoding="utf-8")
+    tree = read_yaml(file)
+    if tree.get("env_file"):
+        text = dump_yaml({key: value for key, value in tree.items() if key != "env_file"})
     beside = [
         each for each in sorted(file.parent.iterdir()) if each.is_file() and each.suffix in (".py", ".js", ".mjs")
     ]
     named = [each for each in beside if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
-    return {each.name: each.read_text(encoding="utf-8") for each in (file, *named)}
+    return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in named}}
 
 
 def _variables(description: Description) -> list[str]:
-    """Those that switch a server on."""
-    found: list[str] = []
-    for part in description.parts:
-        found += [name for name in part.requires if name not in found]
-    return found
+    """Those that switch a server on, and those that the file cannot do without."""
+    named = [name for name, needed in description.named.items() if needed]
+    named += [name for part in description.parts for name in part.requires]
+    return [name for name in dict.fromkeys(named) if name != TOKEN]
 
 
 def _of(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:

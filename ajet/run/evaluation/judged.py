@@ -1,8 +1,8 @@
 """Recorded attempts judged once more, by other judges than the one they were played with.
 
 Invariant: nothing is played: a judge is told what it would have been told then, as the record has it: the task, what
-the workflow returned, what tools answered. An attempt that failed has failed under every judge; one at which a judge
-fails counts as failed under that judge.
+the workflow returned, what tools answered. An attempt that failed has failed under every judge, but one at which only
+its judge failed is asked about like any other; one at which a judge fails counts as failed under that judge.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ async def ranked_again(judge: Judge, group: Sequence[tuple[Attempt, Task]], seed
 
 def judgeable(attempt: Attempt) -> bool:
     """Whether it came to something that a judge can be asked about."""
-    return not attempt.failure and attempt.status == "completed"
+    return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
 def as_told(judge: Judge, attempt: Attempt, of: Task) -> Arrived:
@@ -158,5 +158,8 @@ def decided(attempt: Attempt, verdict: Verdict, seconds: float) -> Again:
         scorer=verdict.scorer,
         parts=dict(verdict.parts),
         spent={"waited": seconds, **verdict.metrics},
+        status="completed",
+        failure="",
+        left_out=False,
     )
     return Again(after, verdict)
