@@ -18,7 +18,8 @@ from ajet.config import load_experiment
 from ajet.integration.aworld import names
 from ajet.integration.aworld.agent_loop import question_of
 from ajet.integration.aworld.tool_environment import get_agent_tool_env_and_servers
-from ajet.schema.errors import ConfigError
+from ajet.integration.aworld.trainer.agents import filled
+from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge.scorers.gaia import gaia_reward_func
 from ajet.task_reader import open_reader
 from train.trainer.agent_trainer import AgentTrainer
@@ -197,7 +198,11 @@ def test_no_secret_is_written(folder, monkeypatch):
     agent = made.experiment().config.aworld.agent.to_dict()
     assert agent["mcp_config"]["mcpServers"]["s"]["headers"]["Authorization"] == "Bearer $(MCP_SERVER_TOKEN)"
     assert agent["conf"] == {"llm_temperature": 0.3}
+    assert filled(agent)["mcp_config"]["mcpServers"]["s"] == entry
     monkeypatch.delenv("MCP_SERVER_TOKEN")
+    with pytest.raises(UserError, match="MCP_SERVER_TOKEN, and it is not set"):
+        filled(agent)
+    assert filled({"system_prompt": "run $(pwd)"}) == {"system_prompt": "run $(pwd)"}
     with pytest.raises(ValueError, match="Authorization is a secret"):
         AgentTrainer("agent.yaml", train_engine_name="local")
 

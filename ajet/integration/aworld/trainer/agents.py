@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.environment.mcp.servers import TOKEN
 from ajet.integration.aworld.agent_loop import AworldAgentLoop
+from ajet.schema.errors import UserError
 
 _MODEL = ("llm_provider", "llm_model_name", "llm_base_url", "llm_api_key", "llm_client_type", "llm_response_parser")
 """What says which model is asked, and how."""
@@ -27,6 +28,8 @@ _SECRETS = re.compile(r"(?i)(.*[-_])?(authorization|api-?key|cookie)$|.*[-_](tok
 """Names, of headers and of variables, whose value may not be written down."""
 _VARIABLE = re.compile(r"\$\((\w+)\)")
 """How a value that only the environment may have is written."""
+_SECRET_ENDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+"""How the names of variables end whose values are looked for."""
 _LEAST = 8
 """Characters of a value that is looked for among the environment's."""
 
@@ -56,11 +59,17 @@ class DescribedAgent(AworldAgentLoop):
 
     name: str = "described_agent"
 
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises MissingExtra; UserError for a secret that is not set here."""
+        super().check(config)
+        filled(config.aworld.agent.to_dict())
+
     def build_agents(self) -> Any:
         from aworld.agents.llm_agent import Agent
         from aworld.config import AgentConfig
 
-        told = _filled(self._playing().config.aworld.agent.to_dict())
+        told = filled(self._playing().config.aworld.agent.to_dict())
         conf = told.pop("conf", None) or {}
         model = {**conf.pop("llm_config", {}), **{key: conf.pop(key) for key in list(conf) if key.startswith("llm_")}}
         model = {key: value for key, value in model.items() if key not in _MODEL and value is not None}
@@ -140,16 +149,31 @@ def _written(value: Any, where: str) -> Any:
 def _by_variable(text: str) -> str:
     """With values of secret-looking variables of the environment by their names; a configuration's own `${` kept."""
     for name, value in sorted(os.environ.items(), key=lambda pair: -len(pair[1])):
-        if len(value) >= _LEAST and name.endswith(("TOKEN", "KEY", "SECRET", "PASSWORD")) and value in text:
+        if len(value) >= _LEAST and name.endswith(_SECRET_ENDS) and value in text:
             text = text.replace(value, f"$({name})")
     return text.replace("${", "\\${")
 
 
-def _filled(value: Any) -> Any:
+def filled(value: Any) -> Any:
+    """What `described` wrote, with the values of this environment. Raises UserError for a secret that is not set."""
     if isinstance(value, dict):
-        return {key: _filled(each) for key, each in value.items()}
+        return {key: filled(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each) for each in value]
+        return [filled(each) for each in value]
     if isinstance(value, str):
-        return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), value)
+        return _VARIABLE.sub(_value, value)
     return value
+
+
+def _value(found: re.Match[str]) -> str:
+    """Of the variable; what has no secret's name and is not set may be a shell's words, and stays. Raises UserError."""
+    name = found[1]
+    if name in os.environ:
+        return os.environ[name]
+    if name.endswith(_SECRET_ENDS):
+        raise UserError(
+            f"The agent takes a secret from the environment variable {name}, and it is not set.",
+            where=f"aworld.agent: $({name})",
+            do=f"export {name}=…, or put it into .env, where this runs, too",
+        )
+    return found[0]
