@@ -171,14 +171,7 @@ def test_of_two_pods_one_is_killed_and_the_other_drained(pods: Pods) -> None:
 
 def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys are in no argument list; what a killed one leaves the next start removes; `down` leaves none."""
-    require("an image of ajet")
-    monkeypatch.setenv("AJET_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("A_KEY", "open sesame")
-    (tmp_path / NOTES.name).write_text(NOTES.read_text())
-    file = tmp_path / "shop.yaml"
-    file.write_text(
-        f"name: shop\nmcpServers:\n  notes: {{command: python3, args: [-I, {NOTES.name}], requires: [A_KEY]}}\n"
-    )
+    file = shop(tmp_path, monkeypatch)
     boxed = {"image": AJET_IMAGE, "network": "host"}  # this machine may have no iptables, which another one needs
     with pytest.raises(UserError, match="is not here"):
         up(str(file), port=0, image="localhost/no-such-image")
@@ -198,3 +191,34 @@ def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.
     finally:
         down("shop")
     assert containers() == []
+
+
+def test_the_port_that_is_published_is_the_one_that_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network of the engine's own, which takes iptables; on the address asked for, and on no other."""
+    file = shop(tmp_path, monkeypatch)
+    tried = ["podman", "run", "--rm", "--log-driver", "none", "--publish", "127.0.0.1::8000", AJET_IMAGE, "sleep", "0"]
+    if (done := subprocess.run(tried, capture_output=True, text=True)).returncode:
+        pytest.skip(f"podman publishes no port here: {done.stderr.strip()[-300:]}")
+    found = up(str(file), host="127.0.0.1", port=0, image=AJET_IMAGE)
+    try:
+        assert episode(found)("note", text="a") == "a"
+        (told,) = containers("{{json .NetworkSettings.Ports}}")
+        assert json.loads(told) == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(found.port)}]}
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://{SERVICE}:{found.port}/health", timeout=30)
+    finally:
+        down("shop")
+    assert containers() == []
+
+
+def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment's file; its server needs a key that is set here."""
+    require("an image of ajet")
+    monkeypatch.setenv("AJET_STATE", str(folder / "state"))
+    monkeypatch.setenv("A_KEY", "open sesame")
+    (folder / NOTES.name).write_text(NOTES.read_text())
+    file = folder / "shop.yaml"
+    file.write_text(
+        f"name: shop\nmcpServers:\n  notes: {{command: python3, args: [-I, {NOTES.name}], requires: [A_KEY]}}\n"
+    )
+    return file
