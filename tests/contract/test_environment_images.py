@@ -34,12 +34,20 @@ def test_a_server_that_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     try:
         one, other = episode(found), episode(found)
         assert one("note", text="a") == "a" and other("notes") == ""
-        told = containers("{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}} {{.HostConfig.NetworkMode}} {{.Config.Env}}")
+        told = containers(
+            "{{.HostConfig.Memory}} {{.HostConfig.NanoCpus}} {{.HostConfig.NetworkMode}} {{json .Config.Env}}"
+        )
         assert len(told) >= 2, "one for each episode"
         for each in told:
             assert each.startswith(f"{64 << 20} {500_000_000} none ") and f"A_KEY={SECRET}" in each
-        said = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+            variables = json.loads(each.split(" ", 3)[3])
+            for given in ("LD_PRELOAD=/no/such.so", "LINES=one\ntwo", "QUOTED='it' = \"x\" #1 "):
+                assert given in variables, "as it stands in the file"
+        every = list(psutil.process_iter(["cmdline", "environ"]))
+        said = [" ".join(each.info["cmdline"] or ()) for each in every]
         assert not any(SECRET in each for each in said)
+        engines = [each for each, words in zip(every, said, strict=True) if "--env-file" in words]
+        assert engines and not any("LD_PRELOAD" in (each.info["environ"] or ()) for each in engines)
     finally:
         down("boxed")
     assert containers() == []
@@ -83,7 +91,7 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
         ("image: no-such/image", "podman is not installed"),
         ("image: i, command: c", "either a url, a command or an image"),
         ("command: c, network: host", "network is for an image"),
-        ("image: i, env: {DOCKER_HOST: x}", "DOCKER_HOST is read by the container engine itself"),
+        (r'image: i, env: {DOCKER_HOST: "x\ny"}', "DOCKER_HOST is read by the container engine itself"),
         ("'url': 'http://127.0.0.1/mcp', resources: {cores: 1}", "what runs elsewhere"),
     ):
         file.write_text(f"name: t\nmcpServers:\n  s: {{{entry}}}\n")
@@ -103,6 +111,7 @@ def boxed(folder: Path, monkeypatch: pytest.MonkeyPatch, spare: int = 0) -> Path
     file = folder / "boxed.yaml"
     entry = {"image": IMAGE, "args": ["python3", "-I", f"/{NOTES.name}"], "requires": ["A_KEY"], "spare": spare}
     entry["resources"] = {"cores": 0.5, "memory": 64}
+    entry["env"] = {"LD_PRELOAD": "/no/such.so", "LINES": "one\ntwo", "QUOTED": "'it' = \"x\" #1 "}
     file.write_text(json.dumps({"name": "boxed", "mcpServers": {"notes": entry}}))
     return file
 

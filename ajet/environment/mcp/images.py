@@ -1,8 +1,8 @@
 """Servers of a file that are an image: a container for each process, spoken to over its pipes.
 
-Invariants: what it is given of variables stands in no argument list; it has no network unless one is named, no
-capability, and the cores and memory of its `resources`. It ends with its pipes, and is removed with its session; one
-whose run was killed ends by itself or is removed by the next run (`sandbox/engine.py`).
+Invariants: what it is given of variables reaches the container and nothing else (`sandbox/engine.py`); it has no
+network unless one is named, no capability, and the cores and memory of its `resources`. It ends with its pipes, and is
+removed with its session; one whose run was killed ends by itself or is removed by the next run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet.environment.mcp.servers import Server
-from ajet.environment.sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, owner
+from ajet.environment.sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
 from ajet.schema.errors import ConfigError, SandboxFailure
 
 
@@ -26,6 +26,9 @@ class Contained:
     name: str
     """Of the container."""
     environment: dict[str, str]
+    """Of the engine's command."""
+    descriptor: int
+    """Which that inherits; closed by whoever starts it."""
 
 
 def contained(server: Server) -> Contained:
@@ -37,9 +40,9 @@ def contained(server: Server) -> Contained:
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
         "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
     ]  # fmt: skip
-    for variable in server.env:
-        words += ["--env", variable]
-    return Contained((*words, server.image, *server.command), program, name, {**ours, **server.env})
+    variables = given(server.env)
+    command = (*words, *variables.words, server.image, *server.command)
+    return Contained(command, program, name, {**ours, **variables.environment}, variables.descriptor)
 
 
 def require_images(servers: Sequence[Server]) -> None:

@@ -51,7 +51,12 @@ class ServerProcess:
         try:
             if server.image:
                 container = await _container(server)
-                process = await _started(container.command, container.environment, None, mark)
+                try:
+                    process = await _started(
+                        container.command, container.environment, None, mark, (container.descriptor,)
+                    )
+                finally:
+                    os.close(container.descriptor)
             elif server.walls is None:
                 process = await _started(server.command, server.env, server.cwd, mark)
             else:
@@ -124,11 +129,20 @@ class ServerProcess:
 
 
 def _started(
-    command: Sequence[str], environment: Mapping[str, str], cwd: Path | None, mark: str
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: Path | None,
+    mark: str,
+    descriptors: Sequence[int] = (),
 ) -> Coroutine[Any, Any, asyncio.subprocess.Process]:
     ours = {name: os.environ[name] for name in _GIVEN.split() if name in os.environ}
     return asyncio.create_subprocess_exec(
-        *command, **_PIPES, cwd=cwd, env={**ours, **environment, MARK: mark}, start_new_session=True
+        *command,
+        **_PIPES,
+        cwd=cwd,
+        env={**ours, **environment, MARK: mark},
+        start_new_session=True,
+        pass_fds=tuple(descriptors),
     )
 
 

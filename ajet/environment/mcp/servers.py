@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
-from ajet.environment.sandbox.engine import OF_THE_ENGINE
+from ajet.environment.sandbox.engine import OF_THE_ENGINE, one_line
 from ajet.environment.sandbox.program import Walls
 from ajet.schema.errors import ConfigError
 
@@ -147,8 +147,8 @@ class _Entry(BaseModel):
             raise ValueError("cwd is for a command; an image has a folder of its own")
         if self.url is not None and self.resources.said:
             raise ValueError("resources are for a command or an image; what runs elsewhere has its own")
-        taken = [name for name in self.env if OF_THE_ENGINE.match(name)] if self.image is not None else []
-        if taken:
+        several = [name for name, value in self.env.items() if not one_line(value)] if self.image is not None else []
+        if taken := [name for name in several if OF_THE_ENGINE.match(name)]:
             raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
             raise ValueError("confined is for a command; what runs elsewhere is confined there")

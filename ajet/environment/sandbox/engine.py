@@ -1,7 +1,9 @@
 """A container engine, podman or docker, over its command: which images are here, which containers are whose.
 
 Invariants: a container of ours bears the label of the process that it belongs to; what an engine still holds of a
-process of this machine that has ended, the next one removes. Nothing is pulled: an image that is not here is said.
+process of this machine that has ended, the next one removes. Nothing is pulled: an image that is not here is said. A
+container's variables stand in no argument list and are not those of the engine's command, which a loader or the engine
+would read: the command reads them from a descriptor.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from ajet.record.process_identity import ProcessIdentity
@@ -24,8 +28,42 @@ LABEL = "ajet.sandbox"
 """Its value: which process of which start of this machine the container belongs to."""
 OF_THE_ENGINE = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
 """Variables that its command itself reads."""
+LONGEST = 30_000
+"""Characters of a variable's line: docker and podman read at most 64 KiB."""
+_MEMORY = hasattr(os, "memfd_create")
 SECONDS = 30.0
 """Of a command that starts nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A container's variables, as an engine's command is given them."""
+
+    words: tuple[str, ...]
+    descriptor: int
+    """Which the command inherits by this number, and whoever starts it closes."""
+    environment: Mapping[str, str]
+    """Those of several lines, which the engines' files of variables cannot hold: of the command itself."""
+
+
+def given(variables: Mapping[str, str]) -> Given:
+    """A new descriptor with them."""
+    lines = {name: value for name, value in variables.items() if one_line(value)}
+    text = "".join(f"{name}={value}\n" for name, value in lines.items())
+    with open(os.memfd_create("variables"), "wb") if _MEMORY else tempfile.TemporaryFile() as file:
+        file.write(os.fsencode(text))
+        file.seek(0)
+        descriptor = os.dup(file.fileno())
+    several = {name: value for name, value in variables.items() if name not in lines}
+    words = ["--env-file", f"/dev/fd/{descriptor}"]
+    for name in several:
+        words += ["--env", name]
+    return Given(tuple(words), descriptor, several)
+
+
+def one_line(value: str) -> bool:
+    """Whether an engine's file of variables can hold it."""
+    return "\n" not in value and "\r" not in value and len(value) < LONGEST
 
 
 def missing(engine: str, image: str, otherwise: str = "name another") -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from ajet.environment.deployment import Description, RunningEnvironment, described
 from ajet.environment.deployment.description import SHIPPED
 from ajet.environment.mcp.servers import TOKEN
-from ajet.environment.sandbox.engine import LABEL, asked, engine_of, owner, remove
+from ajet.environment.sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 from ajet.record.process_identity import ProcessIdentity
 from ajet.run.environment.kubernetes import sizes
 from ajet.run.environment.lifetime import DOWN_S, READY_S
@@ -45,6 +45,7 @@ def run(*, file: str, host: str, port: int | None, image: str, network: str) -> 
     """Until a signal asks for the end; answers the exit code."""
     signal.signal(signal.SIGTERM, _ended)
     try:
+        before = dict(os.environ)  # without the variables of the environment's own file
         description = described(Path(file))
         program = engine_of(image)
         with listening_at(host, port) as listening:
@@ -53,10 +54,18 @@ def run(*, file: str, host: str, port: int | None, image: str, network: str) -> 
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
     name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    words = [*started(description, program, name, host, taken, network), image, *_command(description)]
+    variables = given({name: os.environ[name] for name in _variables(description)} | {TOKEN: key})
+    words = [*started(description, program, name, host, taken, network), *variables.words]
+    words += [image, *_command(description)]
     words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
     state = RunningEnvironment(description.name, host, taken, key, ProcessIdentity.of(os.getpid()), file)
-    engine = subprocess.Popen(words, stdin=subprocess.DEVNULL, env={**os.environ, TOKEN: key})
+    engine = subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        env={**before, **variables.environment},
+        pass_fds=(variables.descriptor,),
+    )
+    os.close(variables.descriptor)
     try:
         if not _answers(state, engine):
             print(f"{description.name} in {image} was not ready", file=sys.stderr)
@@ -80,7 +89,7 @@ def started(description: Description, program: str, name: str, host: str, port: 
     assert description.file is not None
     words = [
         program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
-        "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--env", TOKEN,
+        "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--env", "AJET_STATE=/tmp/ajet",
     ]  # fmt: skip
     if network != HOST:
@@ -94,8 +103,6 @@ def started(description: Description, program: str, name: str, host: str, port: 
         most = sizes(description)[1]
         memory = most["memory"].removesuffix("Mi") + "m"
         words += ["--cpus", most["cpu"], "--memory", memory, "--memory-swap", memory]
-    for variable in _variables(description):
-        words += ["--env", variable]
     return words
 
 
