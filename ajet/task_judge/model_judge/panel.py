@@ -99,13 +99,13 @@ class ModelPanel:
         model. Raises JudgeFailure."""
         first = draw % len(self.members)
         order = [*self.members[first:], *self.members[:first]]
-        told = [self._key(member, question, schema, draw, temperature) for member in order]
-        for member, key in zip(order, told, strict=True):
-            if not self._cache or self.store is None:
-                break
-            if (kept := await asyncio.to_thread(self.store.get, key)) is not None:
-                return Reply(read(kept), member.model.model, cached=True)
-        return await on_tools_loop(self._asked(order, told, question, schema, read, draw, temperature))
+        keys: list[str] | None = None
+        if self._cache and (store := self.store) is not None:
+            keys = [self._key(member, question, schema, draw, temperature) for member in order]
+            for member, key in zip(order, keys, strict=True):
+                if (kept := await asyncio.to_thread(store.get, key)) is not None:
+                    return Reply(read(kept), member.model.model, cached=True)
+        return await on_tools_loop(self._asked(order, keys, question, schema, read, draw, temperature))
 
     async def reached(self, question: Question) -> None:
         """Ask, whatever is kept, and keep nothing. Raises JudgeFailure where no model answers."""
@@ -164,7 +164,7 @@ class ModelPanel:
             sent = {name: value for name, value in body.items() if name not in member.without}
             async with self._free:
                 await self._turn(member)
-                await asyncio.to_thread(self._spend, 1, 0.0)
+                await self._spend(1, 0.0)
                 reply.calls += 1
                 began = time.monotonic()
                 try:
@@ -174,7 +174,7 @@ class ModelPanel:
                 else:
                     cost = answer.prompt_tokens * member.price_in + answer.reply_tokens * member.price_out
                     reply.cost += cost / 1e6
-                    await asyncio.to_thread(self._spend, 0, cost / 1e6)
+                    await self._spend(0, cost / 1e6)
                     return answer
                 finally:
                     reply.seconds += time.monotonic() - began
@@ -194,13 +194,13 @@ class ModelPanel:
         member.free_at = at + 60.0 / each
         await asyncio.sleep(at - now)
 
-    def _spend(self, calls: int, cost: float) -> None:
+    async def _spend(self, calls: int, cost: float) -> None:
         """Raises JudgeFailure where that is beyond the budget."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
-            return
+            return  # before any thread is asked: 64 at once would queue for it
         try:
-            all_calls, all_cost = self.store.spend(self._run, calls, cost)
+            all_calls, all_cost = await asyncio.to_thread(self.store.spend, self._run, calls, cost)
         except sqlite3.Error as error:
             raise JudgeFailure(f"what the judges cost cannot be counted: {error}", retryable=True) from error
         if not calls:
