@@ -13,7 +13,7 @@ import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-MARKED = re.compile(r"<([0-9a-f]{16})>\n(.*?)\n</\1>", re.DOTALL)
+MARK = re.compile(r"<([0-9a-f]{16})>\n")
 LISTED = re.compile(r"^\d+\. (.*)$", re.MULTILINE)
 
 
@@ -30,9 +30,9 @@ class StandIn:
 
     def reply(self, text: str) -> dict[str, Any]:
         """To a question."""
-        parts = [part for _, part in MARKED.findall(text)]
+        parts, around = marked(text)
         form = text.rpartition("Reply with one JSON object")[2]
-        listed = LISTED.findall(MARKED.sub("", text))
+        listed = LISTED.findall(around)
         if '"grades"' in form:
             grades = {str(number): self.meets(each, parts[-1]) for number, each in enumerate(listed, 1)}
             return {"reason": "by its rules", "grades": grades}
@@ -74,6 +74,16 @@ class StandIn:
             met = sum(1.0 for each in criteria if self.meets(each, answer) == 1.0)
             worth.setdefault(met, []).append(label)
         return {"reason": "by its rules", "tiers": [worth[met] for met in sorted(worth, reverse=True)], "undecided": []}
+
+
+def marked(text: str) -> tuple[list[str], str]:
+    """The parts that stand between marks, and the text around them. The first mark's number is all marks'; another one
+    is part of an answer."""
+    mark = MARK.search(text)
+    if mark is None:
+        return [], text
+    part = re.compile(rf"<{mark[1]}>\n(.*?)\n</{mark[1]}>", re.DOTALL)
+    return part.findall(text), part.sub("", text)
 
 
 class Chat(BaseHTTPRequestHandler):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.schema.choices import is_reference
 from ajet.record.attempts import Attempt
 from ajet.record.scores import Scores, worth_of_failure
+from ajet.rollout.garbage_collection import rare_collections
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -95,7 +96,8 @@ async def judged_again(judge: Judge, played: Sequence[tuple[Attempt, Task]]) -> 
                 return failed(attempt, problem)
         return decided(attempt, verdict, time.monotonic() - began)
 
-    return list(await asyncio.gather(*(one(*each) for each in played)))
+    with rare_collections():
+        return list(await asyncio.gather(*(one(*each) for each in played)))
 
 
 async def ranked_again(judge: Judge, group: Sequence[tuple[Attempt, Task]], seed: int) -> list[Again]:
