@@ -218,7 +218,7 @@ def test_attempts_of_clients_are_ranked_when_their_group_is_whole(judge, server)
 
 def test_a_restarted_server_ranks_the_whole_group_and_trains_the_turns_that_are_chosen(judge, server, tmp_path):
     (tmp_path / "turns.py").write_text("def none(call, episode):\n    return episode.repeat == 1\n")
-    asked = {"judge": judge(), "backlog": 9, "pending": tmp_path / "kept", "num_repeat": 2}
+    asked = {"judge": judge(cache=True), "backlog": 9, "pending": tmp_path / "kept", "num_repeat": 2}
     with counter(**asked) as served:
         finished(served, "1", task="which?")
     with counter(**asked, train_turn=f"{tmp_path}/turns.py->none") as served:
@@ -229,6 +229,7 @@ def test_a_restarted_server_ranks_the_whole_group_and_trains_the_turns_that_are_
     with counter(**asked) as served:
         again = served.desk.results.get(timeout=60)
     assert rewards(again) == [0.0, 1.0], "what was ranked and not yet used is ranked again"
+    assert len(server.seen) == 1, "out of what was kept, in the order in which they were shown then"
 
 
 class Silent(Workflow):
