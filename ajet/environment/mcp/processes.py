@@ -62,7 +62,10 @@ class ServerProcess:
             else:
                 process = await _behind_walls(server)
         except (OSError, ValueError) as error:
-            problem = CallFailed(f"the MCP server {server.name} cannot be started: {error}", "environment", lost=True)
+            said = str(error)
+            if isinstance(error, FileNotFoundError) and not error.filename and server.command:  # uvloop names none
+                said += f": {server.command[0]!r}"
+            problem = CallFailed(f"the MCP server {server.name} cannot be started: {said}", "environment", lost=True)
             problem.retryable = False
             raise problem from error
         return cls(server.name, process, mark, container)
