@@ -16,12 +16,17 @@ NO_VALIDATION = "no held-out tasks are played"
 ONE_DEVICE = "model and engine are on one device here"
 NO_CLUSTER = "the local backbone is one process on one device"
 VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
+TRINITYS_ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
+IN_TURNS = "explorer and trainer take turns here: nothing is stale"
+ONLY_TRINITY = "only the trinity backbone reads it"
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
 _IN_THIS_PROCESS = {
     "rollout.tensor_model_parallel_size": ONE_DEVICE,
     "rollout.gpu_memory_utilization": "`rollout.vllm.cache_gib` says what vLLM takes here",
     "rollout.name": "`rollout.engine` says it here",
+    "rollout.n_vllm_engine": ONLY_TRINITY,
+    "trainer_common.trinity_only__n_vllm_engine": ONLY_TRINITY,
 }
 
 DEBUG = Descriptor(
@@ -90,6 +95,8 @@ VERL = Descriptor(
         "rollout.engine": VERLS_SERVERS,
         "rollout.vllm": VERLS_SERVERS,
         "rollout.endpoint": TEXT_ONLY,
+        "rollout.n_vllm_engine": ONLY_TRINITY,
+        "trainer_common.trinity_only__n_vllm_engine": ONLY_TRINITY,
         "rollout.submit_oversample_multiplier": "verl plays the groups that a batch needs, not more",
         "trainer_common.threads": "Ray says how many verl's processes have",
         "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
@@ -99,11 +106,39 @@ VERL = Descriptor(
 )
 TRINITY = Descriptor(
     "trinity",
-    "is not part of this version",
+    "trains on Ray, by Trinity-RFT's explorer and trainer",
+    can=frozenset({"trains", "spreads"}),
+    runner="ajet.backbone.trinity.launch->TrinityRunner",
     roots=("trinity",),
-    layer=default_config() / "trinity" / "trinity_default.yaml",
+    filled=(default_config() / "trinity" / "trinity_default.yaml",),
+    idle={
+        "rollout.engine": TRINITYS_ENGINES,
+        "rollout.vllm": TRINITYS_ENGINES,
+        "rollout.endpoint": TEXT_ONLY,
+        "rollout.val_kwargs": NO_VALIDATION,
+        "rollout.submit_oversample_multiplier": "Trinity plays the groups that a batch needs, not more",
+        "task_reader.huggingface_dat_repo.validation_split": NO_VALIDATION,
+        "task_reader.jsonl_dataset_file.validation.file_path": NO_VALIDATION,
+        "task_reader.agentrl.validation.file_path": NO_VALIDATION,
+        "task_reader.gsm8k.validation.file_path": NO_VALIDATION,
+        "task_reader.math.validation.file_path": NO_VALIDATION,
+        "task_reader.gaia.validation.file_path": NO_VALIDATION,
+        "task_reader.hotpotqa.validation.file_path": NO_VALIDATION,
+        "task_reader.random_dummy.validation_size": NO_VALIDATION,
+        "task_reader.reasoning_gym.validation_size": NO_VALIDATION,
+        "trainer_common.val_before_train": NO_VALIDATION,
+        "trainer_common.val_pass_n": NO_VALIDATION,
+        "trainer_common.test_freq": NO_VALIDATION,
+        "trainer_common.max_staleness": IN_TURNS,
+        "trainer_common.max_staleness_strategy": IN_TURNS,
+        "trainer_common.megatron": "Trinity's trainer spreads weights by FSDP here",
+        "trainer_common.canary": "the gap of engine and trainer is not measured here",
+        "trainer_common.optim.eps": "Trinity's optimizer has no such key",
+        "trainer_common.threads": "Ray says how many Trinity's processes have",
+        "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
+        "debug": DEBUGS_OWN,
+    },
     extra="trinity",
-    later="The trinity backbone is not part of this version; `local` trains the same YAML in one process.",
 )
 BACKBONES = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
 """By name."""

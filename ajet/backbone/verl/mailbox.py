@@ -86,6 +86,15 @@ class Credited:
 
 
 @dataclass(frozen=True, slots=True)
+class Assigned:
+    """Credit was given to a step's episodes, by another process than its trainer, which has yet to train on them."""
+
+    step: int
+    credited: list[Credited]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """A training step has ended."""
 
@@ -125,7 +134,7 @@ class ToolsFound:
     tools: list[Any]
 
 
-Letter = Process | ToolsFound | Phase | TicketAsked | Closed | GaveUp | Stepped | Validated | Saved | Died
+Letter = Process | ToolsFound | Phase | TicketAsked | Closed | GaveUp | Assigned | Stepped | Validated | Saved | Died
 
 
 class _Mailbox:

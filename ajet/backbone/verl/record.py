@@ -56,6 +56,9 @@ DEATHS = 5
 class Record:
     """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
 
+    backbone = "verl"
+    """The entry of a checkpoint's state that says whose form it is in."""
+
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: Sink, tickets: Tickets) -> None:
         """sink: where steps and validations end, begun. tickets: where its positions are."""
         self._settings, self._run = experiment.ajet, run
@@ -186,7 +189,7 @@ class Record:
         self._saved = None
         folder = Path(saved.folder)
         state: dict[str, Any] = {
-            "verl": folder.name,
+            self.backbone: folder.name,
             "frontier": self._tickets.commit(),
             "validation": self._validation,
             "validated": saved.step,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ajet.config.schema.base import SERVE, Section, key, nowhere, section
 from ajet.config.schema.mcp_agent import McpAgent
-from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_TRINITY, NO_VALIDATION, OWN_AGENTS
+from ajet.config.schema.reasons import CLIENTS_BEGIN, NO_VALIDATION, OWN_AGENTS, WHOLE_STEPS
 
 
 class MultiTurn(Section):
@@ -23,8 +23,8 @@ class MultiTurn(Section):
     )
     expected_steps: int = key(
         1,
-        "Turns an episode is expected to take (batch sizing on the trinity backbone).",
-        idle=nowhere(NO_TRINITY),
+        "Turns an episode is expected to take.",
+        idle=nowhere(WHOLE_STEPS),
         ge=1,
     )
 
@@ -215,7 +215,7 @@ class Rollout(Section):
         gt=0,
         le=1,
     )
-    n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, idle=nowhere(NO_TRINITY), ge=1)
+    n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
     name: Literal["vllm", "sglang"] = key(
         "vllm",
         "Engine of the verl and trinity backbones.",

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ajet.config.schema.base import SERVE, Section, key, nowhere, section
-from ajet.config.schema.reasons import NO_TRINITY, NO_VALIDATION
+from ajet.config.schema.base import SERVE, Section, key, section
+from ajet.config.schema.reasons import NO_VALIDATION
 
 STALE_CAP = 2.0
 """What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
@@ -288,9 +288,7 @@ class TrainerCommon(Section):
         training=False,
         when=("trainer_common.strategy", "megatron"),
     )
-    trinity_only__n_vllm_engine: int = key(
-        1, "Number of engines (trinity).", training=False, idle=nowhere(NO_TRINITY), ge=1
-    )
+    trinity_only__n_vllm_engine: int = key(1, "Number of engines (trinity).", training=False, ge=1)
 
     @property
     def importance_cap(self) -> float | None:

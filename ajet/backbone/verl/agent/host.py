@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.backbone.verl.agent.engine import ServerEngine
 from ajet.backbone.verl.mailbox import Closed, Grant, Sender
 from ajet.backbone.verl.shipped_experiment import KEY, restored
+from ajet.engine.contract import TokenEngine
 from ajet.environment.pinned import Pins
 from ajet.record.run_directory import redactor_of
 from ajet.rollout import Rollout
@@ -68,7 +69,7 @@ class _UnderWay:
 class _Servers:
     """What the gateway wants to know of a backbone."""
 
-    engine: ServerEngine
+    engine: TokenEngine
     tokenizer: Any
 
 
@@ -79,7 +80,7 @@ class Host:
         self,
         experiment: Experiment,
         run_id: str,
-        engine: ServerEngine,
+        engine: TokenEngine,
         tokenizer: Any,
         post: Callable[[Closed], Awaitable[None]],
         grant: Callable[[int], Awaitable[Grant]],
@@ -117,6 +118,10 @@ class Host:
         if not waiting.sessions:
             del self._groups[uid]
         return await waiting.group
+
+    async def whole(self, ticket: int, *, step: int, sessions: int) -> Group:
+        """The group that a ticket is for, of so many episodes, once it has closed and is posted; asked for once."""
+        return await self._trained(ticket, step, sessions)
 
     async def _trained(self, ticket: int, step: int, sessions: int) -> Group:
         granted = await self._grant(ticket)

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,73 @@ def joined(
     temporary: Path,
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
+    """Within the block this process is connected to Ray, for verl. config: verl's. The rest: see `connected`."""
+    device = config["trainer"]["device"]
+    needs = Needs(
+        Demand.of(config),
+        resource="NPU" if device == "npu" else "GPU",
+        extra=extra_for(device),
+        needed_for="The verl backbone",
+        init=dict(config["ray_kwargs"].get("ray_init") or {}),
+        cpus_key="verl.ray_kwargs.ray_init.num_cpus",
+        apart_key="verl.actor_rollout_ref.rollout.nnodes",
+    )
+    with connected(
+        needs, address=address, folder=folder, environment=environment, temporary=temporary, on_wait=on_wait
+    ):
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a backbone needs of Ray."""
+
+    demand: Demand
+    resource: str
+    """Ray's name of the accelerators: GPU or NPU."""
+    extra: str
+    """The extra of ajet that brings Ray."""
+    needed_for: str
+    """The backbone, as the beginning of a sentence."""
+    init: Mapping[str, Any]
+    """Arguments of `ray.init` where the cluster is ours."""
+    cpus_key: str
+    """The key that says how many CPUs Ray takes itself to have."""
+    apart_key: str
+    """The key that says how many accelerators serve apart from the trainer."""
+    namespace: str | None = None
+    """In which the run's actors have their names; None: one of this run alone."""
+
+
+@contextmanager
+def connected(
+    needs: Needs,
+    *,
+    address: str | None,
+    folder: Path,
+    environment: Mapping[str, str],
+    temporary: Path,
+    on_wait: Callable[[int, int], None] = lambda found, wanted: None,
+) -> Iterator[None]:
     """Within the block this process is connected to Ray.
 
-    config: verl's. address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not
-    this machine. environment: variables for the run's processes. temporary: their folder for temporary files, where the
-    cluster is ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are
-    missing. Raises UserError without such a cluster or without its GPUs.
+    address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not this machine.
+    environment: variables for the run's processes. temporary: their folder for temporary files, where the cluster is
+    ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are missing. Raises
+    UserError without such a cluster or without its GPUs.
     """
     try:
         import ray
     except ImportError as problem:
-        raise MissingExtra("ray", extra_for(config["trainer"]["device"]), needed_for="The verl backbone") from problem
+        raise MissingExtra("ray", needs.extra, needed_for=needs.needed_for) from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     runtime: dict[str, Any] = {"env_vars": {**QUIET, **environment}, **hook((os.getcwd(), str(folder)))}
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
+    if needs.namespace is not None:
+        common["namespace"] = needs.namespace
     if address is None:
-        given = dict(config["ray_kwargs"].get("ray_init") or {})
+        given = dict(needs.init)
         given.pop("runtime_env", None)
         runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _compiled())}
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
@@ -89,7 +140,7 @@ def joined(
                 do="start one with `ray start --head` (RAY_AUTH_TOKEN has to be the same here), or use --with-ray",
             ) from problem
     try:
-        _wait_for_gpus(config, own=address is None, on_wait=on_wait)
+        _wait_for_gpus(needs, own=address is None, on_wait=on_wait)
         yield
     finally:
         ray.shutdown()
@@ -100,12 +151,11 @@ def _compiled() -> str:
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
-def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+def _wait_for_gpus(needs: Needs, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
-    demand = Demand.of(config)
+    demand, resource = needs.demand, needs.resource
     wanted = demand.accelerators
-    resource = "NPU" if config["trainer"]["device"] == "npu" else "GPU"
     end = time.monotonic() + (0 if own else PATIENCE_S)
     said = -1
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
@@ -113,9 +163,9 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
             raise UserError(
                 f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
-                + (", verl.actor_rollout_ref.rollout.nnodes" if demand.serving[0] else ""),
+                + (f", {needs.apart_key}" if demand.serving[0] else ""),
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
-                do="ajet.trainer_common.device: cpu runs verl without any, for tests" if own and not found else "",
+                do="ajet.trainer_common.device: cpu runs it without any, for tests" if own and not found else "",
             )
         if found != said:
             on_wait(found, wanted)
@@ -124,7 +174,7 @@ def _wait_for_gpus(config: Mapping[str, Any], *, own: bool, on_wait: Callable[[i
     cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:
         raise UserError(
-            f"verl's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",
-            where="verl.ray_kwargs.ray_init.num_cpus" if own else f"{ADDRESS}: the cluster's --num-cpus",
+            f"The run's processes take {needed} of Ray's CPUs, and it has {cpus}: some would wait without end.",
+            where=needs.cpus_key if own else f"{ADDRESS}: the cluster's --num-cpus",
             expected=f"at least {needed}; they are places for processes that mostly wait, not cores",
         )

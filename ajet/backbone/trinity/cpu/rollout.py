@@ -1,0 +1,44 @@
+"""The engine's side: vLLM's plug-in, which it calls in the actor that owns the engine, and in each process of its own.
+
+Invariants: weights stay as they were loaded, so that the next ones can be loaded over them; new ones come without NCCL
+(`weights`); vLLM's own methods take what Trinity 0.6.0 hands to those of vLLM 0.23.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+from ajet.engine.vllm.plain_weights import keep_weights_plain
+
+
+def register() -> None:
+    """What vLLM calls."""
+    keep_weights_plain()
+    if "trinity.common.models.vllm_model" in sys.modules:
+        _in_the_actor()
+    else:
+        _in_a_worker()
+
+
+def _in_the_actor() -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    begin: Any = AsyncLLM.start_weight_update
+    if "is_checkpoint_format" in inspect.signature(begin).parameters:
+        return
+
+    async def start_weight_update(self: Any, is_checkpoint_format: bool = True) -> None:
+        await begin(self)
+
+    AsyncLLM.start_weight_update = start_weight_update
+
+
+def _in_a_worker() -> None:
+    """vLLM looks the class of its workers up by this name, once it has called us."""
+    import trinity.common.models.vllm_worker as names
+
+    from ajet.backbone.trinity.cpu.worker import CpuWorker
+
+    names.TrinityGPUWorker = CpuWorker

@@ -1,0 +1,68 @@
+"""The trainer's side: verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
+
+Trinity 0.6.0 is written for verl 0.8. Invariant: two of its modules are changed, each once it has been imported and
+before anybody uses it: what it patches into verl's engine asks CUDA for its version, and 0.9.1 has it by itself; and it
+writes keys that verl 0.9.1 does not have.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import ajet.backbone.verl.cpu.platform  # noqa: F401 - registers verl's platform
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a function on a module once that has been imported."""
+
+    def __init__(self, then: dict[str, Callable[[Any], None]]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Python asks."""
+        then = self._then.pop(name, None)
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if then is not None else None
+        if then is None or spec is None or spec.loader is None:
+            return None
+        inner: Any = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            inner(module)
+            then(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _keep_verls_engine(module: Any) -> None:
+    module.patch_verl_engine = lambda: None
+
+
+def _drop_unknown_keys(module: Any) -> None:
+    inner = module._inject_targets
+
+    def inject(config: Any, kind: Any, *args: Any, **kwargs: Any) -> None:
+        for key in set(config) - set(kind.__dataclass_fields__) - {"_target_"}:
+            if not key.startswith("log_prob_"):  # those verl renames by itself
+                del config[key]
+        inner(config, kind, *args, **kwargs)
+
+    module._inject_targets = inject
+
+
+sys.meta_path.insert(
+    0,
+    _AfterImport(
+        {
+            "trinity.trainer.verl.monkey_patch": _keep_verls_engine,
+            "trinity.trainer.verl.config": _drop_unknown_keys,
+        }
+    ),
+)

@@ -1,0 +1,49 @@
+"""SynchronizersWeights: new weights for an engine on a CPU, out of Trinity's synchronizer, without NCCL.
+
+Invariant: each worker reads all of them for itself, as they were trained.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.common.models.vllm_extension import CheckpointWeightTransferInitInfo, CheckpointWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
+
+
+class SynchronizersWeights(WeightTransferEngine):
+    """Trinity's ways `memory` and `checkpoint`."""
+
+    init_info_cls = CheckpointWeightTransferInitInfo
+    update_info_cls = CheckpointWeightTransferUpdateInfo
+
+    def init_transfer_engine(self, init_info: Any) -> None:
+        """Where the synchronizer is."""
+        self._info = init_info
+
+    def start_weight_update(self) -> None:
+        """Nothing is prepared."""
+
+    def update_weights(self, update_info: Any) -> None:
+        """vLLM's own also waits for an accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Read and load."""
+        if self._info.sync_method == "checkpoint":
+            from trinity.common.models.utils import load_state_dict_iterator
+
+            self.model.load_weights(load_state_dict_iterator(checkpoint_dir=update_info.checkpoint_path))
+            return
+        import ray
+        from trinity.manager.synchronizer import Synchronizer
+
+        synchronizer = Synchronizer.get_actor(namespace=self._info.namespace)
+        found = synchronizer.get_model_state_dict_iterator.remote()
+        self.model.load_weights(ray.get(each) for each in found)
+
+    def finish_weight_update(self) -> None:
+        """All are loaded."""
+
+    def shutdown(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,52 @@
+"""TrinityRunner: what a launch asks of Trinity.
+
+Invariant: nothing of Trinity, ray or torch is imported before `train`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.record import RunDirectory
+    from ajet.record.checkpoint import Checkpoint
+
+
+class TrinityRunner(Runner):
+    """Ray's processes around Trinity's explorer and trainer."""
+
+    def settings(self, experiment: Experiment) -> AjetConfig:
+        """The experiment's own: what a `trinity:` section may set is none of ours."""
+        from ajet.backbone.trinity.config import trinity_config
+        from ajet.backbone.trinity.package import require_trinity
+
+        trinity_config(experiment)
+        require_trinity()
+        return experiment.ajet
+
+    def shown(self, experiment: Experiment) -> str:
+        """Trinity's config, but for its own defaults."""
+        from ajet.backbone.trinity.config import trinity_config
+        from ajet.backbone.trinity.package import VERSION
+        from ajet.config.document import dump_yaml
+
+        head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
+        return head + dump_yaml(trinity_config(experiment))
+
+    def train(
+        self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+    ) -> None:
+        """See `ajet.backbone.trinity.train`."""
+        from ajet.backbone.trinity.train import train_on_trinity
+
+        train_on_trinity(experiment, run, options, interrupts, sink)
+
+    def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
+        """Merge the shards: its trainer's are verl's."""
+        from ajet.backbone.verl.merge import merge
+
+        merge(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)

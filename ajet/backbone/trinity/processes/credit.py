@@ -1,0 +1,94 @@
+"""EpisodeCredit: what episodes of a step deserve, as on every backbone, written into Trinity's experiences.
+
+Invariants: credit is over the groups of a whole step, as the record has them; each trained token's weight travels in
+the field `returns`, which nobody else reads without a critic. Rows without weight stay behind, and what is added to
+make the number divisible by the trainer's processes trains nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from trinity.algorithm.advantage_fn import AdvantageFn
+from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
+from trinity.common.experience import Experience
+
+from ajet.algorithm import credit, opened
+from ajet.backbone.trinity.processes.here import here
+from ajet.backbone.trinity.processes.workflow import blank
+from ajet.backbone.verl.mailbox import Assigned, Credited, Sender
+from ajet.backbone.verl.rows import rebuild
+from ajet.schema.episode import episodes_of
+
+
+class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
+    """`algorithm.advantage_fn`."""
+
+    def __init__(self) -> None:
+        experiment = here().experiment
+        self._settings = experiment.ajet
+        self._algorithm = opened(experiment.ajet, base=experiment.base)
+        self._sender = Sender()
+
+    async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """The rows of a step to those that are trained."""
+        step = int(exps[0].eid.batch)
+        trained, told = self._credited(exps, step)
+        await self._sender.posted(told)
+        while not trained or len(trained) % here().ranks:
+            trained.append(_weighed(blank(), 0.0, torch.zeros(1)))
+        for each in trained:
+            each.eid.batch = step
+            each.info = {"model_version": step - 1, "ajet_rows": len(trained)}
+        return trained, {}
+
+    def __call__(self, exps: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("credit is given before the trainer, by `process`")
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        """No: a step's episodes are together here."""
+        return False
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def _credited(self, exps: list[Experience], step: int) -> tuple[list[Experience], Assigned]:
+        own = [each for each in exps if "ajet" in each.info]
+        keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in own]
+        rebuilt = rebuild(keys, _fields(own))
+        batch = credit(rebuilt.groups, self._settings, self._algorithm, step=step)
+        place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
+        trained = []
+        for sample in batch.samples:
+            if sample.weight:
+                row = own[place[id(sample.timeline)]]
+                trained.append(_weighed(row, sample.weight, torch.from_numpy(sample.advantages[row.prompt_length :])))
+        tokens = batch.trained_by_episode
+        told = [
+            Credited(episode.uuid, batch.outcomes[episode.uuid], tokens[episode.uuid])
+            for episode in episodes_of(rebuilt.groups)
+        ]
+        return trained, Assigned(step, told, dict(batch.metrics))
+
+
+def _weighed(row: Experience, weight: float, advantages: torch.Tensor) -> Experience:
+    assert row.action_mask is not None
+    mask = row.action_mask.float()
+    row.advantages, row.returns = advantages.float() * mask, mask * weight
+    return row
+
+
+def _fields(rows: list[Experience]) -> dict[str, list[Any]]:
+    """As `rows.FIELDS` has them."""
+    fields: dict[str, list[Any]] = {
+        "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
+        "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],
+        "extra_fields": [{"ajet": each.info["ajet"]} for each in rows],
+    }
+    fields["response_mask"] = [each.action_mask.numpy() for each in rows if each.action_mask is not None]
+    fields["rollout_log_probs"] = [each.logprobs.numpy() for each in rows if each.logprobs is not None]
+    return fields

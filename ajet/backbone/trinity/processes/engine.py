@@ -1,0 +1,106 @@
+"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, asked over Ray.
+
+Invariants: exact ids in, exact ids and logprobs out; no server stands between (`enable_openai_api` is off, for
+Trinity's asks nobody for a key); nobody here changes weights, Trinity does, and each reply says which training step's
+weights sampled it. `_generate_internal` is private to Trinity 0.6.0, held by a test: its public methods take text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import numpy as np
+
+from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.limits import reply_limit
+from ajet.schema.errors import EngineFailure
+
+
+class RolloutEngine:
+    """Samples through `actor`, the handle of a `vLLMRolloutModel`. May be used from any event loop."""
+
+    constrains = False
+
+    def __init__(self, actor: Any, *, max_model_len: int, vocabulary: int) -> None:
+        self.version = 0
+        self.max_model_len = max_model_len
+        self._actor, self._vocabulary = actor, vocabulary
+        self._closed = False
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """One reply, in one chunk. Raises EngineFailure."""
+        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        sampling = request.sampling
+        if self._closed:
+            raise EngineFailure("the engine is closed", retryable=False)
+        if request.images:
+            raise EngineFailure("images are not shown to Trinity's engines", retryable=False)
+        if sampling.top_logprobs:
+            raise EngineFailure("Trinity's engines tell no alternatives (top_logprobs)", retryable=False)
+        params: dict[str, Any] = {
+            "max_tokens": limit,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+            "stop_token_ids": list(sampling.stop_ids),
+            "logprobs": 0,
+            "detokenize": False,
+        }
+        if sampling.seed is not None:
+            params["seed"] = sampling.seed
+        prompt = request.prompt_ids.tolist()
+        oldest = await self._version()
+        reply = (await self._ask(prompt, params)).outputs[0]
+        newest = await self._version()
+        self.version = max(self.version, newest)
+        ids = list(reply.token_ids)
+        if not ids or reply.finish_reason == "abort":
+            raise EngineFailure("Trinity's engine gave the request up")
+        logprobs = _told(zip(ids, reply.logprobs or (), strict=True))
+        cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
+        finish: Literal["stop", "length"] = "length" if cut else "stop"
+        greedy = sampling.temperature == 0.0
+        plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+        unit = logprobs if plain else await self._at_temperature_one(prompt, ids)
+        yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
+
+    def weights_changed(self, version: int) -> None:
+        """Trinity has changed them. Raises ValueError when `version` is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+        self.version = version
+
+    def close(self) -> None:
+        """Answer no more. Idempotent."""
+        self._closed = True
+
+    async def _at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
+        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+        params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
+        whole = await self._ask([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
+        if whole.prompt_logprobs is None:
+            raise EngineFailure("Trinity's engine does not score prompts", retryable=False)
+        return _told(zip(ids, whole.prompt_logprobs[len(prompt) :], strict=True))
+
+    async def _version(self) -> int:
+        from ray.exceptions import RayError
+
+        try:
+            return int(await self._actor.get_model_version.remote())
+        except RayError as problem:
+            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
+
+    async def _ask(self, prompt: list[int], params: dict[str, Any]) -> Any:
+        from ray.exceptions import RayError
+
+        try:
+            return await self._actor._generate_internal.remote(prompt={"prompt_token_ids": prompt}, **params)
+        except RayError as problem:
+            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
+
+
+def _told(positions: Any) -> list[float]:
+    """What is said of each of these tokens, at its place."""
+    return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

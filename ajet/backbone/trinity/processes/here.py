@@ -1,0 +1,47 @@
+"""What of a run its processes know: the experiment, and from which step on.
+
+Invariant: it travels in one variable of the environment, which all processes of the run inherit; secrets do not
+(`shipped_experiment`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ajet.backbone.verl.shipped_experiment import carried, restored
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+VARIABLE = "AJET_TRINITY"
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Of the run that this process belongs to."""
+
+    experiment: Experiment
+    run_id: str
+    begun: int
+    """The step that the launch goes on from."""
+    total: int
+    """The last step."""
+    ranks: int
+    """Processes that the trainer deals a batch out to."""
+
+
+def told(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
+    """The variable."""
+    about = {**carried(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
+    return {VARIABLE: json.dumps(about)}
+
+
+@lru_cache(maxsize=1)
+def here() -> Here:
+    """The run."""
+    about = json.loads(os.environ[VARIABLE])
+    return Here(restored(about), about["run_id"], about["begun"], about["total"], about["ranks"])

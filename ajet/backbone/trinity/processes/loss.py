@@ -1,0 +1,97 @@
+"""WeightedTokens: the loss of Trinity's rows, a sum over trained tokens, each with its own weight (DESIGN decision 8).
+
+Invariant: loss and gradient of a step depend on its trained tokens alone, not on how they are cut into rows, micro
+batches and processes, nor on padding: the engine adds micro batches up and averages gradients over processes, so the
+sum of one is multiplied by their number. The loss of a token is `ajet.algorithm.token_loss`, as on every backbone.
+There is one optimizer step a batch, so the policy before the update is the present one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
+
+from ajet.algorithm import opened
+from ajet.algorithm.replies import replies_of
+from ajet.algorithm.token_loss import Terms, TokenLoss
+from ajet.backbone.trinity.processes.here import here
+
+
+class _Weighted(PolicyLossFn):
+    def __init__(self, backend: str = "verl") -> None:
+        super().__init__(backend=backend)
+        experiment = here().experiment
+        algorithm = opened(experiment.ajet, base=experiment.base)
+        self._tokens = TokenLoss.from_settings(experiment.ajet.trainer_common, algorithm)
+
+    def __call__(self, logprob: Tensor, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+        raise NotImplementedError
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def _sum(
+        self,
+        logprob: Tensor,
+        engine: Tensor,
+        mask: Tensor,
+        advantages: Tensor,
+        weights: Tensor,
+        reference: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        trained = mask.bool() & (weights != 0)
+        present, engines = logprob[trained].float(), engine[trained]
+        tokens, old = self._tokens, present.detach()
+        replies = replies_of(trained)[trained] if tokens.over_replies else None
+        terms = tokens(
+            present,
+            old,
+            advantages[trained],
+            engine_T=engines,
+            reference_T=None if reference is None else reference[trained],
+            replies=tokens.replies(present, old, engines, replies) if replies is not None else None,
+        )
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        loss = torch.sum(weights[trained] * terms.loss) * ranks
+        # a micro batch of rows that train nothing still needs a gradient on every process
+        return loss + 0.0 * logprob.sum(), _tallies(trained, terms, ranks)
+
+
+class WeightedTokens(_Weighted):
+    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the names of the batch's fields off the signature."""
+
+    def __call__(  # type: ignore[override]
+        self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
+    ) -> tuple[Tensor, dict[str, Any]]:
+        return self._sum(logprob, old_logprob, action_mask, advantages, returns)
+
+
+class WeightedTokensWithReference(_Weighted):
+    """The same with one."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        logprob: Tensor,
+        old_logprob: Tensor,
+        action_mask: Tensor,
+        advantages: Tensor,
+        returns: Tensor,
+        ref_logprob: Tensor,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        return self._sum(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
+
+
+def _tallies(trained: Tensor, terms: Terms, ranks: int) -> dict[str, Any]:
+    """Sums over the trained tokens of a step, by names of ours."""
+    from verl.utils.metric import AggregationType, Metric
+
+    counted = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}
+    return {
+        name: Metric(AggregationType.SUM, 0.0 if each is None else float(each.detach().sum()) * ranks)
+        for name, each in counted.items()
+    }

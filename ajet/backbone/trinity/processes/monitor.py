@@ -1,0 +1,55 @@
+"""Letters: Trinity's monitor, which tells the run's own process that a training step has ended.
+
+Invariant: a step is told once, by the trainer, after its weights are handed over and its checkpoint is written.
+"""
+
+from __future__ import annotations
+
+import numbers
+import time
+from typing import Any
+
+from trinity.utils.monitor import Monitor
+
+from ajet.backbone.verl.mailbox import Sender, Stepped
+
+OURS = {
+    "actor/loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "time/train_step": "seconds/train",
+}
+"""Trinity's names of numbers that have one on every backbone."""
+
+
+class Letters(Monitor):
+    """`monitor.monitor_type`."""
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        super().__init__(project, name, role, config)
+        self._trains = role == config.trainer.name
+        self._sender = Sender()
+        self._began = time.monotonic()
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        """A step is over."""
+        if not self._trains:
+            return
+        now = time.monotonic()
+        said = {name: float(value) for name, value in data.items() if _is_number(value)}
+        tokens = said.pop("actor/ajet_tokens", 0.0) or 1.0
+        means = {name: said.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
+        found = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said}
+        found |= {"kl": means["kl"], "clip_fraction": means["clipped"], "version": float(step)}
+        found |= {"seconds/step": now - self._began}
+        found["seconds/update"] = found.get("seconds/train", 0.0)
+        found["seconds/rollout"] = found["seconds/step"] - found["seconds/update"]
+        self._began = now
+        self._sender.post_and_wait(Stepped(step, found | said))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)

@@ -1,0 +1,116 @@
+"""Trinity's explorer and trainer, which say what Trinity would only log, and end when they are asked to.
+
+Invariants: an error that ends either loop is answered to whoever waits for it; a checkpoint is told of once it is
+whole; a trainer that is asked to stop ends after its present step, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from trinity.explorer.explorer import Explorer
+from trinity.trainer.trainer import Trainer
+
+from ajet.backbone.verl.mailbox import Phase, Saved, Sender
+
+WHOLE = "latest_checkpointed_iteration.txt"
+"""Trinity writes the step there once its checkpoint is whole."""
+PATIENCE_S = 600.0
+"""How long that may take."""
+
+
+class _Heard(logging.Handler):
+    """Keeps the last error that Trinity logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said = record.getMessage()
+
+
+class TellingExplorer(Explorer):
+    """Plays."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._heard = _Heard()
+        self.logger.addHandler(self._heard)
+        self._told = Sender()
+        self._told.introduce("explorer")
+
+    async def explore_step(self) -> bool:
+        """One step."""
+        self._told.post(Phase("rollout", self.explore_step_num + 1))
+        went_on: bool = await super().explore_step()
+        return went_on
+
+    async def explore(self) -> str:
+        """Play until the last step; what went wrong, or ""."""
+        await super().explore()
+        return self._heard.said
+
+
+class TellingTrainer(Trainer):
+    """Trains."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self._heard = _Heard()
+        self.logger.addHandler(self._heard)
+        self._told = Sender()
+        self._told.introduce("trainer")
+        self._saved = -1
+
+    async def prepare(self) -> None:
+        """Load, from the checkpoint that there may be."""
+        await super().prepare()
+        self._saved = self.train_step_num
+
+    async def train(self) -> str:
+        """Train until the last step; what went wrong, or ""."""
+        await super().train()
+        return self._heard.said
+
+    async def train_step(self, exps: list[Any]) -> dict[str, Any]:
+        """One step. Where nothing has a weight no optimizer step is taken, as on every backbone."""
+        step = self.train_step_num + 1
+        engine: Any = self.engine
+        self._told.post(Phase("update", step))
+        if any(bool(each.returns.any()) for each in exps):
+            engine.config.actor.ppo_mini_batch_size = len(exps)  # one optimizer step, however many rows there are
+            metrics: dict[str, Any] = await super().train_step(exps)
+        else:
+            metrics = {}
+            engine.global_steps = step
+        if self._told.stopping():
+            self.total_steps = step
+        return metrics
+
+    async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
+        """One that is whole when it returns; each step's once."""
+        step, folder = self.train_step_num, Path(self.config.checkpoint_job_dir)
+        if step <= self._saved or self._heard.said:
+            return {}
+        metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved=True)
+        end = time.monotonic() + PATIENCE_S
+        while _written(folder / WHOLE) != step:
+            if time.monotonic() > end:
+                raise RuntimeError(f"the checkpoint of step {step} was not whole after {PATIENCE_S:.0f} s")
+            await asyncio.sleep(0.1)
+        self._saved = step
+        self._told.post_and_wait(Saved(step, os.fspath(folder / f"global_step_{step}")))
+        return metrics
+
+
+def _written(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (FileNotFoundError, ValueError):  # not there yet, or half written
+        return -1

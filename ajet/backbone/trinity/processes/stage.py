@@ -1,0 +1,67 @@
+"""Stage: the actor in which Trinity's explorer and trainer are started, and waited for.
+
+Invariant: it wires Trinity's public parts as Trinity's own program does for its mode `both`, and takes nobody's word
+for success: what either side says went wrong is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ajet.backbone.verl.mailbox import Phase, Sender
+
+FAREWELL_S = 60.0
+"""How long explorer and trainer may take to end."""
+
+
+class Stage:
+    """Made a Ray actor by the launch."""
+
+    def run(self, config: dict[str, Any]) -> None:
+        """Until the last step, or until the mailbox says to stop. `config`: Trinity's. Raises RuntimeError for what
+        went wrong on either side."""
+        sender = Sender()
+        sender.introduce("stage")
+        sender.post(Phase("loading"))
+        import ray
+        from trinity.common.constants import SyncMethod
+        from trinity.manager.synchronizer import Synchronizer
+
+        from ajet.backbone.trinity.processes.sides import TellingExplorer, TellingTrainer
+
+        checked = _checked(config)
+        os.environ.update(checked.get_envs())
+        explorer, trainer = TellingExplorer.get_actor(checked), TellingTrainer.get_actor(checked)
+        nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
+        try:
+            ray.get([explorer.__ray_ready__.remote(), trainer.__ray_ready__.remote()])
+            ray.get([explorer.prepare.remote(), trainer.prepare.remote()])
+            if nccl:
+                synchronizer = Synchronizer.get_actor(namespace=checked.ray_namespace)
+                ray.get(synchronizer.coordinate_weight_sync_setup.remote())
+            ray.get([explorer.sync_weight.remote(), trainer.sync_weight.remote()])
+            playing, training = explorer.explore.remote(), trainer.train.remote()
+            waiting = [playing, training]
+            while training in waiting:
+                (ended, *_), waiting = ray.wait(waiting, num_returns=1)
+                problem = ray.get(ended)
+                if problem:
+                    raise RuntimeError(f"{'explorer' if ended == playing else 'trainer'}: {problem}")
+        finally:
+            ray.wait([explorer.shutdown.remote(), trainer.shutdown.remote()], num_returns=2, timeout=FAREWELL_S)
+
+
+def _checked(config: dict[str, Any]) -> Any:
+    """As Trinity reads and completes it."""
+    from omegaconf import OmegaConf
+    from trinity.common.config import load_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trinity.yaml"
+        OmegaConf.save(OmegaConf.create(config), file)
+        loaded = load_config(str(file))
+    loaded.check_and_update()
+    return loaded

@@ -1,0 +1,54 @@
+"""The tasks that Trinity's explorer reads: tickets, one each.
+
+Invariant: a ticket is a number and nothing else, counted from 0 in each launch; which task it is for, the run's own
+process says when it is played. There are as many as the steps that are left need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.workflows import Task
+
+from ajet.backbone.trinity.processes.here import here
+from ajet.backbone.trinity.processes.workflow import Episodes
+
+
+class Tickets(BufferReader):
+    """`storage_type` of the task set."""
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._next = 0
+        self._end = (here().total - here().begun) * config.batch_size
+
+    async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
+        """Those of one step. Raises StopAsyncIteration after the last."""
+        if self._next >= self._end:
+            raise StopAsyncIteration
+        first = self._next
+        self._next += batch_size or self._config.batch_size
+        return [self._task(ticket) for ticket in range(first, self._next)]
+
+    def __len__(self) -> int:
+        return self._end
+
+    def state_dict(self) -> dict[str, int]:
+        """Nothing is gone on from: tickets begin anew in each launch."""
+        return {"current_index": 0}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Likewise."""
+
+    def _task(self, ticket: int) -> Task:
+        config = self._config
+        return Task(
+            workflow=Episodes,
+            raw_task={"ticket": ticket},
+            repeat_times=config.repeat_times,
+            format_args=config.format,
+            rollout_args=config.rollout_args,
+            workflow_args=config.workflow_args,
+            index={"index": ticket},
+        )

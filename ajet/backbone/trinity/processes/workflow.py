@@ -1,0 +1,100 @@
+"""Episodes: Trinity's workflow, which plays one task's whole group behind our gateway.
+
+Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded, the others of its
+group are trained. A group always answers something, for Trinity takes an empty answer for a failure: one that nobody
+could score comes as a row that trains nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+from trinity.common.experience import EID, Experience
+from trinity.common.workflows.workflow import Workflow
+
+from ajet.backbone.trinity.processes.engine import RolloutEngine
+from ajet.backbone.trinity.processes.here import here
+from ajet.backbone.verl.agent.host import Host
+from ajet.backbone.verl.mailbox import Sender
+from ajet.backbone.verl.rows import NO_TOKEN, rows
+from ajet.environment.pinned import Pins
+from ajet.record.run_directory import redactor_of
+from ajet.schema.episode import Group
+
+_lock = threading.Lock()
+_host: Host | None = None
+
+
+class Episodes(Workflow):
+    """`default_workflow_type`."""
+
+    is_async = True
+    can_repeat = True
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """The episodes of the group."""
+        self._repeats = repeat_times
+
+    async def run_async(self) -> list[Experience]:
+        """The group's timelines, one Experience each."""
+        host = _host_of(self.model)
+        ticket, step = int(self.task.raw_task["ticket"]), int(self.task.batch_id)
+        group = await host.whole(ticket, step=step, sessions=self._repeats)
+        return experiences(group, host.version)
+
+
+def experiences(group: Group, version: int) -> list[Experience]:
+    """Its scored episodes' timelines; those without one go with the first. `version`: the newest policy's."""
+    others = [each for each in group.episodes if not each.scored]
+    made: list[Experience] = []
+    for place, episode in enumerate(group.scored):
+        found = rows(episode, group_order=group.order, policy_version=version, others=others if place == 0 else ())
+        made += [_experience(row, run=episode.repeat, step=step) for step, row in enumerate(found)]
+    return made or [blank()]
+
+
+def blank() -> Experience:
+    """A row that trains nothing."""
+    return Experience(
+        eid=EID(), tokens=[NO_TOKEN, NO_TOKEN], prompt_length=1, action_mask=[0], logprobs=[0.0], reward=0.0
+    )
+
+
+def _experience(row: dict[str, Any], *, run: int, step: int) -> Experience:
+    extra = row["extra_fields"]
+    return Experience(
+        eid=EID(run=run, step=step),
+        tokens=[*row["prompt_ids"], *row["response_ids"]],
+        prompt_length=len(row["prompt_ids"]),
+        action_mask=row["response_mask"],
+        logprobs=row["response_logprobs"],
+        reward=row["reward_score"],
+        info={"ajet": extra["ajet"]},
+    )
+
+
+def _host_of(model: Any) -> Host:
+    """This process's. `model`: Trinity's wrapper of the engine that belongs to it."""
+    global _host
+    with _lock:
+        if _host is None:
+            sender = Sender()
+            sender.introduce("explorer's runner")
+            experiment, tokenizer = here().experiment, _tokenizer(here().experiment)
+            longest = experiment.ajet.rollout.max_model_len
+            engine = RolloutEngine(model.model, max_model_len=longest, vocabulary=len(tokenizer))
+            pins = Pins(sender.pin, redactor_of(experiment).tree)
+            _host = Host(experiment, here().run_id, engine, tokenizer, sender.posted, sender.grant, None, pins)
+            gc.collect()
+            gc.freeze()  # else each full collection looks through all that Trinity has loaded while nobody answers
+        return _host
+
+
+def _tokenizer(experiment: Any) -> Any:
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import load_tokenizer
+
+    model = experiment.ajet.model
+    return load_tokenizer(locate(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code))

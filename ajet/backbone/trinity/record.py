@@ -1,0 +1,43 @@
+"""What the run's own process makes of the letters of Trinity's processes: the record and the screen.
+
+Invariants: those of verl's record, whose letters most of them are; a step ends once both halves of its numbers are
+there, what credit says and what the trainer says. A checkpoint is Trinity's folder of that step, taken over whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ajet.backbone.verl.mailbox import Assigned, Letter, Saved, Stepped
+from ajet.backbone.verl.record import Record
+
+if TYPE_CHECKING:
+    from ajet.backbone.runner import Sink
+    from ajet.backbone.verl.tickets import Tickets
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+
+BACKBONE = "trinity"
+"""The entry of a checkpoint's state that says whose form it is in."""
+
+
+class TrinityRecord(Record):
+    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
+
+    backbone = BACKBONE
+
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: Sink, tickets: Tickets) -> None:
+        super().__init__(experiment, run, sink, tickets)
+        self._assigned: dict[int, Assigned] = {}
+
+    def take(self, letter: Letter) -> None:
+        """Do what it asks for."""
+        if isinstance(letter, Assigned):
+            self._assigned[letter.step] = letter
+            return
+        if isinstance(letter, Stepped):
+            assigned = self._assigned.pop(letter.step)
+            letter = Stepped(letter.step, assigned.metrics | letter.metrics, assigned.credited)
+        super().take(letter)
+        if isinstance(letter, Saved) and letter.step == self.step:  # the last one, written after its numbers were told
+            self._commit(letter)

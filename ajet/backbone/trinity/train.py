@@ -1,0 +1,243 @@
+"""Train on Trinity, as the process that the person started sees it: start, listen, record, end.
+
+Invariants: what is wrong in the configuration is said before Ray starts; the first Ctrl-C ends the run after its
+present step with a checkpoint; whatever ends the run, nothing that it started lives on; a run that took fewer steps
+than it was asked for, and was not asked to stop, has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.algorithm import opened
+from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
+from ajet.backbone.trinity import cpu
+from ajet.backbone.trinity.config import Launch, demand_of, device_of, trinity_config
+from ajet.backbone.trinity.package import require_trinity
+from ajet.backbone.trinity.processes.here import told
+from ajet.backbone.trinity.record import BACKBONE, TrinityRecord
+from ajet.backbone.verl.cluster.gpus import refuse_busy
+from ajet.backbone.verl.cluster.leftovers import Leftovers
+from ajet.backbone.verl.cluster.ray_cluster import Needs, connected
+from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.backbone.verl.tickets import Tickets, open_verl_store
+from ajet.backbone.verl.train import LISTEN_S, address_of
+from ajet.schema.errors import ConfigError, RunFailed
+from ajet.task_reader import TaskOrder
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.overlong import within_prompt_length
+
+if TYPE_CHECKING:
+    from ajet.backbone.verl.cluster.resources import Demand
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+    from ajet.tokens import Renderer
+
+FOLDER = "trinity"
+"""Of the run: what Trinity keeps while it runs. Only a checkpoint outlives a launch."""
+CPUS = 16
+"""Ray's, where the cluster is ours: places for processes that mostly wait, not cores."""
+
+
+def train_on_trinity(
+    experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
+) -> None:
+    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
+    UserError; and RunFailed with what Trinity's processes said."""
+    import ray
+
+    from ajet.backbone.trinity.processes.stage import Stage
+    from ajet.backbone.verl.cluster.logs import kept
+
+    folder = require_trinity()
+    address, device = address_of(options), device_of(experiment)
+    config, order, words = _config(experiment, run, sink)
+    steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
+    if begun >= steps:
+        return
+    demand = demand_of(config)
+    if address is None and device == "cuda" and not options.skip_check_avail_gpu:
+        refuse_busy(demand.accelerators)
+    store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
+    tickets = Tickets(store, order, batch=experiment.ajet.data.train_batch_size)
+    if run.resumed is not None:
+        counted = run.recovery(tickets.begun())
+        logger.info("resumes after step {} from {}{}", begun, run.resumed.path, counted)
+    sink.begin(words, total=steps)
+    record = TrinityRecord(experiment, run, sink, tickets)
+    _lay_out(config, run)
+    run.status.set(phase="starting Ray", steps=steps)
+    began = time.monotonic()
+    environment = _environment(folder, device)
+    environment |= told(experiment, run_id=run.run_id, begun=begun, total=steps, ranks=demand.training[1])
+    try:
+        with (
+            closing(Leftovers()) as leftovers,
+            connected(
+                _needs(demand, config["ray_namespace"], device),
+                address=address,
+                folder=experiment.base,
+                environment=environment,
+                temporary=leftovers.folder,
+                on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
+            ),
+            kept(run.path / "logs", run.redact),
+        ):
+            logger.info("Ray is there after {:.0f} s; Trinity's processes start", time.monotonic() - began)
+            mailbox = open_mailbox()
+            if record.tools.told is not None:
+                mailbox.pin.remote(record.tools.told)
+            stage: Any = ray.remote(num_cpus=1)(Stage).remote()
+            done = stage.run.remote(config)
+            listen = partial(_listen, mailbox, done, record, tickets, steps, run.path / "logs", interrupts, leftovers)
+            try:
+                listen()
+            except KeyboardInterrupt:
+                interrupts.heard()
+                logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+                ray.get(mailbox.ask_to_stop.remote())
+                listen(stopping=True)
+                raise
+    finally:
+        shutil.rmtree(run.path / FOLDER, ignore_errors=True)
+
+
+def _listen(
+    mailbox: Any,
+    done: Any,
+    record: TrinityRecord,
+    tickets: Tickets,
+    steps: int,
+    logs: Path,
+    interrupts: Interrupts,
+    leftovers: Leftovers,
+    *,
+    stopping: bool = False,
+) -> None:
+    """Take letters and say what tickets are for, until the stage has ended and no letter is left; a first interrupt
+    waits until those that were taken are recorded. Raises RunFailed for what either side raised, and for fewer steps
+    than were asked for."""
+    import ray
+
+    while True:
+        with interrupts.held():
+            if due := tickets.due():
+                mailbox.know.remote(due, tickets.open())
+            if record.exhausted and not stopping:
+                stopping = True
+                logger.warning("nothing could be learned for so long that the run ends after its present step")
+                ray.get(mailbox.ask_to_stop.remote())
+            ended, _ = ray.wait([done], timeout=0)
+            letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
+            for letter in letters:
+                record.take(letter)
+            if any(isinstance(letter, Phase) for letter in letters):
+                leftovers.look()
+        if ended and not letters:
+            break
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError as problem:
+        raise _failed(last_line(problem), logs) from problem
+    if record.step < steps and not stopping:
+        raise _failed(
+            f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well", logs
+        )
+
+
+def _failed(what: str, logs: Path) -> RunFailed:
+    return RunFailed(
+        f"Trinity ended the run: {what}",
+        where=str(logs),
+        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+    )
+
+
+def _needs(demand: Demand, namespace: str, device: str) -> Needs:
+    init: dict[str, Any] = {}
+    if device == "cpu":  # slots by name only
+        logger.warning("Trinity runs without an accelerator: that is for tests and for trying things out, it is slow")
+        init = {"num_gpus": demand.accelerators, "num_cpus": max(CPUS, demand.cpus)}
+    return Needs(
+        demand,
+        resource="GPU",
+        extra="trinity",
+        needed_for="The trinity backbone",
+        init=init,
+        cpus_key="Ray's CPUs",
+        apart_key="ajet.rollout.n_vllm_engine",
+        namespace=namespace,
+    )
+
+
+def _environment(folder: Path | None, device: str) -> dict[str, str]:
+    """Variables that Trinity's processes need. `folder`: where it lies, if they do not find it by themselves."""
+    found = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
+    paths = [str(folder)] if folder is not None else []
+    if device == "cpu":
+        found |= cpu.environment()
+        paths.append(str(cpu.PLUGIN))
+    if paths:
+        paths.append(os.environ.get("PYTHONPATH", ""))
+        found["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return found
+
+
+def _config(experiment: Experiment, run: RunDirectory, sink: Sink) -> tuple[dict[str, Any], TaskOrder, Renderer]:
+    """Trinity's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run
+    that is resumed had others, ConfigError where its checkpoint is of another backbone."""
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.rollout.wiring import renderer_of
+    from ajet.task_reader import open_reader
+
+    settings = experiment.ajet
+    assert settings.model.path is not None
+    trinity_config(experiment)  # what is wrong is said before anything is loaded
+    if run.resumed is not None and BACKBONE not in run.resumed.state:
+        raise ConfigError(
+            "The checkpoint is of another backbone: Trinity cannot go on from it.",
+            where=str(run.resumed.path),
+            do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
+        )
+    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    model = folder_of(source)
+    if load_image_tokens(model) is not None:
+        raise ConfigError(
+            "Images are not shown to models that Trinity trains.",
+            where="ajet.model.path",
+            expected="a model of text, or --backbone verl",
+        )
+    reader, tokenizer = open_reader(experiment), load_tokenizer(source)
+    words = renderer_of(settings, tokenizer, None)
+    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
+    order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
+    known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
+    sink.review(opened(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
+    launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.total_steps(len(tasks)))
+    return trinity_config(experiment, model_folder=model, run=launch), order, words
+
+
+def _lay_out(config: dict[str, Any], run: RunDirectory) -> None:
+    """Trinity's folder as it is to go on from it: with the step of the checkpoint, or empty."""
+    shutil.rmtree(run.path / FOLDER, ignore_errors=True)
+    job = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
+    job.mkdir(parents=True)
+    if run.resumed is None:
+        return
+    step, folder = run.resumed.step, run.resumed.path / run.resumed.state[BACKBONE]
+    (job / f"global_step_{step}").symlink_to(folder.absolute())
+    (job / "latest_checkpointed_iteration.txt").write_text(str(step))
+    (job / "latest_state_dict_iteration.txt").write_text(str(step))
+    for side, more in (("explorer", {"taskset_states": [{"current_index": 0}]}), ("trainer", {})):
+        (job / f"{side}_meta.json").write_text(json.dumps({"latest_iteration": step, **more}))
