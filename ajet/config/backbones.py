@@ -81,8 +81,6 @@ class Descriptor:
     None: a key that has one, although its section has not."""
     extra: str = ""
     """The extra of ajet that brings what it needs."""
-    later: str = ""
-    """The sentence that refuses it, where this version knows it by name only."""
 
     def __post_init__(self) -> None:
         for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):

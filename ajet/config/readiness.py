@@ -72,7 +72,6 @@ def require_ready(
         )
     for path, field, notes in walk(AjetConfig):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
-        later = [(backbone.name, backbone.later)] if path == ("backbone",) and backbone.later else []
         for value, able in notes.get("needs", ()):
             if chosen == value and able not in backbone.can:
                 raise ConfigError(
@@ -81,7 +80,7 @@ def require_ready(
                     where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
                     expected=f"another value, or --backbone {' or '.join(_able(able))}",
                 )
-        for value, sentence in (*refused(field), *later):
+        for value, sentence in refused(field):
             if chosen == value:
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"

@@ -101,8 +101,6 @@ def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, fold
         AgentTrainer(agent=None, train_engine_name="noted")
     with pytest.raises(ValueError, match="nope is not supported; there are: debug, local, noted, trinity, verl"):
         AgentTrainer("a", train_engine_name="nope")
-    with pytest.raises(ValueError, match="trinity backbone is not part of this version"):
-        AgentTrainer("a", train_engine_name="trinity")
     with pytest.raises(ValueError, match="already registered"):
         AgentTrainer.register_processor("noted", Noted)
     with pytest.raises(ValueError, match="not a TrainerProcessor"):

@@ -132,11 +132,6 @@ def test_the_word_launch_and_quoted_choices(project, run, launched):
     assert launched[-1][0].ajet.rollout.num_repeat == 2
 
 
-def test_backbones_of_later_versions_refuse_in_one_sentence(project, run, launched):
-    code, _, err = run("--conf", "x.yaml", "--backbone", "trinity")
-    assert code == 2 and "The trinity backbone is not part of this version" in err and launched == []
-
-
 def test_what_is_missing_is_exit_code_2(project, run, launched):
     (project / "x.yaml").write_text("ajet: {project_name: p}")
     code, _, err = run("--conf", "x.yaml")
@@ -297,7 +292,6 @@ def test_config_validate(project, run):
     code, out, _ = run("config", "validate", "--conf", "x.yaml")
     assert code == 0 and out.startswith("x.yaml is valid. Not looked at: ") and out.count("\n") == 1
     assert "ajet.rollout.mode" in run("config", "validate", "--conf", "x.yaml", "rollout.mode=sync")[1]
-    assert run("config", "validate", "--conf", "x.yaml", "--backbone", "trinity")[0] == 2
     code, _, said = run("config", "validate", "--conf", "x.yaml", "trainer_common.algorithm.adv_estimator=own.py->A")
     assert code == 2 and "names own.py, which is not there" in said and "Traceback" not in said
     (project / "x.yaml").write_text("ajet: {}")

@@ -97,7 +97,10 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
-        ({"backbone": "trinity"}, "The trinity backbone is not part of this version"),
+        (
+            {"backbone": "trinity", "trainer_common": {"mode": "async"}},
+            "`mode: async` needs a backbone that trains on what samplers play elsewhere, which trinity",
+        ),
         ({"environment": {"sandbox": "wasm"}}, "Python compiled to WebAssembly is not part of this version"),
         ({"task_reader": {"type": "tracing"}}, "The tracing reader is not part of this version"),
         ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),

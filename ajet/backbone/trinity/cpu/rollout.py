@@ -7,6 +7,7 @@ Invariants: weights stay as they were loaded, so that the next ones can be loade
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from typing import Any
 
@@ -23,8 +24,11 @@ def register() -> None:
 
 
 def _in_the_actor() -> None:
+    import ray
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    # vLLM's own processes ask the synchronizer for weights: without this they would look into a cluster of their own
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
     begin: Any = AsyncLLM.start_weight_update
     if "is_checkpoint_format" in inspect.signature(begin).parameters:
         return

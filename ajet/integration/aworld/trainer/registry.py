@@ -9,8 +9,12 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any
 
-from ajet.integration.aworld.trainer.refused import TrinityProcessor
-from ajet.integration.aworld.trainer.run_processor import DebugProcessor, LocalProcessor, VerlProcessor
+from ajet.integration.aworld.trainer.run_processor import (
+    DebugProcessor,
+    LocalProcessor,
+    TrinityProcessor,
+    VerlProcessor,
+)
 from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
 
 GROUP = "ajet.train_processors"

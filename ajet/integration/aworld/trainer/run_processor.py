@@ -112,6 +112,13 @@ class VerlProcessor(RunProcessor):
     with_ray = True
 
 
+class TrinityProcessor(RunProcessor):
+    """Trains on Ray with Trinity-RFT; its own section (`trinity`) may stand in the configuration."""
+
+    backbone = "trinity"
+    with_ray = True
+
+
 _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
 
 

@@ -1,0 +1,163 @@
+"""What runs in Trinity's processes, without Ray: a step's episodes as experiences, credited, cut and summed as they are
+on the local backbone; and the private things of Trinity that ours rest on."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import sys
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.algorithm import credit, opened
+from ajet.algorithm.token_loss import TokenLoss
+from ajet.backbone.trinity.package import DISTRIBUTION, require_trinity
+from tests.local_fixtures import config_of, episode_of, group_of
+from tests.trinity_here import import_trinity, skip_without_trinity
+
+pytestmark = pytest.mark.extra_slow
+RANKS = 4
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """Of a run whose trainer has so many processes; what its processes tell is in `settings.told`."""
+    import_trinity()
+    from ajet.backbone.trinity.processes import credit as module
+    from ajet.backbone.trinity.processes import loss
+
+    config, told = config_of(use_kl_loss=True, kl_loss_coef=0.25), []
+    here = SimpleNamespace(experiment=SimpleNamespace(ajet=config, base=None), ranks=RANKS)
+
+    class Sender:
+        async def posted(self, letter):
+            told.append(letter)
+
+    monkeypatch.setattr(module, "Sender", Sender)
+    for each in (module, loss):
+        monkeypatch.setattr(each, "here", lambda: here)
+    return SimpleNamespace(config=config, told=told)
+
+
+def groups():
+    """Three tasks: episodes of one, two and no timelines, one that failed; one task that nobody could score."""
+    first = [episode_of(1.0, (3, 2), uuid="a", seed=1), episode_of(0.0, (4,), uuid="b", seed=2)]
+    second = [episode_of(0.5, (5,), uuid="c", seed=3), episode_of(0.0, (2, 2), uuid="d", seed=4)]
+    second += [episode_of(None, (3,), uuid="e", status="failed", seed=5)]
+    third = [episode_of(None, (2,), uuid="f", seed=6), episode_of(None, (3,), uuid="g", seed=7)]
+    made = [group_of(*(replace(one, repeat=at) for at, one in enumerate(each))) for each in (first, second, third)]
+    for order, group in enumerate(made):
+        group.order = order
+    return made
+
+
+def played(group, task):
+    """What Trinity's runner makes of a group, and its pipeline reads."""
+    from trinity.common.experience import Experience
+
+    from ajet.backbone.trinity.processes.workflow import experiences
+
+    found = experiences(group, 0)
+    for each in found:
+        each.eid.batch, each.eid.task = 7, task
+    return Experience.deserialize_many(Experience.serialize_many(found))
+
+
+def credited():
+    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+
+    rows = [row for task, group in enumerate(groups()) for row in played(group, task)]
+    return asyncio.run(EpisodeCredit().process(rows))[0]
+
+
+def test_credit_is_that_of_the_local_backbone(settings):
+    rows, wanted = credited(), credit(groups()[:2], settings.config, step=7)
+    assert len(rows) % RANKS == 0 and {row.info["ajet_rows"] for row in rows} == {len(rows)}
+    trained = [row for row in rows if row.returns.any()]
+    assert len(trained) == len(wanted.samples) == 6
+    for sample in wanted.samples:
+        (row,) = [row for row in trained if row.tokens.tolist() == sample.timeline.ids.tolist()]
+        mask = sample.timeline.mask[row.prompt_length :]
+        np.testing.assert_array_equal(row.returns.numpy(), np.float32(sample.weight) * mask)
+        np.testing.assert_array_equal(row.advantages.numpy(), sample.advantages[row.prompt_length :] * mask)
+        np.testing.assert_array_equal(row.logprobs.numpy(), sample.timeline.logprobs[row.prompt_length :])
+    (letter,) = settings.told
+    assert letter.step == 7 and {each.uuid for each in letter.credited} == set("abcde")
+    assert {each.uuid: each.outcome for each in letter.credited} == wanted.outcomes
+
+
+def test_where_nobody_could_score_a_row_that_trains_nothing_keeps_the_step(settings):
+    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+
+    rows = asyncio.run(EpisodeCredit().process(played(groups()[2], 0)))[0]
+    assert len(rows) == RANKS and not any(row.returns.any() for row in rows)
+    assert settings.told[0].credited == []
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 2, 8])
+def test_the_loss_is_the_weighted_sum_however_rows_are_cut(settings, rows_at_once):
+    from ajet.backbone.trinity.processes.loss import WeightedTokensWithReference
+
+    rows, loss = credited(), WeightedTokensWithReference(backend="verl")
+    longest = max(len(row.tokens) - row.prompt_length for row in rows)
+    draw = np.random.default_rng(0)
+
+    def padded(values):
+        return torch.stack([torch.nn.functional.pad(each.float(), (0, longest - len(each))) for each in values])
+
+    present = padded([torch.from_numpy(draw.normal(-1, 0.1, len(row.returns))) for row in rows]).requires_grad_()
+    reference = padded([torch.from_numpy(draw.normal(-1, 0.1, len(row.returns))) for row in rows])
+    fields = {
+        "old_log_probs": padded([row.logprobs for row in rows]),
+        "response_mask": padded([row.action_mask for row in rows]),
+        "advantages": padded([row.advantages for row in rows]),
+        "returns": padded([row.returns for row in rows]),
+        "ref_log_prob": reference,
+    }
+    assert set(loss.select_keys) == set(fields)
+    found = torch.zeros(())
+    for at in range(0, len(rows), rows_at_once):
+        part = slice(at, at + rows_at_once)
+        found = found + loss(logprob=present[part], **{name: each[part] for name, each in fields.items()})[0]
+    (gradient,) = torch.autograd.grad(found, present)
+
+    trained = fields["returns"] != 0
+    own = present[trained].detach().requires_grad_()
+    tokens = TokenLoss.from_settings(settings.config.trainer_common, opened(settings.config))
+    terms = tokens(own, own.detach(), fields["advantages"][trained], reference_T=reference[trained])
+    wanted = (fields["returns"][trained] * terms.loss).sum()
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient[trained], torch.autograd.grad(wanted, own)[0])
+    assert not gradient[~trained].any()
+
+
+def test_what_of_trinity_is_private_is_where_it_was():
+    """Read, not imported: that takes half a minute."""
+    skip_without_trinity()
+    folder = require_trinity()
+    (found,) = metadata.distributions(name=DISTRIBUTION, path=[str(folder)] if folder is not None else sys.path)
+
+    def body(file, function):
+        (node,) = (
+            node
+            for node in ast.walk(ast.parse(Path(found.locate_file(file)).read_text()))
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == function
+        )
+        return ast.unparse(node)
+
+    engine = body("trinity/common/models/vllm_model.py", "_generate_internal")
+    assert engine.startswith("async def _generate_internal(self, prompt: Any, lora_request=None, **kwargs)")
+    update = body("trinity/trainer/verl/trainer.py", "_update_actor")
+    assert "ppo_mini_batch_size = self.config.actor.ppo_mini_batch_size" in update
+    assert "return self.global_steps" in body("trinity/trainer/verl/trainer.py", "train_step_num")
+    trains = body("trinity/trainer/trainer.py", "train")
+    assert "while self.train_step_num < self.total_steps:" in trains
+    plays = body("trinity/explorer/explorer.py", "explore")
+    for loop in (trains, plays):
+        assert "except Exception:" in loop and "self.logger.error(" in loop, "errors come out of it now: listen no more"

@@ -1,0 +1,107 @@
+"""The tool project on Trinity, to its end and on from there: real Ray, vLLM and FSDP2 on a CPU. The same tasks in the
+same order as on the local backbone, as many episodes of each, and the credit that either gives is the one that the
+recorded episodes give again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from ajet.algorithm import credit
+from ajet.config import load_experiment
+from ajet.engine.embedded import shipped_folder
+from ajet.record import EpisodeFiles
+from ajet.schema.episode import Group
+from tests.ajet_command import ajet, metric_rows
+from tests.trinity_here import skip_without_trinity
+from tests.verl_runs import accounted, tool_project
+
+pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
+STEPS, TASKS, REPEATS = 3, 4, 4
+SETTINGS = [f"data.train_batch_size={TASKS}", f"rollout.num_repeat={REPEATS}", "trainer_common.save_freq=2"]
+SETTINGS += ["trainer_common.test_freq=-1", "trainer_common.val_before_train=false", "trainer_common.device=cpu"]
+SETTINGS += ["trainer_common.optim.lr=0.003", "trainer_common.max_checkpoints_to_keep=3"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    skip_without_trinity()
+    return tool_project(tmp_path_factory.mktemp("trinity"))
+
+
+def trained(yaml, backbone: str, *, steps: int):
+    """A launch that ends well; its run directory and what it printed."""
+    ray = ["--with-ray"] if backbone == "trinity" else []
+    more = [f"experiment_name={backbone}", f"trainer_common.total_training_steps={steps}"]
+    done = ajet("--conf", str(yaml), "--backbone", backbone, *ray, *SETTINGS, *more, cwd=yaml.parent, timeout=1500)
+    assert done.returncode == 0, done.stdout
+    return yaml.parent / "launcher_record" / backbone, done.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(project):
+    """Of both backbones."""
+    return {backbone: trained(project, backbone, steps=STEPS)[0] for backbone in ("local", "trinity")}
+
+
+def steps_of(run):
+    return [row for row in metric_rows(run) if "tasks" in row]
+
+
+def recorded(run, step: int):
+    return EpisodeFiles(run / "episodes").recorded(step)
+
+
+def test_tasks_and_episodes_are_those_of_the_local_backbone(runs):
+    local, trinity = (steps_of(runs[backbone]) for backbone in ("local", "trinity"))
+    assert [row["step"] for row in trinity] == list(range(1, STEPS + 1))
+    assert [row["tasks"] for row in trinity] == [row["tasks"] for row in local]
+    for step in range(1, STEPS + 1):
+        played = {
+            backbone: sorted((episode.task.task_id, episode.repeat) for episode, _ in recorded(run, step))
+            for backbone, run in runs.items()
+        }
+        assert played["trinity"] == played["local"] and len(played["local"]) == TASKS * REPEATS
+
+
+def test_every_token_is_sampled_by_the_weights_of_the_step_before_and_accounted_for(runs):
+    for row in steps_of(runs["trinity"]):
+        found = recorded(runs["trinity"], row["step"])
+        assert {episode.policy for episode, _ in found} == {(row["step"] - 1, row["step"] - 1)}
+        sampled = sum(episode.sampled_tokens for episode, _ in found)
+        assert sampled == accounted(found) == row["train/sampled_tokens"]
+
+
+def test_credit_is_what_the_recorded_episodes_give_again(project, runs):
+    for backbone, run in runs.items():
+        settings = load_experiment(project, backbone=backbone, overrides=SETTINGS).ajet
+        for row in steps_of(run):
+            found = recorded(run, row["step"])
+            tasks: dict[str, list] = {}
+            for episode, _ in sorted(found, key=lambda each: each[0].repeat):
+                tasks.setdefault(episode.task.task_id, []).append(episode)
+            groups = [Group(each[0].task, order, each) for order, each in enumerate(tasks.values())]
+            batch = credit(groups, settings, step=row["step"])
+            assert {each.uuid: outcome.advantage for each, outcome in found if outcome.step} == pytest.approx(
+                {uuid: outcome.advantage for uuid, outcome in batch.outcomes.items() if outcome.step}
+            )
+            assert batch.trained_tokens == row["train/trained_tokens"]
+
+
+def test_a_finished_run_goes_on_and_its_model_is_exported(project, runs, tmp_path):
+    run, said = trained(project, "trinity", steps=STEPS + 1)
+    assert run == runs["trinity"] and f"resumes after step {STEPS}" in said
+    rows = steps_of(run)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 2))
+    tasks = [task for row in rows for task in row["tasks"]]
+    assert len(tasks) == len(set(tasks)) == TASKS * (STEPS + 1)
+    assert {episode.policy for episode, _ in recorded(run, STEPS + 1)} == {(STEPS, STEPS)}
+    assert not (run / "trinity").exists(), "what Trinity keeps for itself is gone"
+    done = ajet("export", str(run), str(tmp_path / "model"), cwd=project.parent)
+    assert done.returncode == 0, done.stdout
+    after, before = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "model", shipped_folder("tiny-tools"))
+    )
+    assert after.keys() == before.keys()
+    assert max(np.abs(after[name].astype(np.float32) - before[name].astype(np.float32)).max() for name in after) > 1e-4

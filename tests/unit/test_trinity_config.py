@@ -1,0 +1,108 @@
+"""Trinity's configuration as our keys fill it, and what is refused before anything of Trinity is imported."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ajet.backbone.trinity.config import OWNED, demand_of, refuse, trinity_config, trinitys_keys
+from ajet.config import load_experiment
+from ajet.schema.errors import ConfigError
+
+
+def experiment(tmp_path, ajet: str = "", trinity: str = ""):
+    yaml = tmp_path / "x.yaml"
+    yaml.write_text(
+        f"ajet: {{backbone: trinity, model: {{path: 'embedded:tiny-tools'}}{ajet}}}\ntrinity: {{{trinity}}}\n"
+    )
+    return load_experiment(yaml)
+
+
+def test_our_keys_fill_trinitys(tmp_path):
+    ajet = (
+        ", data: {train_batch_size: 6, max_prompt_length: 100, max_response_length: 500}"
+        ", rollout: {num_repeat: 5, temperature: 0.7, max_model_len: 400, tensor_model_parallel_size: 2}"
+        ", trainer_common: {device: cuda, n_gpus_per_node: 8, trinity_only__n_vllm_engine: 2, total_training_steps: 9"
+        ", save_freq: 4, use_kl_loss: true, optim: {lr: 0.5}}"
+    )
+    made = trinity_config(experiment(tmp_path, ajet, "trainer: {max_token_len_per_gpu: 13000}"))
+    assert made["buffer"]["batch_size"] == 6 and made["buffer"]["total_steps"] == made["trainer"]["total_steps"] == 9
+    assert made["algorithm"]["repeat_times"] == 5 and made["algorithm"]["optimizer"]["lr"] == 0.5
+    assert made["algorithm"]["algorithm_type"].endswith(".WithReference")
+    assert made["algorithm"]["policy_loss_fn"].endswith(".WeightedTokensWithReference")
+    assert made["model"]["temperature"] == 0.7 and made["model"]["max_model_len"] == 400
+    assert made["model"]["max_prompt_tokens"] + made["model"]["max_response_tokens"] == 400
+    assert made["explorer"]["rollout_model"]["engine_num"] == 2 and made["trainer"]["save_interval"] == 4
+    assert made["trainer"]["max_token_len_per_gpu"] == 13000, "the user's section wins"
+    demand = demand_of(made)
+    assert demand.accelerators == 8 and demand.serving == (1, 4) and demand.training == (1, 4)
+    assert made["synchronizer"]["sync_method"] == "nccl" and "ajet" not in made
+
+
+def test_a_cpu_has_a_slot_for_the_engine_and_one_for_the_trainer(tmp_path):
+    made = trinity_config(experiment(tmp_path, ", trainer_common: {device: cpu, use_kl_loss: false}"))
+    assert demand_of(made).accelerators == 2 and made["synchronizer"]["sync_method"] == "memory"
+    assert made["explorer"]["rollout_model"]["dtype"] == "float32"
+    assert made["algorithm"]["policy_loss_fn"].endswith(".WeightedTokens")
+
+
+def test_trinitys_server_without_a_key_is_never_started(tmp_path):
+    """Its server asks nobody for a key and listens on the node's address."""
+    made = trinity_config(experiment(tmp_path))
+    assert made["explorer"]["rollout_model"]["enable_openai_api"] is False
+    with pytest.raises(ConfigError, match=r"trinity\.explorer\.rollout_model\.enable_openai_api is ajet's to say"):
+        trinity_config(experiment(tmp_path, "", "explorer: {rollout_model: {enable_openai_api: true}}"))
+
+
+@pytest.mark.parametrize(
+    ("ajet", "trinity", "said"),
+    [
+        (", trainer_common: {mini_batch_num: 2}", "", "one optimizer step"),
+        (", trainer_common: {ulysses_sequence_parallel_size: 2}", "", "split sequences"),
+        (", trainer_common: {lora: {rank: 4}}", "", "adapters"),
+        (", trainer_common: {optim: {lr_schedule: linear}}", "", "no linear schedule"),
+        (", trainer_common: {algorithm: {use_kl_in_reward: true}}", "", "credit before"),
+        (", trainer_common: {strategy: megatron}", "", "Megatron"),
+        (", trainer_common: {n_gpus_per_node: 2}, rollout: {n_vllm_engine: 2}", "", "leave the trainer none of the 2"),
+        (", rollout: {n_vllm_engine: 2}, trainer_common: {trinity_only__n_vllm_engine: 3}", "", "n_vllm_engine is 3"),
+        (", trainer_common: {device: cpu}, rollout: {tensor_model_parallel_size: 2}", "", "first worker only"),
+        (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "sglang needs GPUs"),
+        (", trainer_common: {device: mps}", "", "does not train on 'mps'"),
+        ("", "mode: explore", "modes explore and train"),
+        ("", "mode: train", "modes explore and train"),
+        ("", "algorithm: {repeat_times: 3}", r"set ajet\.rollout\.num_repeat"),
+    ],
+)
+def test_what_cannot_hold_is_refused_by_its_name(tmp_path, ajet, trinity, said):
+    with pytest.raises(ConfigError, match=said):
+        trinity_config(experiment(tmp_path, ajet, trinity))
+
+
+def test_every_wrong_key_is_named_at_once(tmp_path):
+    wrong = experiment(
+        tmp_path, ", trainer_common: {device: cpu, mini_batch_num: 2}", "mode: serve, buffer: {batch_size: 1}"
+    )
+    with pytest.raises(ConfigError) as refused:
+        refuse(wrong, "cpu")
+    assert all(key in str(refused.value) for key in ("mini_batch_num", "trinity.mode", "trinity.buffer.batch_size"))
+
+
+def test_keys_that_trinity_does_not_have(tmp_path):
+    known = trinitys_keys()
+    if not known:
+        pytest.skip("Trinity-RFT is not installed")
+    with pytest.raises(ConfigError, match="Trinity has no key trainer.max_token_len_per_gpuu"):
+        trinity_config(experiment(tmp_path, "", "trainer: {max_token_len_per_gpuu: 1}"))
+    for key in OWNED:
+        kind = "Config"
+        for name in key.split("."):
+            assert name in known[kind], f"Trinity has no {key}"
+            kind = known[kind][name]
+
+
+def test_nothing_of_trinity_is_imported_for_it(tmp_path):
+    asked = experiment(tmp_path)
+    before = set(sys.modules)
+    trinity_config(asked)
+    assert not [name for name in set(sys.modules) - before if name.partition(".")[0] in ("trinity", "ray", "verl")]
