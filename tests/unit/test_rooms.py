@@ -18,7 +18,7 @@ LAZY = ("transformers", "datasets", "hydra", "peft", "accelerate", "gguf", "matp
 """Imported inside functions only: they are slow, or optional."""
 NAMED = ("ray", "verl", "vllm", "trinity", "pymongo", "mcp", "aworld", "agentscope")
 """Imported only in a file or folder that bears the name."""
-BUILT_ON_IT = {"pymongo": ("mongo",), "ray": ("verl",), "vllm": ("verl",)}
+BUILT_ON_IT = {"pymongo": ("mongo",), "ray": ("verl", "trinity"), "vllm": ("verl", "trinity"), "verl": ("trinity",)}
 """Folders of what stands on it."""
 
 
