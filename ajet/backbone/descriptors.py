@@ -138,7 +138,6 @@ TRINITY = Descriptor(
         "trainer_common.grace": "after SIGTERM the present step ends, however long it takes",
         "debug": DEBUGS_OWN,
     },
-    extra="trinity",
 )
 BACKBONES = {each.name: each for each in (DEBUG, LOCAL, VERL, TRINITY)}
 """By name."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.record.checkpoint import Checkpoint
+    from ajet.schema.finding import Finding
 
 
 class TrinityRunner(Runner):
@@ -36,6 +38,19 @@ class TrinityRunner(Runner):
 
         head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
         return head + dump_yaml(trinity_config(experiment))
+
+    def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
+        """Empty where nobody needs it: most environments have none."""
+        from ajet.backbone.trinity.package import DISTRIBUTION, VERSION, require_trinity
+        from ajet.schema.finding import Finding
+
+        if not needed:
+            return []
+        try:
+            folder = require_trinity()
+        except UserError as lacking:
+            return [Finding(DISTRIBUTION, "problem", lacking.what, lacking.do)]
+        return [Finding(DISTRIBUTION, "ok", VERSION + (f", in {folder}" if folder is not None else ""))]
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: RunnerOptions, interrupts: Interrupts, sink: Sink
