@@ -22,6 +22,8 @@ STEPS, TASKS, REPEATS = 3, 4, 4
 SETTINGS = [f"data.train_batch_size={TASKS}", f"rollout.num_repeat={REPEATS}", "trainer_common.save_freq=2"]
 SETTINGS += ["trainer_common.test_freq=-1", "trainer_common.val_before_train=false", "trainer_common.device=cpu"]
 SETTINGS += ["trainer_common.optim.lr=0.003", "trainer_common.max_checkpoints_to_keep=3"]
+ALIKE = {"RAY_worker_niceness": "0"}
+"""Else the tests beside it have the machine to themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,9 @@ def trained(yaml, backbone: str, *, steps: int):
     """A launch that ends well; its run directory and what it printed."""
     ray = ["--with-ray"] if backbone == "trinity" else []
     more = [f"experiment_name={backbone}", f"trainer_common.total_training_steps={steps}"]
-    done = ajet("--conf", str(yaml), "--backbone", backbone, *ray, *SETTINGS, *more, cwd=yaml.parent, timeout=1500)
+    done = ajet(
+        "--conf", str(yaml), "--backbone", backbone, *ray, *SETTINGS, *more, cwd=yaml.parent, timeout=1500, **ALIKE
+    )
     assert done.returncode == 0, done.stdout
     return yaml.parent / "launcher_record" / backbone, done.stdout
 

@@ -46,9 +46,10 @@ class TellingExplorer(Explorer):
         self._told.introduce("explorer")
 
     async def explore_step(self) -> bool:
-        """One step."""
-        self._told.post(Phase("rollout", self.explore_step_num + 1))
+        """Begin one; whether there was one."""
         went_on: bool = await super().explore_step()
+        if went_on:
+            self._told.post(Phase("rollout", self.explore_step_num))
         return went_on
 
     async def explore(self) -> str:

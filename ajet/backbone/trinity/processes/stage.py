@@ -35,6 +35,7 @@ class Stage:
         checked = _checked(config)
         os.environ.update(checked.get_envs())
         explorer, trainer = TellingExplorer.get_actor(checked), TellingTrainer.get_actor(checked)
+        open_sides = [explorer, trainer]
         nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
         try:
             ray.get([explorer.__ray_ready__.remote(), trainer.__ray_ready__.remote()])
@@ -50,8 +51,11 @@ class Stage:
                 problem = ray.get(ended)
                 if problem:
                     raise RuntimeError(f"{'explorer' if ended == playing else 'trainer'}: {problem}")
+                if ended == playing:
+                    open_sides.remove(explorer)  # after its last step it has ended its engines by itself
         finally:
-            ray.wait([explorer.shutdown.remote(), trainer.shutdown.remote()], num_returns=2, timeout=FAREWELL_S)
+            ends = [each.shutdown.remote() for each in open_sides]
+            ray.wait(ends, num_returns=len(ends), timeout=FAREWELL_S)
 
 
 def _checked(config: dict[str, Any]) -> Any:
