@@ -102,7 +102,7 @@ def test_a_finished_run_goes_on_and_its_model_is_exported(project, runs, tmp_pat
     assert len(tasks) == len(set(tasks)) == TASKS * (STEPS + 1)
     assert {episode.policy for episode, _ in recorded(run, STEPS + 1)} == {(STEPS, STEPS)}
     assert not (run / "trinity").exists(), "what Trinity keeps for itself is gone"
-    done = ajet("export", str(run), str(tmp_path / "model"), cwd=project.parent)
+    done = ajet("export", str(run), "--out", str(tmp_path / "model"), cwd=project.parent)
     assert done.returncode == 0, done.stdout
     after, before = (
         load_file(folder / "model.safetensors") for folder in (tmp_path / "model", shipped_folder("tiny-tools"))
