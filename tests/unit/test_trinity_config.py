@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from ajet.backbone.trinity.config import OWNED, demand_of, refuse, trinity_config, trinitys_keys
+from ajet.backbone.trinity.package import ASIDE, require_trinity
 from ajet.config import load_experiment
-from ajet.schema.errors import ConfigError
+from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 
 def experiment(tmp_path, ajet: str = "", trinity: str = ""):
@@ -45,6 +47,25 @@ def test_a_cpu_has_a_slot_for_the_engine_and_one_for_the_trainer(tmp_path):
     assert demand_of(made).accelerators == 2 and made["synchronizer"]["sync_method"] == "memory"
     assert made["explorer"]["rollout_model"]["dtype"] == "float32"
     assert made["algorithm"]["policy_loss_fn"].endswith(".WeightedTokens")
+
+
+def test_the_tutorials_yaml_as_it_is():
+    yaml = Path(__file__).resolve().parents[2] / "tutorial" / "example_math_agent" / "math_agent.yaml"
+    made = trinity_config(load_experiment(yaml, backbone="trinity", overrides=["trainer_common.device=cuda"]))
+    assert made["explorer"]["rollout_model"]["engine_num"] == 2 and demand_of(made).training == (1, 6)
+    assert made["trainer"]["max_token_len_per_gpu"] == 13000 and made["buffer"]["batch_size"] == 264
+
+
+def test_without_it_or_with_another_version_one_sentence_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing")])
+    with pytest.raises(MissingExtra, match="The trinity backbone needs the package trinity-rft"):
+        require_trinity()
+    about = tmp_path / ASIDE / "trinity_rft-0.5.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trinity-rft\nVersion: 0.5.2\n")
+    with pytest.raises(UserError, match=r"trinity-rft 0\.5\.2 is installed"):
+        require_trinity()
 
 
 def test_trinitys_server_without_a_key_is_never_started(tmp_path):

@@ -1,0 +1,48 @@
+"""What becomes of the letters of Trinity's processes: both halves of a step's numbers, and checkpoints that come after
+their step."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet.backbone.trinity.record import TrinityRecord
+from ajet.backbone.verl.mailbox import Assigned, Saved, Stepped
+from ajet.record import EpisodeFiles
+from tests.unit.test_verl_record import closed, group, opened, rows, stepped
+
+
+@pytest.fixture
+def made(tmp_path):
+    with opened(tmp_path) as (verls, run, _):
+        yield TrinityRecord(run.experiment, run, verls._sink, verls._tickets), run
+
+
+def test_a_step_is_what_credit_and_the_trainer_say_of_it(made):
+    record, run = made
+    first, second = group(0), group(1)
+    for each in (first, second):
+        record.take(closed(each))
+    told = stepped(1, first, second)
+    record.take(Assigned(1, told.credited, {"credit/groups": 2.0, "loss": 9.0}))
+    assert not (run.path / "metrics.jsonl").exists(), "its trainer has not ended it"
+    record.take(Stepped(1, {"loss": 0.5, "seconds/step": 1.0}))
+    (row,) = rows(run)
+    assert (row["tasks"], row["credit/groups"], row["loss"]) == ([0, 1], 2.0, 0.5)
+    recorded = EpisodeFiles(run.path / "episodes").recorded(1)
+    assert [(outcome.step, outcome.advantage) for _, outcome in recorded] == [(1, 0.5)] * 4
+
+
+def test_a_checkpoint_is_taken_over_before_its_step_is_told_or_after(made, tmp_path):
+    record, run = made
+    for step in (1, 2):
+        folder = tmp_path / f"global_step_{step}"
+        (folder / "actor").mkdir(parents=True)
+        played = group(step - 1, step=step)
+        record.take(closed(played))
+        record.take(Assigned(step, stepped(step, played).credited, {}))
+        letters = [Saved(step, str(folder)), Stepped(step, {"seconds/step": 1.0})]
+        for letter in letters if step == 1 else reversed(letters):
+            record.take(letter)
+        taken = run.path / "checkpoints" / f"step-{step}"
+        assert (taken / f"global_step_{step}" / "actor").is_dir() and not folder.exists()
+        assert run.checkpoints.latest().state["trinity"] == f"global_step_{step}"
