@@ -18,7 +18,7 @@ from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
 from ajet.store.opening import Address, open_shared
 from ajet.store.run_store import RunStore
-from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Policy, Role, SharedStore
+from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
 from ajet.store.sqlite_store import SqliteStore
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "Member",
+    "Opener",
     "Policy",
     "Role",
     "RunStore",

@@ -7,7 +7,6 @@ end that was put is on the disk, once. Who comes with a lease that another has s
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from ajet.schema.episode import Episode, UntrainedReason
 from ajet.schema.errors import UserError
 
-CANNOT_NOW = (UserError, OSError, sqlite3.Error)
+CANNOT_NOW = (UserError, OSError)
 """What a store raises that cannot be asked, or cannot write, for now."""
 
 

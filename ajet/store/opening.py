@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError
-from ajet.store.contract import Kept
-from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore
+from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
 from ajet.store.sqlite_store import SqliteStore
 
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
@@ -99,15 +98,14 @@ def open_shared(
     rolls: bool = False,
     run: str = "",
     redact: Redactor | None = None,
-    usable: Callable[[Sequence[Kept]], bool] | None = None,
+    usable: Usable | None = None,
 ) -> SharedStore:
-    """The store at an address; `rolls`, `at`, `run` and `usable` are the trainer's, as `SqliteStore` says. Raises
+    """The store at an address; `rolls`, `at`, `run` and `usable` are the trainer's, as `Opener` says. Raises
     UserError."""
     found = Address.of(address) if isinstance(address, str) else address
-    options: dict[str, Any] = {"lease_seconds": lease_seconds, "max_attempts": max_attempts, "at": at, "rolls": rolls}
-    options |= {"run": run, "redact": redact, "usable": usable}
+    opener = Opener(lease_seconds, max_attempts, rolls, at, run, redact, usable)
     if found.path is not None:
-        return SqliteStore(found.path, **options)
+        return SqliteStore(found.path, opener)
     from ajet.store.mongo import MongoStore
 
-    return MongoStore(found.uri, found.database, login=credentials(), **options)
+    return MongoStore(found.uri, found.database, opener, login=credentials())

@@ -10,16 +10,18 @@ ends with the next trainer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from ajet.record.secrets import Redactor
 from ajet.schema.errors import RunFailed, UserError
-from ajet.store.contract import Lease, Store
+from ajet.store.contract import Kept, Lease, Store
 
 Role = Literal["trainer", "sampler", "server"]
 LEASE_SECONDS = 120.0
 MAX_ATTEMPTS = 5
+Usable = Callable[[Sequence[Kept]], bool]
 EXPIRED = "its lease ended: whoever held it fell silent"
 
 
@@ -57,6 +59,26 @@ def of_another_store(where: str) -> UserError:
         expected="the store that the run had then",
         do="Set store.type and store.uri, or --from-store, as they were, or begin anew with --fresh and an empty one.",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """The process that opens a store."""
+
+    lease_seconds: float = LEASE_SECONDS
+    """How long what it leases is its own without a word."""
+    max_attempts: int = MAX_ATTEMPTS
+    """After so many that failed a position is dead."""
+    rolls: bool = False
+    """Whether it trains: then what it opens is what the checkpoint `at` says (None: that there is none)."""
+    at: Mapping[str, Any] | None = None
+    run: str = ""
+    """The identity of the run whose ledger it is, once one trained."""
+    redact: Redactor | None = None
+    """None: nothing is hidden."""
+    usable: Usable | None = None
+    """Whether what was put of a position may be used at that checkpoint; what may not is removed, and the position
+    played anew. None: all may."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,14 +28,14 @@ from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
 from ajet.store.shared import (
     EXPIRED,
-    LEASE_SECONDS,
-    MAX_ATTEMPTS,
     Announced,
     Dead,
     Depths,
     Member,
+    Opener,
     Policy,
     Role,
+    Usable,
     fenced,
     of_another_run,
     of_another_store,
@@ -53,30 +53,17 @@ SELECT place FROM uses WHERE of IN line"""
 class SqliteStore:
     """In the file `path`. A process that opens it `at` a checkpoint is the one that trains; others open it without."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        lease_seconds: float = LEASE_SECONDS,
-        max_attempts: int = MAX_ATTEMPTS,
-        at: Mapping[str, Any] | None = None,
-        rolls: bool = False,
-        run: str = "",
-        redact: Redactor | None = None,
-        usable: Callable[[Sequence[Kept]], bool] | None = None,
-    ) -> None:
-        """`rolls`: whether this process trains: then what it opens is what the checkpoint `at` says (None: that there
-        is none), and what may not be used there (`usable`) is removed and played anew. `max_attempts`: after so many
-        that failed a position is dead. `run`: the identity of the run whose ledger it is, once one trained. Raises
-        UserError, also for a checkpoint or a run of another store."""
-        self._path, self._seconds, self._most = path, lease_seconds, max_attempts
-        self._redact = redact or Redactor({})
+    def __init__(self, path: Path, opener: Opener | None = None) -> None:
+        """Raises UserError, also for a checkpoint or a run of another store."""
+        who = opener or Opener()
+        self._path, self._seconds, self._most = path, who.lease_seconds, who.max_attempts
+        self._redact = who.redact or Redactor({})
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self._base = connect(path)
-        if rolls:
-            self._roll(at, run, usable)
+        if who.rolls:
+            self._roll(who.at, who.run, who.usable)
 
     def disconnect(self) -> None:
         """Let go of the file."""
@@ -269,14 +256,14 @@ class SqliteStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """A full disk, a file that is locked for too long, as a person is told it."""
+        """A full disk, a file that is locked for too long, damaged or closed, as a person is told it."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             raise UserError(
                 f"The store {self._path} cannot be worked on: {error}.",
                 where=str(self._path),
-                expected="room on its disk, and no program that keeps it locked",
+                expected="room on its disk, a file that is whole, and no program that keeps it locked",
                 do="make room, and start again: nothing that was put is lost",
             ) from error
 
@@ -289,7 +276,7 @@ class SqliteStore:
             self._expire(base)
             yield base
 
-    def _roll(self, at: Mapping[str, Any] | None, run: str, usable: Callable[[Sequence[Kept]], bool] | None) -> None:
+    def _roll(self, at: Mapping[str, Any] | None, run: str, usable: Usable | None) -> None:
         """Let those uses hold that the checkpoint knows, and no other; be the trainer."""
         with self._transaction() as base:
             number = 0
@@ -314,7 +301,7 @@ class SqliteStore:
             if usable is not None:
                 self._drop(base, usable)
 
-    def _drop(self, base: sqlite3.Connection, usable: Callable[[Sequence[Kept]], bool]) -> None:
+    def _drop(self, base: sqlite3.Connection, usable: Usable) -> None:
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
         for (order,) in base.execute(there).fetchall():
             if not usable(self._kept(base, order)):

@@ -96,8 +96,8 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
     for number in (3, 4):
         played.step(store, number, 2)
     assert Counter(played.trained) == Counter(range(len(played.trained))), f"operation {at}, done: {done}"
-    records = {each["_id"] for each in store._find(schema.RECORD, {})}
-    named = {end["uuid"] for each in store._find(schema.TASK, {}) for end in each["ends"] or ()}
+    records = {each["_id"] for each in store._link.find(schema.RECORD, {})}
+    named = {end["uuid"] for each in store._link.find(schema.TASK, {}) for end in each["ends"] or ()}
     assert records == named, f"operation {at}, done: {done}: nothing is left of what nobody names"
     return count[0] > at
 

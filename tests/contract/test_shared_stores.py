@@ -12,6 +12,7 @@ import pytest
 from ajet.schema.errors import UserError
 from ajet.store import Address, Fenced, Kept, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
 from ajet.store.mongo import mongo_store
+from ajet.store.mongo.connection import StoreDown
 from ajet.store.opening import credentials
 from tests.record_fixtures import episode
 
@@ -205,3 +206,24 @@ def test_an_address_with_a_password_is_refused_and_never_shown() -> None:
     assert credentials({"AJET_STORE_USER": "u", "AJET_STORE_PASSWORD": "p"}) == ("u", "p") and credentials({}) is None
     with pytest.raises(UserError, match="AJET_STORE_PASSWORD is not set"):
         credentials({"AJET_STORE_USER": "u"})
+
+
+def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) -> None:
+    """Whatever its database calls it: a file that is damaged or closed, a server that is gone or has no room."""
+    store = opens(rolls=True)
+    (lease,) = store.lease(1)
+    if (path := tmp_path / "store.sqlite").exists():
+        damaged = path.read_bytes()
+        path.write_bytes(damaged[:100] + bytes(len(damaged) - 100))
+        path.with_name("store.sqlite-wal").unlink()
+        with pytest.raises(UserError):
+            open_shared(f"sqlite:{path}")
+    else:
+        from pymongo.errors import OperationFailure, WTimeoutError
+
+        for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
+            with pytest.raises(StoreDown, match="cannot write"):
+                store._link.ask(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
+    store.disconnect()
+    with pytest.raises(UserError):
+        store.put(lease, Kept(episode("a")))

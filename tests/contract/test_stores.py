@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ajet.schema.errors import UserError
 from ajet.store import Kept, Lease, LeaseLost, RunStore, SqliteStore, Store, open_shared, sqlite_store, todays_state
+from ajet.store import Opener as StoreOpener
 from ajet.store.mongo import MongoStore
 from ajet.store.mongo.schema import RECORD, TASK
 from tests.record_fixtures import assert_equal, episode
@@ -250,8 +251,8 @@ def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None
             "step-1.bin", "step-1.closed", "step-1.jsonl"
         ]  # fmt: skip
     elif isinstance(store, MongoStore):
-        assert [each["_id"] for each in store._find(RECORD, {})] == ["b"]
-        assert [each["_id"] for each in store._find(TASK, {})] == [1]
+        assert [each["_id"] for each in store._link.find(RECORD, {})] == ["b"]
+        assert [each["_id"] for each in store._link.find(TASK, {})] == [1]
     else:
         assert isinstance(store, SqliteStore)
         assert store._base.execute("SELECT uuid FROM ends").fetchall() == [("b",)]
@@ -338,7 +339,7 @@ def test_a_checkpoint_of_another_store_hides_nothing(opener: Opener, tmp_path: P
 
 
 def test_a_lease_whose_time_is_over_is_anothers(tmp_path: Path, clock: Callable[[float], None]) -> None:
-    one, two = (SqliteStore(tmp_path / "store.sqlite", lease_seconds=3600) for _ in range(2))
+    one, two = (SqliteStore(tmp_path / "store.sqlite", StoreOpener(lease_seconds=3600)) for _ in range(2))
     (slow,) = one.lease(1)
     clock(0.9)
     one.put(slow, Kept(episode("a")))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ajet.record.recovery import Recovery
-from ajet.store import RunStore, SqliteStore, Store
+from ajet.store import Opener, RunStore, SqliteStore, Store
 from ajet.store import sqlite_store as module
 
 PLAYERS, BATCH, STEPS, SAVES = 8, 4, 60, 2
@@ -95,7 +95,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             clock[0] += 7200
             if request.param == "run folder":
                 return RunStore(None, at=state)
-            store = SqliteStore(tmp_path / f"{name}.sqlite", at=state, rolls=True)
+            store = SqliteStore(tmp_path / f"{name}.sqlite", Opener(at=state, rolls=True))
             store._base.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
             return store
 

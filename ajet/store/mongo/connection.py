@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import MissingExtra, RunFailed
@@ -24,6 +24,8 @@ PATIENCE = 60.0
 ANSWER_MS = 30_000
 """Within which a server that is there answers."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_NOT_NOW = (50, 64, 100, 262, 14031)
+"""Codes: not in time, not by enough members, no room on its disk."""
 T = TypeVar("T")
 
 
@@ -63,13 +65,34 @@ class Connection:
         """The same for writes that are durable with the next durable one."""
         return self._asked(operation, self._quick)
 
+    def find(
+        self,
+        name: str,
+        wanted: Mapping[str, Any],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        order: int = 1,
+        limit: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Documents of a collection, by their names."""
+        return self.ask(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
+
+    def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> None:
+        """All that are so."""
+        self.ask(lambda base: base[name].update_many(wanted, change))
+
+    def aged(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
+        """Documents, with the seconds since each of these times, by the server's clock, as `TIME_age`."""
+        ages = {f"{each}_age": {"$divide": [{"$subtract": ["$$NOW", f"${each}"]}, 1000]} for each in times}
+        return self.ask(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
+
     def close(self) -> None:
         """Let go."""
         self._closing.set()
         self._client.close()
 
     def _asked(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
-        from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure
+        from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WTimeoutError
 
         until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
         while True:
@@ -84,6 +107,8 @@ class Connection:
                     raise
                 raise self._down(error) from error
             except OperationFailure as error:
+                if error.code in _NOT_NOW or isinstance(error, WTimeoutError):
+                    raise self._down(error, "The store's server cannot write") from error
                 if error.code in (13, 18, 8000):  # of who may not, or is not who it says
                     raise StoreDown(
                         "The store's server refuses this user.",
@@ -92,9 +117,9 @@ class Connection:
                     ) from error
                 raise
 
-    def _down(self, error: Exception) -> StoreDown:
+    def _down(self, error: Exception, what: str = "The store's server does not answer") -> StoreDown:
         return StoreDown(
-            f"The store's server does not answer: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
+            f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
             where=self.shown,
             expected="a server of MongoDB that this machine reaches",
             do="Start it, or say where it is in store.uri.",
