@@ -57,6 +57,12 @@ class Mongod:
         with MongoClient(self.uri, serverSelectionTimeoutMS=60_000) as client:
             client.admin.command("ping")
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As a power cut does."""
         if self._process is not None:

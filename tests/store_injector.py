@@ -1,8 +1,10 @@
 """Samplers and a trainer over one shared store, in one process, with a fault at any statement and at any call.
 
-Real: the store, its file, the checkpoints. Played: the clock, the learner (which keeps what it trained on), who is
-killed, stopped or refused by a full disk, and when; all by one seed. What was trained is counted from the checkpoints,
-what became of each position from the ledger, and what was acknowledged by those who were told so.
+Real: the store, its file or its server, the checkpoints. Played: the clock, the learner (which keeps what it trained
+on), who is killed, stopped or refused by a full disk, and when; all by one seed. What was trained is counted from the
+checkpoints, what became of each position from the ledger, by the store and past it, and what was acknowledged by those
+who were told so. What happens to a database and how it is looked into is a `Ground`: of SQLite here, of MongoDB in
+`mongo_injector`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ajet.schema.errors import UserError
 from ajet.store import Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared
@@ -34,15 +36,19 @@ class Killed(BaseException):
 class Faults:
     """What happens next, and after how many statements or calls."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, happens: dict[str, tuple[float, Callable[[], None]]]) -> None:
+        """`happens`: besides kills, by what it is called: how often (a kill: 2), and what is done or raised at a
+        statement."""
         self.draw, self.counts = draw, Counter[str]()
+        self._happens = {"kill": (2.0, _die), **happens}
         self._kind, self._after = "", 0
 
     def arm(self) -> None:
         """Perhaps let something happen during what comes now."""
         self._kind, self._after = "", 0
         if self.draw.random() < 0.35:
-            self._kind = self.draw.choice(["kill", "kill", "disk full"])
+            shares = [share for share, _ in self._happens.values()]
+            (self._kind,) = self.draw.choices(list(self._happens), shares)
             self._after = self.draw.randrange(9)
 
     def disarm(self) -> None:
@@ -50,16 +56,59 @@ class Faults:
         self._kind = ""
 
     def point(self, *, statement: bool = False) -> None:
-        """Here it may happen. Raises Killed; sqlite3.OperationalError at a statement."""
-        if not self._kind or (self._kind == "disk full" and not statement):
+        """Here it may happen. Raises Killed, and what the database raises."""
+        if not self._kind or (self._kind != "kill" and not statement):
             return
         self._after -= 1
         if self._after < 0:
             kind, self._kind = self._kind, ""
             self.counts[kind] += 1
-            if kind == "kill":
-                raise Killed
+            self._happens[kind][1]()
+
+
+def _die() -> None:
+    raise Killed
+
+
+class Ground(Protocol):
+    """A database for one world."""
+
+    address: str
+    """Where the store is."""
+
+    def later(self, seconds: float) -> None:
+        """Its clock goes on, or back."""
+        ...
+
+    def states(self) -> dict[int, str]:
+        """The state of each position, by the database itself, in the words of `Depths`."""
+        ...
+
+
+class SqliteGround:
+    """A file; all of the process go by `clock`."""
+
+    def __init__(self, folder: Path, clock: list[float]) -> None:
+        self._path, self._clock = folder / "store.sqlite", clock
+        self.address = f"sqlite:{self._path}"
+
+    def later(self, seconds: float) -> None:
+        """See Ground."""
+        self._clock[0] += seconds
+
+    def states(self) -> dict[int, str]:
+        """See Ground."""
+        with contextlib.closing(sqlite3.connect(self._path)) as base:
+            return dict(base.execute("SELECT place, state FROM positions"))
+
+    @staticmethod
+    def happens() -> dict[str, tuple[float, Callable[[], None]]]:
+        """To it."""
+
+        def full() -> None:
             raise sqlite3.OperationalError("database or disk is full")
+
+        return {"disk full": (1.0, full)}
 
 
 class Connection:
@@ -118,11 +167,13 @@ class Trainer:
 
 
 class World:
-    """`clock` is read and set; positions are without end, and played a little ahead of training."""
+    """Positions are without end, and played a little ahead of training."""
 
-    def __init__(self, folder: Path, clock: list[float], seed: int, faults: Faults) -> None:
-        self.folder, self.clock, self.faults, self.draw = folder, clock, faults, random.Random(seed)
-        self.address = f"sqlite:{folder}/store.sqlite"
+    def __init__(self, folder: Path, ground: Ground, seed: int, faults: Faults) -> None:
+        """`folder`: of the checkpoints."""
+        self.folder, self.ground, self.faults, self.draw = folder, ground, faults, random.Random(seed)
+        self.address = ground.address
+        self.now = 0.0
         self.acknowledged: dict[int, set[str]] = {}
         self.names = 0
         self.ghosts: list[Trainer] = []
@@ -134,11 +185,11 @@ class World:
 
     def turn(self) -> None:
         """Somebody does something, and something may happen meanwhile."""
-        self.clock[0] += self.draw.choice([0.1, 1.0, 5.0])
+        self._later(self.draw.choice([0.1, 1.0, 5.0]))
         self._outside()
         who: Any = self.draw.choice([self.trainer, *self.ghosts, *self.samplers])
         act: Callable[[Any], None] = self._train if isinstance(who, Trainer) else self._sample
-        if isinstance(who, Sampler) and who.stopped_until > self.clock[0]:
+        if isinstance(who, Sampler) and who.stopped_until > self.now:
             return
         self.faults.arm()
         try:
@@ -158,7 +209,7 @@ class World:
         self.ghosts.clear()
         end = 1 + max([*self.trainer.trained, *self.trainer.discarded, *self.trainer.store.begun()], default=0)
         for _ in range(40 * (end + 1)):
-            self.clock[0] += 1.0
+            self._later(1.0)
             for letter in self.trainer.store.dead():
                 self.trainer.store.revive(letter.order)
             for sampler in self.samplers:
@@ -187,16 +238,28 @@ class World:
             if order in trained:
                 assert told <= set(trained[order]), f"an end of position {order} is lost"
         assert all(len(each) == REPEATS for each in trained.values())
+        states = {order: state for order, state in self.ground.states().items() if order >= 0}
+        assert {order for order, state in states.items() if state != "over"} == begun, "by the database itself"
+        assert {order for order, state in states.items() if state == "over"} <= over, "by the database itself"
+
+    def close(self) -> None:
+        """All let go of the store."""
+        for each in (self.trainer, *self.ghosts, *self.samplers):
+            each.store.disconnect()
+
+    def _later(self, seconds: float) -> None:
+        self.now += seconds
+        self.ground.later(seconds)
 
     def _outside(self) -> None:
         """What happens to processes and machines, and not at a statement."""
         chance = self.draw.random()
         if chance < 0.02:
             self.faults.counts["clock"] += 1
-            self.clock[0] += self.draw.choice([-7200.0, -30.0, 30.0, 7200.0])
+            self._later(self.draw.choice([-7200.0, -30.0, 30.0, 7200.0]))
         elif chance < 0.05:
             self.faults.counts["stop"] += 1
-            self.draw.choice(self.samplers).stopped_until = self.clock[0] + self.draw.choice([5.0, 3 * LEASE])
+            self.draw.choice(self.samplers).stopped_until = self.now + self.draw.choice([5.0, 3 * LEASE])
         elif chance < 0.06:
             self.faults.counts["second trainer"] += 1
             self.ghosts.append(self.trainer)

@@ -74,7 +74,8 @@ def export(
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
-    from ajet.run.export import checkpoint_of, checkpoints_of, run_of
+    from ajet.record.checkpoints import checkpoints_of
+    from ajet.run.export import checkpoint_of, run_of
     from ajet.run.export import export as made
 
     root = exp_dir.absolute()

@@ -74,6 +74,8 @@ class ChainState:
     """Step -> the digest of the checkpoint that was saved last of it."""
     kept: dict[int, str] = field(default_factory=dict)
     """The same of those that must be there."""
+    again: dict[int, str] = field(default_factory=dict)
+    """The same of those that were about to take the place of one that must be there: either may be."""
     removed: dict[str, str] = field(default_factory=dict)
     """File -> why it is gone."""
     adopted: Counter[str] = field(default_factory=Counter)
@@ -97,6 +99,9 @@ class ChainState:
         elif kind == "checkpoint":
             self.saved[step] = str(link["checkpoint"])
             self.kept = {int(number): str(digest) for number, digest in link["kept"].items()}
+            self.again.clear()
+        elif kind == "saving":
+            self.again[step] = str(link["checkpoint"])
         elif kind == "step":
             self.steps[step] = int(link["link"])
         for told in link.get("episodes", ()):
@@ -116,13 +121,19 @@ class ChainState:
         if (base := link.get("from")) is not None:
             self.saved.setdefault(int(base["step"]), str(base["digest"]))
             if base["own"]:
-                self.kept.setdefault(int(base["step"]), str(base["digest"]))
+                self._goes_on_from(int(base["step"]), str(base["digest"]))
+
+    def _goes_on_from(self, step: int, digest: str) -> None:
+        """What is there at a start, of two that may be, is what must be there from now on."""
+        if self.again.pop(step, None) == digest:
+            self.kept[step] = self.saved[step] = digest
+        self.kept.setdefault(step, digest)
 
     def _forget(self, after: int) -> None:
         self.files = {file: lines for file, lines in self.files.items() if step_of(file) <= after}
         self.rows = [row for row in self.rows if row[0] <= after]
         self.steps = {step: link for step, link in self.steps.items() if step <= after}
-        for kept in (self.saved, self.kept):
+        for kept in (self.saved, self.kept, self.again):
             for step in [step for step in kept if step > after]:
                 del kept[step]
 
@@ -294,10 +305,13 @@ def _rows(path: Path, state: ChainState) -> Iterator[Change]:
 def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
     for step, digest in sorted(state.kept.items()):
         name = f"checkpoints/step-{step}"
-        found = look_at(folder / f"step-{step}")
+        place, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
+        if not place.exists() and replaced.exists():  # killed as it was saved again: the next start gives it its name
+            place = replaced
+        found = look_at(place)
         if isinstance(found, str):
-            yield Change(name, "it is missing" if not (folder / f"step-{step}").exists() else found)
-        elif found.digest != digest:
+            yield Change(name, "it is missing" if not place.exists() else found)
+        elif found.digest not in (digest, state.again.get(step)):
             yield Change(f"{name}/{STATE}", f"it is another: its digest is {found.digest[:12]}, not {digest[:12]}")
         elif damage := _damage(found, weights):
             yield Change(name, damage)

@@ -159,7 +159,9 @@ class Checkpoints:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 aside.mkdir()
                 write(aside)
-                self._complete(aside, content)
+                digest = self._complete(aside, content)
+                if self.chain is not None and (self.folder / f"step-{step}").exists():
+                    self.chain.commit("saving", step, checkpoint=digest)  # killed after this, either one may be there
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -185,15 +187,17 @@ class Checkpoints:
     def _named(self) -> list[Path]:
         return [path for path in self.folder.glob("step-*") if NAME.fullmatch(path.name)]
 
-    def _complete(self, aside: Path, content: dict[str, Any]) -> None:
-        """Digests are taken while the disk is waited for, of bytes that still lie in memory."""
+    def _complete(self, aside: Path, content: dict[str, Any]) -> str:
+        """Its digest. Those of its files are taken while the disk is waited for, of bytes that still lie in memory."""
         files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
         with ThreadPoolExecutor(READERS) as pool:
             digests = digests_begun(pool, aside, files)
             sync_tree(aside)
             taken = {name: future.result() for name, future in digests.items()}
         whole = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
-        write_atomically(aside / STATE, json.dumps({**whole, OWN: own_digest(whole)}, indent=1) + "\n", sync=True)
+        digest = own_digest(whole)
+        write_atomically(aside / STATE, json.dumps({**whole, OWN: digest}, indent=1) + "\n", sync=True)
+        return digest
 
     def _publish(self, aside: Path, step: int) -> Path:
         path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
@@ -224,3 +228,15 @@ def _unsound(damaged: dict[Path, str]) -> UserError:
         expected="a checkpoint whose files are what ajet wrote",
         do="restore the folder from a copy, name an earlier one with --resume, or begin anew with --fresh",
     )
+
+
+def checkpoints_of(folder: Path) -> Checkpoints:
+    """Those of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
+    from ajet.config import recorded_tree
+
+    file = folder / "resolved.yaml"
+    told: Any = recorded_tree(file) if file.exists() else {}
+    for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
+        told = told.get(name) if isinstance(told, dict) else None
+    told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)
+    return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))

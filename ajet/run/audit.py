@@ -18,11 +18,10 @@ from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
 from ajet.record.chain_index import ChainIndex, Found
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain, step_of
-from ajet.record.checkpoints import Checkpoints
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
-from ajet.run.export import checkpoints_of
 from ajet.schema.errors import UserError
 
 SHORTEST = 6

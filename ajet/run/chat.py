@@ -18,9 +18,10 @@ import numpy as np
 from rich.text import Text
 
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
+from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
 from ajet.record.find_run import known_run
-from ajet.run.export import checkpoints_of, model_folder
+from ajet.run.export import model_folder
 from ajet.run.recorded_agent import recorded_settings, require_own
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from ajet.config.backbones import owner_of
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
-from ajet.record.checkpoints import Checkpoints, checkpoints_folder
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import sync_tree
 from ajet.record.find_run import known_run
 from ajet.run.runner import runner_of
@@ -68,18 +67,6 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
     return exported if exported.is_dir() else export(str(folder), folder.parent, step=checkpoint.step)
-
-
-def checkpoints_of(folder: Path) -> Checkpoints:
-    """Those of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
-    from ajet.config import recorded_tree
-
-    file = folder / "resolved.yaml"
-    told: Any = recorded_tree(file) if file.exists() else {}
-    for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
-        told = told.get(name) if isinstance(told, dict) else None
-    told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)
-    return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
 
 
 def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:

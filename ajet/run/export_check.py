@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.progress import Progress
-from ajet.run.export import checkpoint_of, checkpoints_of
+from ajet.run.export import checkpoint_of
 from ajet.schema.call import Call, Ids, prompt_ids
 from ajet.schema.errors import UserError
 

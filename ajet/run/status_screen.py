@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import printable
-from ajet.run.export import checkpoints_of
-from ajet.run.status import LiveStatus, live_status
+from ajet.record.live_status import LiveStatus, live_status
 
 EVERY_S = 1.0
 BAR = 24

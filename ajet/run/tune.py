@@ -136,8 +136,9 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
 
 
 def _tuned(folder: Path) -> Tuned:
+    from ajet.record.checkpoints import checkpoints_of
     from ajet.record.files import read_rows
-    from ajet.run.export import checkpoints_of, model_folder
+    from ajet.run.export import model_folder
 
     checkpoints = checkpoints_of(folder)
     found = checkpoints.best() or checkpoints.latest()

@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
+from ajet.record.live_status import live_status
 from ajet.record.viewer.app import Views, build_app
 from ajet.record.viewer.config_page import config_page
 from ajet.record.viewer.episode_page import episode_page, token_lines, tokens
@@ -21,7 +22,7 @@ from ajet.record.viewer.library import Library
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
 from tests.record_fixtures import episode
-from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, long_episode, played, with_image, write_run
+from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
 
 def spell(ids):
@@ -48,6 +49,17 @@ def test_the_index_lists_runs_and_those_inside_them(root):
         "finished", 3, 9, 0.3,
     )  # fmt: skip
     assert rows["two"]["state"] == "unknown"
+
+
+def test_what_a_run_does_now_is_what_ajet_status_says(root):
+    busy(root / "one")
+    client = client_of(root)
+    found, said = client.get("/api/live/one").json(), json.loads(json.dumps(live_status(root / "one").as_json()))
+    assert found == said | {"updated_age": found["updated_age"]}
+    assert found["depths"] == {"leased": 5, "closed": 2} and found["rates"]["steps_per_hour"] == 360.0
+    assert found["waits"] == "the trainer waits for rollout 80% of the time" and found["staleness"]
+    (root / "two" / "status.json").write_text("[")
+    assert client.get("/api/live/two").status_code == 422 and client.get("/api/live/no").status_code == 404
 
 
 def test_one_run_alone_is_all_there_is(root):

@@ -17,7 +17,7 @@ from ajet.record.viewer.app import Views
 from ajet.record.viewer.export import write
 from ajet.record.viewer.library import Library
 from tests.ajet_command import ajet, start
-from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, long_episode, with_image, write_run
+from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, busy, long_episode, with_image, write_run
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +125,22 @@ def test_a_click_on_a_curve_opens_the_steps_episodes(tab, served):
     plot.click(position={"x": box["width"] / 2, "y": 20})
     tab.get_by_text("5 episodes").wait_for()
     assert tab.get_by_label("step: 3 or 1..9").input_value() == "2"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_what_a_run_does_now_is_what_ajet_status_says(browser, served, width, scheme):
+    root, address = served
+    busy(root / "first")
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{address}#/run/first")
+    page.locator(".now .stale").wait_for()
+    said = " ".join(page.locator(".now").inner_text().split())
+    for told in ("leased 5, closed 2", "360 steps an hour", "the trainer waits for rollout 80% of the time"):
+        assert told in said, said
+    assert [text.split() for text in page.locator(".now .stale tr").all_inner_texts()] == [["0", "4"]]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    context.close()
 
 
 def test_conditions_keys_and_the_way_back(tab, served):

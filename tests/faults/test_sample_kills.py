@@ -1,5 +1,5 @@
-"""kill -9 of trainer and samplers at random moments, started again: nothing lost, nothing trained twice, counted from
-the ledger and from the trained batches, each by itself."""
+"""kill -9 of trainer, samplers and the store's server at random moments, started again: nothing lost, nothing trained
+twice, nothing stuck, counted from the ledger and from the trained batches, each by itself. Sixty kills in all."""
 
 from __future__ import annotations
 
@@ -8,60 +8,114 @@ import sqlite3
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.run.prove import prove_recorded
+from ajet.store import open_shared
 from tests.ajet_command import Forked, metric_rows, start
+from tests.mongod import Mongod
 from tests.sample_fixtures import project_in
 
-STEPS, GROUPS, REPEATS, KILLS = 12, 2, 2, 6
+STEPS, GROUPS, REPEATS, KILLS = 16, 2, 2, 20
+ORDER = ("trainer", "one", "two", "one", "two")
+"""Whom the kills hit, in turn; a server of MongoDB is one more."""
 SETTINGS = [
     f"trainer_common.total_training_steps={STEPS}", f"data.train_batch_size={GROUPS}", f"rollout.num_repeat={REPEATS}",
     "trainer_common.max_staleness=2", "rollout.max_env_worker=2",
 ]  # fmt: skip
 
 
+@dataclass
+class Told:
+    """What the database itself says."""
+
+    begun: int
+    """Positions that anybody ever had."""
+    states: dict[int, str]
+    uses: Counter[int]
+
+
+def by_sqlite(path: Path) -> Told:
+    with closing(sqlite3.connect(path)) as base:
+        (begun,) = base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone()
+        states = dict(base.execute("SELECT place, state FROM positions"))
+        return Told(begun, states, Counter(place for (place,) in base.execute("SELECT place FROM uses")))
+
+
+def by_mongodb(server: Mongod) -> Told:
+    from pymongo import MongoClient
+
+    with MongoClient(server.uri) as client:
+        base = client["ajet"]
+        found = list(base["Task"].find())
+        ledger = base["ajet_ledger"].find_one()
+        assert ledger is not None
+    begun = max([ledger["floor"], *(each["_id"] + 1 for each in found)])
+    return Told(
+        begun, {each["_id"]: each["status"] for each in found}, Counter({e["_id"]: len(e["uses"]) for e in found})
+    )
+
+
 @pytest.mark.extra_slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_kill_9_of_trainer_and_samplers_at_random_moments(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "seed"), [("sqlite", 1), ("sqlite", 2), ("mongodb", 3)])
+def test_kill_9_of_trainer_and_samplers_at_random_moments(
+    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     draw, log = random.Random(seed), tmp_path / "log"
-    run, store = tmp_path / "runs" / "sums", tmp_path / "store.db"
+    run, server = tmp_path / "runs" / "sums", None
+    order, address = list(ORDER), f"sqlite:{tmp_path}/store.db"
+    if kind == "mongodb":
+        server = request.getfixturevalue("mongod")
+        order, address = ["mongod", *ORDER], server.empty()
     yaml = str(project_in(tmp_path) / "sums.yaml")
     commands = {
         "trainer": ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal",
-                    "--from-store", f"sqlite:{store}"),
-        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", "5", "--store", f"sqlite:{store}")
+                    "--from-store", address),
+        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", "5", "--store", address)
            for name in ("one", "two")},
     }  # fmt: skip
+    ledger = open_shared(address)
 
     def begun(name: str) -> Forked:
         return start(*commands[name], *SETTINGS, cwd=tmp_path, log=log)  # type: ignore[return-value]
 
+    def wait_for(steps: int) -> None:
+        while len(metric_rows(run)) < steps and running["trainer"].poll() is None:
+            assert time.monotonic() < patience, log.read_text()
+            for letter in ledger.dead():  # so often was whoever played it killed
+                ledger.revive(letter.order)
+            time.sleep(0.05)
+
     running = {name: begun(name) for name in commands}
     killed: Counter[str] = Counter()
     try:
-        patience = time.monotonic() + 500
+        patience = time.monotonic() + 900
         for number in range(KILLS):
-            target = (number + 1) * STEPS // (KILLS + 2)
-            while len(metric_rows(run)) < target and running["trainer"].poll() is None:
-                assert time.monotonic() < patience, log.read_text()
-                time.sleep(0.02)
+            wait_for((number + 1) * STEPS // (KILLS + 2))
             time.sleep(draw.uniform(0, 0.5))  # the moment, anywhere in what follows
-            name = ("trainer", "one", "two")[number % 3]
+            name = order[number % len(order)]
+            killed[name] += 1
+            if name == "mongod":
+                assert server is not None
+                server.kill()
+                server.start()
+                continue
+            assert running[name].poll() is None, log.read_text()
             running[name].kill()
             running[name].wait()
-            killed[name] += 1
             running[name] = begun(name)
+        wait_for(STEPS)
         assert running["trainer"].wait(300) == 0, log.read_text()
         for name in ("one", "two"):
             assert running[name].wait(120) == 0, log.read_text()
     finally:
         for process in running.values():
             process.kill()
-    assert killed == {"trainer": 2, "one": 2, "two": 2}
+    assert killed.total() == KILLS
 
     # by the trained batches alone
     rows = [row for row in metric_rows(run) if "tasks" in row]
@@ -76,13 +130,13 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(tmp_path: Path, seed: 
     assert len(trained) == STEPS * GROUPS and trained | dropped == groups and not trained & dropped
 
     # by the ledger alone
-    with closing(sqlite3.connect(store)) as base:
-        (begun_first,) = base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone()
-        states = dict(base.execute("SELECT place, state FROM positions"))
-        uses = Counter(place for (place,) in base.execute("SELECT place FROM uses"))
-    assert set(uses.values()) <= {1}
-    over = {place for place in range(begun_first) if states.get(place, "over") == "over"}
+    told = by_sqlite(tmp_path / "store.db") if server is None else by_mongodb(server)
+    assert set(told.uses.values()) <= {0, 1}
+    names = {"running": "leased", "completed": "closed"}
+    states = {place: names.get(state, state) for place, state in told.states.items()}
+    over = {place for place in range(told.begun) if states.get(place, "over") == "over"}
     assert over == groups, "every position is over and in a batch, or waits to be played or trained: none is lost"
     assert set(states.values()) <= {"over", "closed", "waiting", "leased"}
     report = prove_recorded(str(run), run.parent, ids_only=True)
     assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
+    print(f"{kind}: {dict(killed)}: {len(trained)} groups trained, {len(dropped)} discarded, 0 lost, 0 twice, 0 stuck")

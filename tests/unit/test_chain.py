@@ -4,6 +4,7 @@ no change."""
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record import EpisodeFiles, RunDirectory
+from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
@@ -308,6 +309,45 @@ def test_gc_leaves_a_checkpoint_whose_replacement_was_killed(run: Path) -> None:
     assert [path.name for path in gone] == [".step-2.replaced"], "that one has its successor"
     with RunDirectory.open(experiment(run.parent), root=run.parent) as again:
         assert again.resumed is not None and again.resumed.step == 3
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_a_kill_as_a_step_is_saved_again_is_no_change(run: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has its name, while no folder has it, and before its link: until the next start, and after it."""
+
+    class Killed(BaseException):
+        pass
+
+    moments = iter(range(5))
+
+    def killed(work: Any) -> Any:
+        def one(*given: Any, **more: Any) -> Any:
+            if next(moments, None) == at:
+                raise Killed
+            return work(*given, **more)
+
+        return one
+
+    with monkeypatch.context() as patch, RunDirectory.open(experiment(run.parent), root=run.parent) as opened:
+        opened.take_up()
+        patch.setattr(checkpoints.os, "replace", killed(os.replace))
+        patch.setattr(checkpoints, "sync_folder", killed(checkpoints.sync_folder))
+        patch.setattr(opened.checkpoints.chain, "commit", killed_at_its_end(opened.checkpoints.chain, killed))
+        with pytest.raises(Killed):
+            opened.checkpoints.save(3, lambda to: (to / "model.safetensors").write_bytes(b"again"), {})
+    assert said(audit_whole(run)) == []
+    with RunDirectory.open(experiment(run.parent), root=run.parent):
+        pass
+    assert said(audit_whole(run)) == []
+    state = run / "checkpoints" / "step-3" / "state.json"
+    state.write_text(state.read_text().replace('"saved": ', '"saved": 1'))
+    assert said(audit_whole(run)) != [], "neither of the two"
+
+
+def killed_at_its_end(chain: Any, killed: Any) -> Any:
+    """A `commit` that may be killed before the link that ends a save."""
+    ends, commit = killed(chain.commit), chain.commit
+    return lambda kind, *given, **more: (ends if kind == "checkpoint" else commit)(kind, *given, **more)
 
 
 def test_checkpoints_that_gc_removes_lose_their_name_first(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record import RunDirectory
-from ajet.run.status import live_status
+from ajet.record.live_status import live_status
 from ajet.run.status_screen import lines
 from ajet.schema.episode import Outcome
 from tests.record_fixtures import episode

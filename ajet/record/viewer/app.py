@@ -21,6 +21,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
+from ajet.record.live_status import live_status
 from ajet.record.plain_json import strict_json
 from ajet.record.viewer import episode_page
 from ajet.record.viewer.config_page import config_page
@@ -58,6 +60,7 @@ class Views:
         self._spell_for = spell_for
         self._tables: dict[Path, EpisodeTable] = {}
         self._spells: dict[Path, Spell | None] = {}
+        self._checkpoints: dict[Path, Checkpoints] = {}
         self._spelling = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
@@ -74,6 +77,13 @@ class Views:
         table.look(0.0)
         failed = sum(1 for found, _ in table.rows() if found["failure"])
         return {**row, "failed": failed, "log": log_end(folder)}
+
+    def live(self, name: str) -> dict[str, Any]:
+        """What `ajet status` says of a run."""
+        folder = self.library.path(name)
+        if folder not in self._checkpoints:
+            self._checkpoints[folder] = checkpoints_of(folder)
+        return live_status(folder, self._checkpoints[folder]).as_json()
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
         """See metrics_after."""
@@ -210,6 +220,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/", page),
         ("/page/{file:path}", own_file),
         ("/api/runs", lambda request: views.runs()),
+        ("/api/live/{run:path}", lambda request: views.live(run_of(request))),
         ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
         ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
         ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
-from ajet.run.export import checkpoint_of, checkpoints_of, model_folder
+from ajet.record.checkpoints import checkpoints_of
+from ajet.run.export import checkpoint_of, model_folder
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ function fromFrozen(wanted, query) {
   const run = decodeURIComponent(rest.at(-1) ?? "");
   if (kind === "episodes") return filtered(frozen.episodes, query);
   if (kind === "metrics") return { ...frozen.metrics, rows: Number(query.start ?? 0) ? [] : frozen.metrics.rows };
+  if (kind === "live") return null;  // a copy does nothing any more
   if (kind === "episode") return found(frozen.pages[rest[0]]);
   if (kind === "tokens") return found(frozen.tokens[rest[0]]?.[Number(query.line ?? 0)]);
   return found({ runs: frozen.runs, run: frozen.run, config: frozen.config, tasks: frozen.tasks }[kind], run);

@@ -3,6 +3,7 @@
 import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
+import { nowPanel } from "./now.js";
 import { Chart, changesOfScorer, curvesOf } from "./charts.js";
 import { stateKind } from "./runs.js";
 
@@ -34,6 +35,7 @@ export async function runPage(name, context) {
   const runs = names.map((each) => ({ name: each, next: 0, rows: [] }));
   const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1" };
   const head = el("div", { class: "head" });
+  const now = el("div", {});
   const grid = el("div", { class: "grid" });
   const hint = el("p", { class: "hint" });
   const charts = new Map();
@@ -43,7 +45,7 @@ export async function runPage(name, context) {
   const zeros = el("details", { class: "others", hidden: true }, el("summary", {}), el("div", { class: "grid" }));
   const others = el("details", { class: "others" }, el("summary", {}, "all metrics"), el("div", { class: "grid" }));
   for (const folded of [zeros, others]) folded.addEventListener("toggle", () => draw());
-  const page = el("section", {}, head,
+  const page = el("section", {}, head, now,
     el("p", { class: "actions" }, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
       el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
       el("a", { class: "button", href: address(["run", name, "tasks"]) }, "held-out tasks"),
@@ -98,6 +100,8 @@ export async function runPage(name, context) {
   async function refresh() {
     const status = await get(`run/${path(name)}`);
     head.replaceChildren(...header(status, name, names));
+    const panel = await get(`live/${path(name)}`).then(nowPanel, (error) => el("p", { class: "hint" }, spelled(error.message)));
+    now.replaceChildren(...[panel].filter(Boolean));
     let news = false;
     for (const run of runs) {
       const found = await get(`metrics/${path(run.name)}`, { start: run.next });

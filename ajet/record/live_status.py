@@ -1,4 +1,4 @@
-"""`ajet status RUN`: what a run does now, from its files alone.
+"""What a run does now, from its files alone: for `ajet status RUN` and the page of a run.
 
 Invariant: nothing is locked, started or asked; what is read has a bound that does not grow with the run (the status,
 the ends of metrics.jsonl, the lines of the last step), so that a million episodes are as quick as ten. A number that
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import parse_object
-from ajet.record.checkpoints import Checkpoints
+from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
 from ajet.record.status import read_status
 from ajet.record.viewer.library import state as state_of
-from ajet.run.export import checkpoints_of
 
 TAIL = 1 << 18
 """Bytes of metrics.jsonl that are read, from its end: some twenty steps or more."""
@@ -147,7 +146,8 @@ def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
         return
     found.rates["steps_per_hour"] = 3600 * len(rows) / total
     for name, key in (("episodes_per_second", "train/episodes"), ("tokens_per_second", "train/sampled_tokens")):
-        found.rates[name] = sum(row.get(key) or 0 for row in rows) / total
+        if any(key in row for row in rows):
+            found.rates[name] = sum(row.get(key) or 0 for row in rows) / total
     for name in ("rollout", "update"):
         if any(f"seconds/{name}" in row for row in rows):
             found.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
