@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, LinkedLine, LinkedLines
@@ -36,6 +37,20 @@ class Found:
     line: LinkedLine
 
 
+class _Head(NamedTuple):
+    """How a link begins."""
+
+    at: int
+    """The byte."""
+    link: int
+    kind: str
+    step: int
+
+
+def _place(head: _Head) -> int:
+    return head.at
+
+
 class ChainIndex:
     """Of one run; a context manager. Without a chain nothing is found."""
 
@@ -43,8 +58,11 @@ class ChainIndex:
         path = folder / FILE
         self._file = path.open("rb") if path.exists() and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
-        self._starts = [self._head(at)[0] for at in self._all(b'"kind": "start", ')]
-        self._resumes = [(at, self._head(at)[2]) for at in self._all(b'"kind": "resume", ')]
+        self._whole = self._text.rfind(b"\n") + 1
+        """Where an unfinished last link begins."""
+        self._heads = list(self._read_heads())
+        self._starts = {head.link: head.at for head in self._heads if head.kind == "start"}
+        self._resumes = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
 
     def __enter__(self) -> ChainIndex:
         return self
@@ -66,26 +84,30 @@ class ChainIndex:
 
     def step(self, step: int) -> tuple[int | None, list[Found]]:
         """The link that committed a training step, and what it holds of its file."""
-        at = next((at for at in self._all(f'"kind": "step", "step": {step}, '.encode()) if self._holds(at, step)), None)
-        if at is None:
+        found = self._step(step)
+        if found is None:
             return None, []
         file = f"step-{step}.jsonl"
-        return self._head(at)[0], [each for each in self._lines(at) if each.file.endswith(f"/{file}")]
+        return found.link, [each for each in self._lines(found.at) if each.file.endswith(f"/{file}")]
+
+    def link_of(self, step: int) -> int | None:
+        """The same link alone."""
+        found = self._step(step)
+        return found.link if found is not None else None
 
     def checkpoints(self) -> list[tuple[int, int]]:
         """Of each checkpoint that was saved: the step and the link."""
-        found = [(at, self._head(at)) for at in self._all(b'"kind": "checkpoint", ')]
-        return [(step, link) for at, (link, _, step) in found if self._holds(at, step)]
+        found = [head for head in self._heads if head.kind == "checkpoint"]
+        return [(head.step, head.link) for head in found if self._holds(head.at, head.step)]
 
     def start(self, link: int) -> dict[str, Any]:
         """What the link of a start says; {} for none."""
-        at = self._text.find(f'{{"link": {link}, "kind": "start", '.encode())
-        return self._link(at) if at >= 0 else {}
+        return self._link(self._starts[link]) if link in self._starts else {}
 
     def _found(self, needle: bytes, wanted: Any) -> list[Found]:
         found: list[Found] = []
         end = 0
-        while (at := self._text.find(needle, end)) >= 0:
+        while (at := self._text.find(needle, end, self._whole)) >= 0:
             found += [each for each in self._lines(at) if wanted(each.line)]
             end = self._text.find(b"\n", at) + 1
             if not end:
@@ -94,7 +116,8 @@ class ChainIndex:
 
     def _lines(self, at: int) -> Iterator[Found]:
         """All that stands in the link around byte `at`."""
-        number, _, _ = self._head(at)
+        begin, _ = self._line(at)
+        number = self._heads[bisect_left(self._heads, begin, key=_place)].link
         start = max((link for link in self._starts if link <= number), default=0)
         for told in self._link(at).get("episodes", ()):
             lines = LinkedLines.of(told)
@@ -103,24 +126,25 @@ class ChainIndex:
             for nth, (line, here, blob_at) in enumerate(lines.places(), lines.first):
                 yield Found(number, start, lines.file, nth, here, blob_at, line)
 
+    def _step(self, step: int) -> _Head | None:
+        ours = (head for head in self._heads if (head.kind, head.step) == ("step", step))
+        return next((head for head in ours if self._holds(head.at, step)), None)
+
     def _holds(self, at: int, step: int) -> bool:
         """Whether no later resume has forgotten what a link says of `step`."""
         return all(resume < at or after >= step for resume, after in self._resumes)
 
-    def _all(self, needle: bytes) -> Iterator[int]:
-        at = self._text.find(needle)
-        while at >= 0:
-            yield at
-            at = self._text.find(needle, at + 1)
+    def _read_heads(self) -> Iterator[_Head]:
+        """Of all links, in order: the beginning of each line, and nothing of its episodes."""
+        at = 0
+        while (end := self._text.find(b"\n", at)) >= 0:
+            found = _HEAD.match(self._text[at : at + 100])
+            yield _Head(at, int(found[1]), found[2].decode(), int(found[3])) if found else _Head(at, 0, "", -1)
+            at = end + 1
 
     def _line(self, at: int) -> tuple[int, int]:
         end = self._text.find(b"\n", at)
         return self._text.rfind(b"\n", 0, at) + 1, len(self._text) if end < 0 else end
-
-    def _head(self, at: int) -> tuple[int, str, int]:
-        begin, _ = self._line(at)
-        found = _HEAD.match(self._text[begin : begin + 100])
-        return (int(found[1]), found[2].decode(), int(found[3])) if found else (0, "", -1)
 
     def _link(self, at: int) -> dict[str, Any]:
         begin, end = self._line(at)

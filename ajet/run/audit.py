@@ -222,7 +222,7 @@ def _trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[
     wanted = sorted(used | ({step} if step is not None else set()))
     rows = _metric_rows(folder / METRICS, set(wanted))
     steps = [
-        {"step": each, "link": index.step(each)[0], **saved.containing(each), "row": rows.get(each)} for each in wanted
+        {"step": each, "link": index.link_of(each), **saved.containing(each), "row": rows.get(each)} for each in wanted
     ]
     return Trail(folder, step, places, steps)
 

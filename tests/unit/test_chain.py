@@ -14,6 +14,7 @@ import pytest
 
 from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
+from ajet.record.chain_index import ChainIndex
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
 from ajet.run.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
@@ -249,6 +250,15 @@ def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(rec
     assert {each["step"] for each in trail_of_task(recorded, "t1").steps} == {1, 2, 3}
     with pytest.raises(UserError, match="There is no episode"):
         trail_of_episode(recorded, "nobody")
+
+
+def test_a_link_that_is_being_written_leads_nowhere(run: Path) -> None:
+    text = (run / FILE).read_bytes()
+    last = text[: text.index(b"held3") + 60]
+    (run / FILE).write_bytes(last)
+    with ChainIndex(run) as index:
+        assert index.episode("held3") == [] and len(index.episode("held2")) == 1
+        assert index.step(1)[0] == index.link_of(1) and index.link_of(7) is None
 
 
 def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> None:
