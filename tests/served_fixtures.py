@@ -94,12 +94,14 @@ def counter(
     limits: Limits | None = None,
     latency: float = 0.0,
     gateway: dict[str, Any] | None = None,
+    serve: dict[str, Any] | None = None,
+    store: Any = None,
     **rollout: Any,
 ) -> Iterator[Counter]:
     """`tasks`: so many in the reader; `judge`: an object with `compute_reward`, or an opened one; `pending`: where
-    ended episodes are kept, and what is there is taken up; `at`: what a checkpoint holds of them; `rollout`: keys of
-    that section."""
-    tree = {"ajet": {"gateway": gateway or {}, "rollout": {"num_repeat": 2, **rollout}}}
+    ended episodes are kept, and what is there is taken up; `at`: what a checkpoint holds of them; `store`: another
+    one; `rollout`: keys of that section."""
+    tree = {"ajet": {"gateway": gateway or {}, "serve": serve or {}, "rollout": {"num_repeat": 2, **rollout}}}
     experiment = Experiment.from_dict(tree, base=Path.cwd())
     words = renderer()
     engine = ScriptedEngine(
@@ -109,7 +111,7 @@ def counter(
     known = [Task(main_query=f"task {n}", task_id=f"t{n}") for n in range(tasks)]
     order = TaskOrder(known, seed=0, shuffle=False) if known else None
     split = "debug" if backlog is None else "train"
-    store = RunStore(pending, at=at)
+    store = store or RunStore(pending, at=at)
     patch = pytest.MonkeyPatch()
     patch.setattr(desk_room, "LONGEST_GLANCE", GLANCE_S)
     desk = Desk(

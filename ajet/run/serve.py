@@ -15,7 +15,7 @@ import secrets
 import string
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
@@ -189,7 +189,7 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
     """Train on groups as they come in, until `total_training_steps` (None: for ever). Ends by KeyboardInterrupt after
     saving, with what was not trained on recorded."""
     settings, run, desk = training.parts.experiment.ajet, training.run, served.desk
-    trainer, size = settings.trainer_common, settings.data.train_batch_size
+    trainer = settings.trainer_common
     last = trainer.total_training_steps
     batch = Batch(training.step + 1)
     try:
@@ -197,9 +197,11 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
             began = time.monotonic()
             run.status.set(phase="serving", step=batch.step)
             with interrupts.patient(trainer.grace, worth=lambda: desk.playing > 0):
-                while len(batch.groups) < size:
+                while not batch.whole(settings):
                     training.show_depths(closed=len(batch.groups), open=desk.playing)
-                    batch.add(desk.results.get(), training.parts.backbone.version, trainer.max_staleness)
+                    with suppress(queue.Empty):  # its time is over
+                        result = desk.results.get(timeout=batch.patience(settings.serve.batch_seconds))
+                        batch.add(result, training.parts.backbone.version, trainer.max_staleness)
                 learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
             if training.exhausted:
                 _warn_idle(training)
@@ -240,6 +242,26 @@ class Batch:
     """Too old."""
     alone: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
+    began: float | None = None
+    """When its first group came in, by the monotonic clock."""
+
+    def whole(self, settings: AjetConfig) -> bool:
+        """Whether a step is to be made of it, as `serve` says."""
+        size, serve = settings.data.train_batch_size, settings.serve
+        if self.began is not None and self.patience(serve.batch_seconds) == 0.0:
+            return True
+        if serve.batch_by == "tasks":
+            return len({group.task.task_id for group in self.groups}) >= size
+        if serve.batch_by == "episodes":
+            scored = sum(episode.scored for group in self.groups for episode in group.episodes)
+            return scored >= size * settings.rollout.num_repeat
+        return len(self.groups) >= size
+
+    def patience(self, seconds: float | None) -> float | None:
+        """How long it may wait still; None: for ever."""
+        if seconds is None or self.began is None:
+            return None
+        return max(0.0, self.began + seconds - time.monotonic())
 
     @property
     def results(self) -> list[Group | Episode]:
@@ -265,6 +287,8 @@ class Batch:
                 oldest,
             )
         (self.stale if stale else self.groups if result.scored else self.useless).append(result)
+        if self.groups and self.began is None:
+            self.began = time.monotonic()
 
 
 def _leave(training: Training, served: ServeParts, batch: Batch) -> None:

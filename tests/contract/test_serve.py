@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ajet.algorithm import discarded
+from ajet.config import Experiment
 from ajet.record import EpisodeFiles
 from ajet.run.accounting import check_tokens
 from ajet.run.serve import Batch
@@ -399,3 +400,100 @@ def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
         return
     assert outcomes == {e.uuid: Outcome(None, None, {"stale": e.sampled_tokens}, "stale") for e in episodes}
     check_tokens(episodes, outcomes, {})
+
+
+@pytest.mark.parametrize(
+    ("by", "most"), [("groups", ["a", "a"]), ("tasks", ["a", "a", "b"]), ("episodes", ["a", "a", "b", "b"])]
+)
+def test_a_batch_is_whole_by_what_serve_says(by, most):
+    """Groups of one and of two scored episodes, two by two; two groups, two tasks, or two times two episodes."""
+    settings = Experiment.from_dict(
+        {"ajet": {"data": {"train_batch_size": 2}, "rollout": {"num_repeat": 2}, "serve": {"batch_by": by}}},
+        base=Path.cwd(),
+    ).ajet
+    batch = Batch(1)
+    for number, name in enumerate(("a", "a", "b", "b")):
+        assert not batch.whole(settings)
+        task = record_fixtures.episode().task.model_copy(update={"task_id": name})
+        batch.add(Group(task, number, [record_fixtures.episode(f"{number}")]), 3)
+        if batch.whole(settings):
+            break
+    assert [group.task.task_id for group in batch.groups] == most
+
+
+def test_a_batch_is_whole_when_its_time_is_over_and_something_is_there(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("ajet.run.serve.time.monotonic", lambda: now[0])
+    tree = {"ajet": {"data": {"train_batch_size": 2}, "serve": {"batch_seconds": 30}}}
+    settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, Batch(1)
+    now[0] += 1000
+    assert not batch.whole(settings) and batch.patience(30) is None, "nothing can be trained on"
+    batch.add(Group(record_fixtures.episode().task, 0, [record_fixtures.episode()]), 3)
+    now[0] += 29
+    assert not batch.whole(settings) and batch.patience(30) == 1.0
+    now[0] += 1
+    assert batch.whole(settings) and batch.patience(None) is None
+
+
+def test_a_task_is_played_by_as_many_at_once_as_may_be():
+    with counter(backlog=9, num_repeat=4, tasks=3, serve={"max_per_task": 1}) as served:
+        first = served.open(task="q")
+        assert error(served.client.post("/episodes", json={"task": "q"})) == (429, "task_busy")
+        assert served.open(task="another")["task"]["main_query"] == "another"
+        assert [served.open()["task"]["task_id"] for _ in range(2)] == ["t0", "t1"], "the reader's next one instead"
+        served.ask(first)
+        served.finish(first, reward=1)
+        assert served.open(task="q")["repeat"] == 1
+
+
+class AwayStore(RunStore):
+    """Its server does not answer, while `away`."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.away, self.asked = threading.Event(), threading.Event()
+        self.back = threading.Event()
+
+    def _wait(self):
+        if self.away.is_set():
+            self.asked.set()
+            assert self.back.wait(60)
+
+    def bring(self):
+        self._wait()
+        return super().bring()
+
+    def close(self, lease):
+        self._wait()
+        super().close(lease)
+
+
+def test_a_store_that_is_away_holds_up_nobody_who_does_not_need_it():
+    store = AwayStore()
+    with counter(backlog=9, num_repeat=2, store=store) as served, ThreadPoolExecutor() as pool:
+        opened = [served.open(task="q") for _ in range(2)]
+        store.away.set()
+        waiting = [pool.submit(served.open, task="new") for _ in range(2)]
+        assert store.asked.wait(60)
+        store.asked.clear()
+        for each in opened:
+            assert served.ask(each).status_code == 200
+        assert served.finish(opened[0], reward=1).json()["status"] == "completed"
+        last = pool.submit(served.finish, opened[1], reward=0)
+        assert store.asked.wait(60), "the group is whole, and the store is to be told"
+        assert served.client.get(f"/episodes/{opened[0]['episode']}").json()["status"] == "completed"
+        assert opened[1]["episode"] in served.client.get("/episodes").json()["open"]
+        store.back.set()
+        assert last.result().json()["status"] == "completed" and take_group(served).order == -1
+        assert sorted(each.result()["repeat"] for each in waiting) == [0, 1], "one group, whoever came first"
+
+
+def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later(monkeypatch):
+    from ajet.schema.errors import RunFailed
+
+    with counter(backlog=9) as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(served.store, "bring", lambda: (_ for _ in ()).throw(RunFailed("nobody answers")))
+            refused = served.client.post("/episodes", json={"task": "q"})
+            assert error(refused) == (503, "store_down") and refused.headers["retry-after"] == "1"
+        assert served.open(task="q")["repeat"] == 0

@@ -20,7 +20,9 @@ from tests.ajet_command import Forked, metric_rows, start
 from tests.mongod import Mongod
 from tests.sample_fixtures import project_in
 
-STEPS, GROUPS, REPEATS, KILLS = 16, 2, 2, 20
+STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
+LAST = 14
+"""The step at which the last one falls: long before the run is over, however fast it goes on meanwhile."""
 ORDER = ("trainer", "one", "two", "one", "two")
 """Whom the kills hit, in turn; a server of MongoDB is one more."""
 SETTINGS = [
@@ -95,7 +97,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     try:
         patience = time.monotonic() + 900
         for number in range(KILLS):
-            wait_for((number + 1) * STEPS // (KILLS + 2))
+            wait_for((number + 1) * LAST // KILLS)
             time.sleep(draw.uniform(0, 0.5))  # the moment, anywhere in what follows
             name = order[number % len(order)]
             killed[name] += 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 
-from ajet.config.schema.base import SERVE, Section, key, section
+from ajet.config.schema.base import SERVE, Section, key, nowhere, section
 from ajet.config.schema.context_tracker import ContextTracker
 from ajet.config.schema.data import Data
 from ajet.config.schema.debug import Debug
 from ajet.config.schema.environment import Environment
 from ajet.config.schema.gateway import Gateway
 from ajet.config.schema.model import Model
-from ajet.config.schema.reasons import OWN_AGENTS
+from ajet.config.schema.reasons import ONLY_SERVED, OWN_AGENTS
 from ajet.config.schema.rollout import Rollout
+from ajet.config.schema.serve import Serve
 from ajet.config.schema.services import Companion
 from ajet.config.schema.sft import Sft
 from ajet.config.schema.store import Store
@@ -74,6 +75,12 @@ class AjetConfig(Section):
     store: Store = section(Store, "The ledger of tasks, episodes and groups.")
     debug: Debug = section(Debug, "The debug backbone.", training=False)
     gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
+    serve: Serve = section(
+        Serve,
+        "Batches and tasks of `ajet serve`.",
+        training=False,
+        idle={**nowhere(ONLY_SERVED), SERVE: None},
+    )
 
     def total_steps(self, tasks: int) -> int:
         """Training steps over so many tasks: `total_training_steps`, or else `total_epochs` of them."""

@@ -4,7 +4,7 @@ Invariants: an episode ends exactly once: by what its client says, by its deleti
 with the desk; every one that began becomes a result, alone or in its group. An end is acknowledged when `keeper` has it
 on the disk, and one that could not be recorded is no end: it is tried again, by its client or by the desk, until it is
 given up and its place in the group is free again. The desk's state lives on a loop of its own, on which neither user
-code nor the gateway runs. The coroutines may be awaited from any loop.
+code nor the gateway runs, and which waits for no store. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
-from ajet.rollout.served.groups import OpenGroups
+from ajet.rollout.served.groups import OpenGroups, asked
 from ajet.rollout.served.ranking import GroupRanking, waits
 from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
@@ -87,6 +87,8 @@ class Desk:
         self._ranking = GroupRanking(self._verdicts, settings, turns, self._ranked)
         self._endings = Endings(gateway, self._verdicts, settings, keeper, turns, ranks=ranks)
         self._open: dict[str, Served] = {}
+        self._beginning = 0
+        """Episodes that wait for a position of the store's."""
         self._ended = Ended()
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._closing = False
@@ -144,7 +146,7 @@ class Desk:
         """Run it on the desk's loop, to its end even if the caller leaves."""
         if self._closing:
             work.close()
-            raise Refused("The server is closing.", status=503, code="closing")
+            raise closing()
         return await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
 
     # On the desk's loop.
@@ -161,25 +163,38 @@ class Desk:
             if lease in whole:
                 group.close()
             if group.complete:
-                self._completed(group)
+                await self._completed(group)
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
         self._refuse_more()
+        self._beginning += 1
         try:
-            return self._begun(opening)
+            return await self._begun(opening)
         except BaseException:
             self._breaker.ended(None, probe=self._breaker.is_open, aborted=True)
             raise
+        finally:
+            self._beginning -= 1
 
-    def _begun(self, opening: Opening) -> dict[str, Any]:
+    async def _begun(self, opening: Opening) -> dict[str, Any]:
         task, group = opening.task, None
         if task is None or (opening.trains and self._backlog is not None):
             if not opening.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = self._groups.for_task(task)
+            group = await self._groups.for_task(task, lambda group: not self._crowded(group.task))
             task = group.task
-        lease = group.lease if group is not None else self._store.bring()
+        lease = group.lease if group is not None else await asked(self._store.bring)
+        if self._closing:
+            raise closing()
+        if self._crowded(task):
+            raise Refused(
+                f"{self._settings.serve.max_per_task} episodes of this task are under way, as many as "
+                "serve.max_per_task allows; finish one first, or ask for another task.",
+                status=429,
+                code="task_busy",
+                param="task",
+            )
         repeat = group.take_place() if group is not None else 0
         try:
             served = self._served(opening, task, group, lease, repeat)
@@ -215,9 +230,14 @@ class Desk:
         stopped: asyncio.Future[str] = self._loop.create_future()
         return Served(identity, session, endpoint, lease, group, stopped, probe=self._breaker.is_open)
 
+    def _crowded(self, task: Task) -> bool:
+        """Whether as many episodes of a task are under way as may be."""
+        most = self._settings.serve.max_per_task
+        return most is not None and sum(each.identity.task == task for each in self._open.values()) >= most
+
     def _refuse_more(self) -> None:
         most = self._settings.rollout.max_env_worker
-        if len(self._open) >= most:
+        if len(self._open) + self._beginning >= most:
             raise Refused(
                 f"{most} episodes are under way, as many as rollout.max_env_worker allows; finish one first.",
                 status=429,
@@ -297,26 +317,26 @@ class Desk:
                 self._leave_group(served)
                 self._breaker.ended(None, probe=served.probe, aborted=True)
                 raise
-            self._let_repeat(served)
+            await self._let_repeat(served)
             aborted = served.made.status == "aborted"
             self._breaker.ended(served.made.failure, probe=served.probe, aborted=aborted)
         episode = served.made
         if by != CLOSING:
             await self._endings.record(served)
-        self._open.pop(episode.uuid, None)
         self._ended.counts[episode.status] += 1
         self._ended.remember(outcome_of(episode), served.ended_by)
-        self._hand_over(served.group, episode)
+        await self._hand_over(served.group, episode)
+        self._open.pop(episode.uuid, None)  # only now: who closes the desk waits for what is open
         return episode
 
-    def _let_repeat(self, served: Served) -> None:
+    async def _let_repeat(self, served: Served) -> None:
         """An attempt that failed by no fault of the agent's is recorded by itself, and somebody else gets its place."""
         made, group = served.made, served.group
         if made is None or group is None or made.failure is None or not made.failure.retryable:
             return
         if group.may_repeat(made.repeat, self._settings.rollout.max_retries):
             try:
-                lease = self._store.bring()
+                lease = await asyncio.to_thread(self._store.bring)
             except CANNOT_NOW as error:
                 logger.warning("the attempt {} counts, though it was lost: {}", made.uuid, error)
                 return
@@ -339,19 +359,19 @@ class Desk:
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
 
-    def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
+    async def _hand_over(self, group: OpenGroup | None, episode: Episode) -> None:
         if group is not None:
             group.episodes.append(episode)
         if group is None or self._backlog is None:
             self.results.put(episode)
         if group is not None and group.complete:
-            self._completed(group)
+            await self._completed(group)
 
-    def _completed(self, group: OpenGroup) -> None:
+    async def _completed(self, group: OpenGroup) -> None:
         if group in self._groups:
             trains = self._backlog is not None
             # a later server goes on with what this one's end cut short
-            self._groups.remove(group, whole=trains and not self._closing)
+            await self._groups.remove(group, whole=trains and not self._closing)
             if not self._closing and any(map(waits, group.episodes)):
                 self._ranking.begin(group)
             elif trains:
@@ -412,9 +432,9 @@ class Desk:
         group.close()
         await self._stop(under_way, "group_deadline", "server")
         if group.episodes:
-            self._completed(group)
+            await self._completed(group)
         elif group in self._groups:
-            self._groups.give_back(group)
+            await self._groups.give_back(group)
 
     async def _stop(self, these: list[Served], reason: str, by: str) -> None:
         for served in these:
@@ -429,7 +449,12 @@ class Desk:
         for group in self._groups:
             group.close()
             if group.episodes:
-                self._completed(group)
+                await self._completed(group)
+
+
+def closing() -> Refused:
+    """What clients get as the desk closes."""
+    return Refused("The server is closing.", status=503, code="closing")
 
 
 def _report(watching: Future[None]) -> None:

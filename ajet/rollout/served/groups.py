@@ -1,14 +1,16 @@
 """OpenGroups: the groups that wait for attempts, and which one a new attempt belongs to.
 
 Invariant: a group is here from its first attempt until it is complete; one that is whole is noted in the store, so that
-a later server takes no further attempts for it. On the desk's loop.
+a later server takes no further attempts for it. On the desk's loop, which the store never holds up: it is asked from
+threads, and one new group is made at a time, so that who comes meanwhile takes a place in it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from loguru import logger
 
@@ -21,6 +23,19 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 MANY = 1_000
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def asked(question: Callable[P, T], *given: P.args, **more: P.kwargs) -> T:
+    """What the store answers, whose server may be away. Raises Refused while it cannot."""
+    try:
+        return await asyncio.to_thread(question, *given, **more)
+    except CANNOT_NOW as error:
+        logger.warning("the store cannot be asked: {}", error)
+        raise Refused(
+            "The server's store cannot be asked now; ask again later.", status=503, code="store_down", retry_after=1
+        ) from error
 
 
 class OpenGroups:
@@ -30,6 +45,9 @@ class OpenGroups:
         """`tasks` None: clients bring all tasks themselves. `places`: attempts at a task."""
         self._store, self._tasks, self._places = store, tasks, places
         self._open: list[OpenGroup] = []
+        self._making = asyncio.Lock()
+        self._leaving: set[OpenGroup] = set()
+        """Of those here, which the store is being told of."""
 
     def __iter__(self) -> Iterator[OpenGroup]:
         return iter(tuple(self._open))
@@ -38,7 +56,7 @@ class OpenGroups:
         return len(self._open)
 
     def __contains__(self, group: OpenGroup) -> bool:
-        return group in self._open
+        return group in self._open and group not in self._leaving
 
     def take_up(self, lease: Lease) -> OpenGroup:
         """One that the store has of an earlier server."""
@@ -48,18 +66,29 @@ class OpenGroups:
         self._open.append(group)
         return group
 
-    def for_task(self, task: Task | None) -> OpenGroup:
-        """A group of that task (None: of any of the reader's) with a place left, or a new one. Raises Refused."""
-        for group in self._open:
-            if group.has_place and group.suits(task):
-                return group
-        if task is not None:
-            lease = self._store.bring()
-        elif self._tasks is not None:
-            (lease,) = self._store.lease(1)
-            task = self._tasks.task(lease.order)
-        else:
+    async def for_task(self, task: Task | None, suits: Callable[[OpenGroup], bool]) -> OpenGroup:
+        """A group of that task (None: of any of the reader's that `suits`) with a place left, or a new one. Raises
+        Refused."""
+        if task is None and self._tasks is None:
             raise Refused("The request names no task, and the server has no task reader.", param="task")
+        if (found := self._with_place(task, suits)) is not None:
+            return found
+        async with self._making:
+            return self._with_place(task, suits) or await self._made(task)
+
+    def _with_place(self, task: Task | None, suits: Callable[[OpenGroup], bool]) -> OpenGroup | None:
+        for group in self._open:
+            if group.has_place and group.suits(task) and (task is not None or suits(group)):
+                return group
+        return None
+
+    async def _made(self, task: Task | None) -> OpenGroup:
+        if task is not None:
+            lease = await asked(self._store.bring)
+        else:
+            assert self._tasks is not None
+            (lease,) = await asked(self._store.lease, 1)
+            task = self._tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
         if len(self._open) == MANY:
@@ -75,22 +104,25 @@ class OpenGroups:
         now = time.monotonic()
         return [group for group in self._open if now - group.began > seconds]
 
-    def give_back(self, group: OpenGroup) -> None:
+    async def give_back(self, group: OpenGroup) -> None:
         """Nobody's attempt at it came to anything: its task is to be had again. Stays here while the store cannot."""
         try:
-            self._store.give_back([group.lease])
+            await asyncio.to_thread(self._store.give_back, [group.lease])
         except CANNOT_NOW as error:
             logger.warning("position {} is not given back yet: {}", group.lease.order, error)
         else:
             self._open.remove(group)
 
-    def remove(self, group: OpenGroup, *, whole: bool) -> None:
-        """It waits no longer. `whole`: after a restart, too."""
-        self._open.remove(group)
+    async def remove(self, group: OpenGroup, *, whole: bool) -> None:
+        """It waits no longer. `whole`: after a restart, too. Stays here where this is cancelled."""
         if whole:
+            self._leaving.add(group)
             try:
-                self._store.close(group.lease)
+                await asyncio.to_thread(self._store.close, group.lease)
             except CANNOT_NOW as error:  # the trainer gets the group in any case
                 logger.warning(
                     "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error
                 )
+            finally:
+                self._leaving.discard(group)
+        self._open.remove(group)
