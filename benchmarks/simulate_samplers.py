@@ -177,6 +177,47 @@ def connections(address: str) -> str:
         return f"; {told['connections']['current']} connections, {told['mem']['resident']} MB resident"
 
 
+def constants(kind: str) -> None:
+    """What an episode takes on the disk, and how often a server is asked for one group."""
+    count, asked = 50, Counter[str]()
+    with address_of(kind) as address:
+        store = open_shared(address, rolls=True, run="simulated")
+        doing = "open"
+        if kind == "mongodb":
+            from ajet.store.mongo.connection import Connection
+
+            plain = Connection._asked
+
+            def counted(self: Any, operation: Any, base: Any) -> Any:
+                asked[doing] += 1
+                return plain(self, operation, base)
+
+            Connection._asked = counted  # type: ignore[method-assign]
+        for _ in range(count):
+            doing = "lease"
+            (lease,) = store.lease(1)
+            doing = "put"
+            store.put(lease, Kept(replace(WHOLE, uuid=uuid.uuid4().hex)))
+            doing = "close"
+            store.close(lease)
+        if kind == "mongodb":
+            from pymongo import MongoClient
+
+            Connection._asked = plain  # type: ignore[method-assign]
+            with MongoClient(address) as client:
+                told = client.get_default_database().command("dbStats")
+            taken = f"{told['dataSize'] / count / 1000:.1f} kB of documents"
+            taken += "; asked " + ", ".join(
+                f"{asked[each] / count:.1f} times a {each}" for each in ("lease", "put", "close")
+            )
+        else:
+            path = Path(address.removeprefix("sqlite:"))
+            files = [path, path.with_name(f"{path.name}-wal")]
+            store.disconnect()  # what is in the log goes to the file
+            taken = f"{sum(each.stat().st_size for each in files if each.exists()) / count / 1000:.1f} kB of the file"
+        print(f"{kind:8} an episode of {size() / 1000:.1f} kB takes {taken}", flush=True)
+
+
 def simulate(kind: str, options: argparse.Namespace) -> int:
     """Both ways on one empty store each. Answers how many episodes are lost or there twice."""
     wrong = 0
@@ -244,6 +285,7 @@ def main() -> int:
         if kind == "mongodb" and server_file() is None:
             print("mongodb: no server is installed (make setup)")
             continue
+        constants(kind)
         wrong += simulate(kind, options)
     return 1 if wrong else 0
 

@@ -135,8 +135,8 @@ _REFUSALS = {
     404: "no such episode",
     409: "it has ended otherwise",
     413: "too large",
-    429: "too many episodes, or the trainer is busy: again after `Retry-After` seconds",
-    503: "closing, not recorded, or an outage: again after `Retry-After` seconds",
+    429: "too many episodes, or of this task, or the trainer is busy: again after `Retry-After` seconds",
+    503: "closing, not recorded, the store is away, or an outage: again after `Retry-After` seconds",
 }
 
 
