@@ -36,7 +36,7 @@ class Part:
 
 FAULTS, LEARNS, CONTRACT = "tests/faults", "tests/learns", "tests/contract"
 PARTS = (
-    Part("kills", 700, (FAULTS, LEARNS, "tests/unit"), boots=False),
+    Part("kills", 1100, (FAULTS, LEARNS, "tests/unit"), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
     Part("vllm", 800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_server.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),

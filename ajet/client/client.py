@@ -50,10 +50,14 @@ class Client:
         agent: str = "default",
         trainable_targets: list[str] | None = None,
         train: bool = True,
+        held_out: bool = False,
     ) -> Episode:
         """An episode, which is yours to end. `task` None: the next one of the server's. `train` False: recorded only,
-        for evaluating. Raises Refused and Unreachable."""
+        for evaluating; `held_out`: the same, and part of the validation numbers of the server's next step. Raises
+        Refused and Unreachable."""
         body: dict[str, Any] = {"agent": agent, "trainable_targets": trainable_targets, "train": train}
+        if held_out:  # an earlier server does not know the word
+            body["held_out"] = True
         if task is not None:
             body["task"] = task if isinstance(task, str) else dict(task)
         given = self._asking.ask("POST", "/episodes", body)

@@ -34,6 +34,7 @@ from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
+from ajet.run.validation import conclude_held_out
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.schema.errors import UserError
 from ajet.store import RunStore
@@ -202,7 +203,15 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
                     with suppress(queue.Empty):  # its time is over
                         result = desk.results.get(timeout=batch.patience(settings.serve.batch_seconds))
                         batch.add(result, training.parts.backbone.version, trainer.max_staleness)
-                learn(training, batch.groups, interrupts, began=began, unused=batch.unused, alone=batch.alone)
+                learn(
+                    training,
+                    batch.groups,
+                    interrupts,
+                    began=began,
+                    unused=batch.unused,
+                    alone=batch.alone,
+                    held_out=batch.held_out,
+                )
             if training.exhausted:
                 _warn_idle(training)
             batch = Batch(training.step + 1)
@@ -242,6 +251,8 @@ class Batch:
     """Too old."""
     alone: list[Episode] = field(default_factory=list)
     """Recorded only, as their clients wished."""
+    held_out: list[Episode] = field(default_factory=list)
+    """The same, at held-out tasks."""
     began: float | None = None
     """When its first group came in, by the monotonic clock."""
 
@@ -266,7 +277,7 @@ class Batch:
     @property
     def results(self) -> list[Group | Episode]:
         """All of it."""
-        return [*self.groups, *self.useless, *self.stale, *self.alone]
+        return [*self.groups, *self.useless, *self.stale, *self.alone, *self.held_out]
 
     @property
     def unused(self) -> Unused:
@@ -276,7 +287,7 @@ class Batch:
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
         """Take in one result of the desk's, for an update of the policy's `version`."""
         if isinstance(result, Episode):
-            self.alone.append(result)
+            (self.held_out if result.split == "validation" else self.alone).append(result)
             return
         oldest = staleness(result.episodes, version)
         stale = max_staleness is not None and oldest > max_staleness
@@ -309,10 +320,11 @@ def _leave(training: Training, served: ServeParts, batch: Batch) -> None:
     if left.alone:
         run.episodes.write(left.step, "debug", left.alone)
     if training.step:
+        conclude_held_out(left.held_out, run, step=left.step, on_step=training.on_step, total=training.total_steps)
         for reason, each in unused.items():
             served.store.discard([group.order for group in each], left.step, reason)
             training.left += [group.order for group in each if group.order >= 0]
-        served.store.use([episode.order for episode in left.alone], left.step)
+        served.store.use([episode.order for episode in (*left.alone, *left.held_out)], left.step)
         training.save()
 
 

@@ -30,7 +30,7 @@ from ajet.run.parts import Parts
 from ajet.run.review import review_run
 from ajet.run.step import conclude
 from ajet.run.step_proof import StepProof
-from ajet.run.validation import evaluate
+from ajet.run.validation import conclude_held_out, evaluate
 from ajet.schema.episode import episodes_of
 from ajet.store import open_store as open_ledger
 from ajet.store import todays_state
@@ -296,11 +296,12 @@ def learn(
     unused: Unused | None = None,
     unfinished: Sequence[Lease] = (),
     alone: Sequence[Episode] = (),
+    held_out: Sequence[Episode] = (),
     given_up: Mapping[int, Sequence[str]] | None = None,
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
-    `unused` groups, and episodes of no group, are recorded only; `unfinished` are to be leased again; `given_up`: see
-    `Trained`."""
+    `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
+    step; `unfinished` are to be leased again; `given_up`: see `Trained`."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
@@ -320,7 +321,7 @@ def learn(
         if batch.samples:
             numbers = parts.backbone.update(batch).metrics | numbers
         numbers["version"] = parts.backbone.version
-        store.use([*(group.order for group in groups), *(episode.order for episode in alone)], step)
+        store.use([*(group.order for group in groups), *(each.order for each in (*alone, *held_out))], step)
         for reason, each in unused.items():
             store.discard([group.order for group in each], step, reason)
         store.give_back(unfinished)
@@ -348,6 +349,7 @@ def learn(
             on_step=training.on_step,
             total=training.total_steps,
         )
+        conclude_held_out(held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
         training.idle = training.idle + 1 if is_idle(metrics) else 0
         training.step = step
 

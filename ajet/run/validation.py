@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -16,11 +17,10 @@ from ajet.backbone.runner import OnStep
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.run.accounting import episode_metrics, interval_metrics, measurement_of, pass_metrics
 from ajet.run.parts import Parts
-from ajet.schema.episode import episodes_of
+from ajet.schema.episode import Episode, Group, episodes_of
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
-    from ajet.schema.episode import Group
 
 
 def evaluate(
@@ -56,6 +56,28 @@ def conclude_validation(
     on_step(step, total, metrics)
     run.metrics.log(step, metrics)
     return metrics, measured
+
+
+def conclude_held_out(
+    episodes: Sequence[Episode], run: RunDirectory, *, step: int, on_step: OnStep, total: int
+) -> None:
+    """The same of what clients played by themselves since the step before, if anything; no checkpoint is compared by
+    it, since updates went on meanwhile."""
+    if episodes:
+        took = max(each.ended for each in episodes) - min(each.started for each in episodes)
+        conclude_validation(groups_by_task(episodes), run, step=step, seconds=took, on_step=on_step, total=total)
+
+
+def groups_by_task(episodes: Sequence[Episode]) -> list[Group]:
+    """Attempts that came one by one, at whatever tasks: a group each, in the order in which they came."""
+    found: list[Group] = []
+    for episode in episodes:
+        group = next((each for each in found if each.task == episode.task), None)
+        if group is None:
+            group = Group(episode.task, len(found), [])
+            found.append(group)
+        group.episodes.append(replace(episode, repeat=len(group.episodes)))
+    return found
 
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:

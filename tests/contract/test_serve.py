@@ -497,3 +497,22 @@ def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later(m
             refused = served.client.post("/episodes", json={"task": "q"})
             assert error(refused) == (503, "store_down") and refused.headers["retry-after"] == "1"
         assert served.open(task="q")["repeat"] == 0
+
+
+def test_an_attempt_at_a_held_out_task_is_a_validations_and_no_groups():
+    with counter(backlog=9, temperature=0.9) as served:
+        assert error(served.client.post("/episodes", json={"held_out": True}))[0] == 400
+        opened = served.open(task="hello", held_out=True)
+        served.ask(opened, temperature=0.0)
+        served.finish(opened, reward=1)
+        episode = take(served)
+        assert (episode.split, episode.calls[0].temperature, episode.calls[0].trained) == ("validation", 0.0, False)
+        assert served.client.get("/episodes").json()["open_groups"] == 0
+        batch = Batch(1)
+        batch.add(episode)
+        assert (batch.held_out, batch.alone) == ([episode], [])
+    with counter() as served:
+        opened = served.open(task="hello", held_out=True)
+        served.ask(opened)
+        served.finish(opened, reward=1)
+        assert take(served).split == "debug", "without a trainer all are recorded alike"

@@ -315,10 +315,16 @@ def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_le
     (run / "status.json").unlink()
     process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
     root = address(run, process, log)
+    held_out = [play(root, float(n), task="nobody trains on it", held_out=True)["episode"] for n in range(2)]
     play(root, 0.0, task="task 4")
     play(root, 1.0, task="task 4")
     assert process.wait(timeout=60) == 0, log.read_text()
-    rows = metric_rows(run)
+    assert [(each.uuid, each.repeat) for each in EpisodeFiles(run / "episodes").read(4, "validation")] == [
+        (held_out[0], 0), (held_out[1], 1)
+    ]  # fmt: skip
+    (validated,) = (row for row in metric_rows(run) if "tasks" not in row)
+    assert (validated["step"], validated["validation/tasks"], validated["validation/reward"]) == (4, 1, 0.5)
+    rows = [row for row in metric_rows(run) if "tasks" in row]
     tally = Tally.of(rows)
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and (tally.skipped, tally.doubled) == (0, 0)
     assert [row["version"] for row in rows] == [1, 2, 3, 4]

@@ -215,6 +215,8 @@ class Desk:
     def _served(self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int) -> Served:
         """The episode with its session and key. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
+        if opening.held_out and self._backlog is not None:
+            split = "validation"
         step = self._version + 1 if self._backlog is not None else 0
         named, order = group.name if group is not None else "", lease.order
         identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)

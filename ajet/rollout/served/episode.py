@@ -32,6 +32,8 @@ class Opening:
     """Targets that train; None: all."""
     trains: bool = True
     """False: recorded only, sampled as the client wishes, and part of no group."""
+    held_out: bool = False
+    """It does not train, and is part of a validation."""
 
 
 @dataclass(frozen=True, slots=True)

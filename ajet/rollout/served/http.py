@@ -39,7 +39,8 @@ def routes(desk: Desk, admin_key: str) -> list[Route]:
     async def opened(request: Request) -> dict[str, Any]:
         body = _read(Open, await _object(request))
         targets = None if body.trainable_targets is None else tuple(body.trainable_targets)
-        return await desk.open(Opening(_task(body.task), body.agent, targets, body.train))
+        trains = body.train and not body.held_out
+        return await desk.open(Opening(_task(body.task), body.agent, targets, trains, body.held_out))
 
     async def finished(request: Request) -> dict[str, Any]:
         body = _read(Finish, await _object(request))

@@ -29,6 +29,11 @@ class Open(BaseModel):
     agent: str = Field("default", min_length=1, description="The agent that the episode's key stands for.")
     trainable_targets: list[str] | None = Field(None, description="Targets that train; null: all.")
     train: bool = Field(True, description="False: recorded only, sampled as the client asks, and part of no group.")
+    held_out: bool = Field(
+        False,
+        description="True: the same, at a task of the client's own that nobody trains on; its outcome is part of the "
+        "validation numbers of the next step.",
+    )
 
 
 class Finish(BaseModel):
