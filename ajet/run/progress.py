@@ -91,8 +91,10 @@ def _validation(metrics: dict[str, float]) -> str:
 
 
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
-    """One line for a training step; `total` 0: there is no last one."""
+    """One line for a training step, or for a validation; `total` 0: there is no last one."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
+    if "validation/tasks" in metrics:
+        return f"{parts[0]}  held out: {_validation(metrics)}"
     if "train/rows" in metrics:
         given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
         parts.append(f"loss {metrics['loss']:.4f} over {given}")
