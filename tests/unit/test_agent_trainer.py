@@ -144,10 +144,22 @@ def test_the_four_modules_are_one_experiment_and_the_users_configuration_wins(fo
     assert found.config.aworld.agent.system_prompt == "Cost: ${x}"
     assert found.config.aworld.reward == "gaia_reward_function.py->gaia_reward_func"
     assert found.root == folder / "out"
-    rows = [json.loads(line) for line in (folder / "out" / "train.jsonl").read_text().splitlines()]
+    (train,), (test,) = (folder / "out").glob("train-*.jsonl"), (folder / "out").glob("test-*.jsonl")
+    rows = [json.loads(line) for line in train.read_text().splitlines()]
     assert [str(row["answer"]) for row in rows] == ["2", "4"]
-    assert json.loads((folder / "out" / "test.jsonl").read_text())["answer"] == "3"
+    assert json.loads(test.read_text())["answer"] == "3"
     assert made.config["ajet"]["task_reader"]["type"] == "jsonl_dataset_file"
+
+
+def test_two_trainers_of_one_folder_each_keep_their_tasks(folder):
+    """The first has not trained yet when the second is made."""
+    made = [
+        AgentTrainer("agent.yaml", train_dataset=[{"question": "1+1?", "answer": n}], train_engine_name="local")
+        for n in ("2", "3", "2")
+    ]
+    files = [trainer.train_processor.config["ajet"]["task_reader"]["jsonl_dataset_file"] for trainer in made]
+    paths = [Path(each["training"]["file_path"]) for each in files]
+    assert [json.loads(path.read_text())["answer"] for path in paths] == ["2", "3", "2"] and paths[0] == paths[2]
 
 
 @pytest.mark.parametrize(

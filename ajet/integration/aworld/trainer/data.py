@@ -1,11 +1,12 @@
 """AgentTrainer's data sets as JSON Lines, which every backbone reads.
 
-Invariant: every row arrives, with all its columns; a row as verl has it (`reward_model.ground_truth`) keeps its truth
-as `answer`, too.
+Invariants: every row arrives, with all its columns; a row as verl has it (`reward_model.ground_truth`) keeps its truth
+as `answer`, too. A file is named by what it holds, so that trainers with one `run_path` do not write over each other's.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any
 from ajet.record.files import write_atomically
 
 _KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_DIGEST = 6
+"""Bytes of one."""
 
 
 def as_lines(given: Any, file: Path, base: Path) -> Path | None:
-    """`given`: a data set, rows, or a path, relative to `base`. None for none; a file of JSON Lines that carries no
-    rows of verl's is used as it is. Raises ValueError."""
+    """`given`: a data set, rows, or a path, relative to `base`. Answers the file, whose name goes on after that of
+    `file`; None for none. Raises ValueError."""
     if given is None:
         return None
     rows = _from_file(base / given) if isinstance(given, (str, Path)) else given
@@ -27,8 +30,11 @@ def as_lines(given: Any, file: Path, base: Path) -> Path | None:
     lines = [_line(row, number) for number, row in enumerate(rows)]
     if not lines:
         raise ValueError("the data set has no row")
+    text = "".join(lines)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).hexdigest()
+    file = file.with_name(f"{file.stem}-{digest}{file.suffix}")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, "".join(lines))
+    write_atomically(file, text)
     return file
 
 
