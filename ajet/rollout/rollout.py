@@ -157,17 +157,20 @@ class Rollout:
         repeats: int,
         over: Collection[int] = (),
         on_end: Callable[[Episode], None] | None = None,
+        sampling: Sampling | None = None,
     ) -> Future[Group]:
         """Play one task beside whatever else is played, for those who are handed tasks one by one, as samplers and
         verl's workers are. All groups begun so share `max_env_worker`; `on_episode` and `tally` know nothing of them.
 
         `over`: attempts that were played before and are not played again: the group lacks them. `on_end` sees each
-        episode as it ends, before its group closes, on the rollout's loop: it must not wait."""
+        episode as it ends, before its group closes, on the rollout's loop: it must not wait. `sampling` defaults to the
+        split's own."""
         if self._closed:
             raise RuntimeError("the rollout is closed")
         left = [repeat for repeat in range(repeats) if repeat not in over]
         made: list[GroupPlay] = []
-        alone = self._alone(made, order, task, step, split, left, repeats, on_end)
+        sampling = sampling or split_sampling(self._settings, split)
+        alone = self._alone(made, order, task, step, split, left, repeats, on_end, sampling)
         played = asyncio.run_coroutine_threadsafe(alone, self._loop)
         self._beside[played] = made
         played.add_done_callback(lambda played: self._beside.pop(played, None))
@@ -244,6 +247,7 @@ class Rollout:
         repeats: Sequence[int],
         whole: int,
         on_end: Callable[[Episode], None] | None,
+        sampling: Sampling,
     ) -> Group:
         rollout, play = self._settings.rollout, Play(None, in_order=False)
         if self._shared is None:
@@ -260,7 +264,6 @@ class Rollout:
         )
         group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
         identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in repeats]
-        sampling = split_sampling(self._settings, split)
         runs = [
             asyncio.ensure_future(self._episode(play, group, self._shared, e, sampling, on_end)) for e in identities
         ]

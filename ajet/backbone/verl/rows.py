@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ajet.context_tracker import timelines
 from ajet.record.episode_bytes import packed, unpacked
 from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group
@@ -42,14 +43,32 @@ def rows(
     if not episode.scored:
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
-    about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     first = {"episodes": [packed(each) for each in (episode, *others)]}
+    about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
+    if not trained:
+        return [empty_row(episode, about | first, policy_version)]
+    return _of_timelines(episode, trained, about, first, policy_version)
+
+
+def unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
+    """The same of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
+    without a reward and without the episode itself. The timeline that ended last is the last, for verl scores an
+    episode by its last output. Raises ValueError as `rows`."""
+    ended = {call.index: call.ended for call in episode.calls}
+    lines, _ = timelines(episode.calls)
+    trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
+    return _of_timelines(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
+
+
+def _of_timelines(
+    episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
+) -> list[dict[str, Any]]:
+    """`first`: what goes with the first of them alone."""
     calls = {call.index: call for call in episode.calls}
-    made = [
+    return [
         _row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
         for index, timeline in enumerate(trained)
     ]
-    return made or [_empty_row(episode, about | first, policy_version)]
 
 
 @dataclass(slots=True)
@@ -139,7 +158,8 @@ def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
-def _empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
+def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
+    """One that trains nothing."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],

@@ -1,8 +1,8 @@
 """AworldAgentLoop: agents of AWorld as a workflow.
 
 Invariants: an agent trains if and only if its address came from `get_llm_server_address()`; each episode builds its own
-agents, and what AWorld keeps of them goes with the episode. It is a `rollout.user_workflow` on every backbone; a verl
-that ajet did not launch, which makes it as a `_target_` of its agent.yaml, is refused.
+agents, and what AWorld keeps of them goes with the episode. It is a `rollout.user_workflow` on every backbone, and a
+`_target_` of the agent.yaml of a verl that ajet did not launch (which then owns the steps).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from ajet.integration.aworld.tool_environment import of_episode
-from ajet.schema.commands import command
-from ajet.schema.errors import AjetError, BoundaryError, MissingExtra, UserError
+from ajet.schema.errors import AjetError, BoundaryError, MissingExtra
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.tuner import ModelTuner
 from ajet.workflow.workflow import Workflow
@@ -84,14 +83,11 @@ class AworldAgentLoop(Workflow):
             tools.require_kept()
         return WorkflowOutput(metadata={"final_answer": answer.answer})
 
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        """What a verl that ajet did not launch asks of a `_target_`. Raises UserError."""
-        raise UserError(
-            "Agents of AWorld are not played by a verl that ajet did not launch.",
-            where=f"agent.yaml: {type(self).__module__}.{type(self).__qualname__}",
-            expected=f"`rollout.user_workflow: {type(self).__module__}->{type(self).__qualname__}`",
-            do=f"train it with `{command('--conf', 'FILE.yaml', '--backbone', 'verl', '--with-ray')}`",
-        )
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
+        """What a verl that ajet did not launch asks of a `_target_`: see `ajet.backbone.verl.agent.plain`."""
+        from ajet.backbone.verl.agent.plain import outputs
+
+        return await outputs(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
 
     def _playing(self) -> ModelTuner:
         if self._tuner is None:

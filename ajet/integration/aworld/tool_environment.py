@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "MCP_SERVER_URL"
 """Environment variable: the address of the tools, as `ajet env up` prints it."""
+SERVERS = "MCP_SERVERS"
+"""Environment variable, and the header of its name: which servers' tools, where nobody says it in code."""
 SERVER = "aworld-mcp"
 PATIENCE_S = 600
 """Of the client that the configuration is for, as AWorld's pages have it."""
@@ -41,21 +43,22 @@ def get_agent_tool_env_and_servers(
     mcp_server_list: str = "",
     tool_config: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """`mcp_config` and `mcp_servers` of an AWorld Agent: the GAIA environment's nineteen servers, or those of
-    `mcp_server_list` ("a-server,b-server"), at `url`, else at MCP_SERVER_URL, else at the environment that runs on this
-    machine. `tool_config` has `url`, `authorization`, `mcp_servers`, `server_name`, `type` and the three timeouts; it
-    may also stand first. Inside an episode the address is the episode's own, where the environment has episodes.
+    """`mcp_config` and `mcp_servers` of an AWorld Agent: those of `mcp_server_list` ("a-server,b-server"), else of
+    MCP_SERVERS, else the GAIA environment's nineteen servers; at `url`, else at MCP_SERVER_URL, else at the environment
+    that runs on this machine. `tool_config` has `url`, `authorization`, `mcp_servers`, `server_name`, `type` and the
+    three timeouts; it may also stand first. Inside an episode the address is the episode's own, where the environment
+    has episodes.
 
     Raises ConfigError where no address is known; EnvironmentFailure inside an episode where none is given."""
     if isinstance(url, Mapping):
         url, tool_config = None, url
     told = dict(tool_config or {})
     address = url or told.get("url") or os.environ.get(ADDRESS) or _running_here()
-    chosen = mcp_server_list or told.get("mcp_servers") or ",".join(SEED_NAMES)
+    chosen = mcp_server_list or told.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
     names = chosen if isinstance(chosen, str) else ",".join(chosen)
     token = os.environ.get(TOKEN) or token_for(address)
     authorization = told.get("authorization") or (f"Bearer {token}" if token else "")
-    headers = {**({"Authorization": authorization} if authorization else {}), "MCP_SERVERS": names}
+    headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: names}
     name = told.get("server_name", SERVER)
     entry = {
         "type": told.get("type", "streamable-http"),

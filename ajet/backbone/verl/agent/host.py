@@ -43,19 +43,31 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
         if _host is None:
             sender = Sender()
             sender.introduce("agent loop")
-            about, rollout = config.data[KEY], config.actor_rollout_ref.rollout
-            longest, server = int(rollout.max_model_len), rollout.name
-            images = ImageTokens(processor) if processor is not None else None
-            engine = ServerEngine(
-                client, max_model_len=longest, vocabulary=len(tokenizer), server=server, images=images
-            )
+            about = config.data[KEY]
+            engine, images = engine_of(config, client, tokenizer, processor)
             experiment = restored(about)
             pins = Pins(sender.pin, redactor_of(experiment).tree)
             told = sender.posted, sender.grant
             _host = Host(experiment, about["run_id"], engine, tokenizer, *told, images, pins)
-            gc.collect()
-            gc.freeze()  # else each full collection looks through verl's half a million objects while nobody answers
+            set_verl_aside()
         return _host
+
+
+def engine_of(
+    config: Any, client: Any, tokenizer: Any, processor: Any = None
+) -> tuple[ServerEngine, ImageTokens | None]:
+    """verl's servers as this process's engine, and how their model is shown images. The arguments are `host_of`'s."""
+    rollout = config.actor_rollout_ref.rollout
+    longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
+    images = ImageTokens(processor) if processor is not None else None
+    size = len(tokenizer)
+    return ServerEngine(client, max_model_len=longest, vocabulary=size, server=rollout.name, images=images), images
+
+
+def set_verl_aside() -> None:
+    """Else each full collection of garbage looks through verl's half a million objects while nobody answers."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(slots=True)
@@ -66,7 +78,7 @@ class _UnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class _Servers:
+class Servers:
     """What the gateway wants to know of a backbone."""
 
     engine: TokenEngine
@@ -90,7 +102,7 @@ class Host:
         """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
         images is shown them; `pins`: the run's tools."""
         self._engine, self._post, self._grant = engine, post, grant
-        self._gateway = gateway = open_gateway(experiment, _Servers(engine, tokenizer), images)
+        self._gateway = gateway = open_gateway(experiment, Servers(engine, tokenizer), images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id, pins=pins)
         self._groups: dict[str, _UnderWay] = {}
