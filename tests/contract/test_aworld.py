@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -131,6 +132,14 @@ def test_its_import_silences_nobody(tmp_path):
     assert [line.strip() for line in said] == ["from a reward function {x}", "from ajet"]
     with pytest.raises(ImportError, match="install it"):
         import_package("no_such_package_at_all")
+
+
+@pytest.mark.extra_slow
+def test_agents_may_import_aworld_where_they_are_built():
+    """Then ours is the first import of AWorld's, whose modules are circles in other orders than its users'."""
+    code = "import ajet; from ajet.integration.aworld import isolation, play"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.extra_slow

@@ -101,7 +101,15 @@ def worker(folder: Any, monkeypatch: pytest.MonkeyPatch, script: Any, target: st
     monkeypatch.syspath_prepend(str(folder))
     (folder / "plain_agents.py").write_text(AGENTS)
     sys.modules.pop("plain_agents", None)
-    rollout = {"name": "vllm", "n": 2, "temperature": 1.0, "top_p": 1.0, "max_model_len": None}
+    rollout: dict[str, Any] = {
+        "name": "vllm",
+        "n": 2,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_model_len": None,
+    }
+    rollout["val_kwargs"] = {"temperature": 0.6, "top_p": 0.95, "top_k": -1, "n": 1}
     lengths = {"prompt_length": 6000, "response_length": 2000}
     trainer = {"project_name": "p", "experiment_name": "e", "default_local_dir": str(folder / "checkpoint")}
     tree = {

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import aworld.agents.llm_agent  # noqa: F401 - first: other orders of AWorld's modules are circles
 from aworld.core.agent.base import AgentFactory
 from aworld.core.event.message_future import MessageFuture
 from aworld.memory.main import MEMORY_HOLDER, InMemoryMemoryStore, MemoryFactory

@@ -153,12 +153,21 @@ def task_from(row: Mapping[str, Any]) -> Task:
 def experiment_from(config: Any, workflow: type[Any]) -> Experiment:
     """What of verl's whole config a rollout reads, as an experiment whose runs lie beside verl's checkpoints."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    held_out = rollout.val_kwargs
     longest = int(rollout.max_model_len or rollout.prompt_length + rollout.response_length)
     settings = {
         "user_workflow": f"{workflow.__module__}->{workflow.__qualname__}",
         "num_repeat": int(rollout.n),
         "temperature": float(rollout.temperature),
         "top_p": float(rollout.top_p),
+        "top_k": int(rollout.top_k),
+        "val_kwargs": {
+            "do_sample": True,
+            "temperature": float(held_out.temperature),
+            "top_p": float(held_out.top_p),
+            "top_k": int(held_out.top_k),
+            "num_repeat": int(held_out.n),
+        },
         "max_model_len": longest,
         "max_response_length_in_one_turn": min(int(rollout.response_length), longest),
         "max_retries": 0,  # verl fetches another task, where it is told to
