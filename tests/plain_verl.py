@@ -6,11 +6,16 @@ import json
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ajet.backbone.verl import cpu
+from ajet.backbone.verl.cluster.leftovers import RANDOM
 from ajet.engine.embedded import shipped_folder
 from ajet.integration.aworld import names
+from tests.left_behind import mapped
 
 EXAMPLE = names.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
 POSITIONS = 4096
@@ -66,3 +71,17 @@ def environment(model: Path, tools: str, servers: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     return given | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "VLLM_LOGGING_LEVEL": "WARN"}
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A short folder for temporary files, Ray's among them; it goes, and what verl leaves in shared memory."""
+    memory = Path("/dev/shm")
+    before, folder = set(memory.iterdir()), Path(tempfile.mkdtemp(prefix="v"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in set(memory.iterdir()) - before:
+            if path.name.startswith(RANDOM) and not mapped(str(path)):
+                path.unlink(missing_ok=True)

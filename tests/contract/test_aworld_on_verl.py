@@ -14,7 +14,7 @@ from ajet.run.prove import prove_recorded
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES
 from tests.gaia_packages import packages as packages
-from tests.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model
+from tests.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
 from tests.verl_runs import accounted, skip_without_verl
 
 pytest.importorskip("aworld")
@@ -90,8 +90,10 @@ def test_the_pages_run_sh_trains_with_a_verl_that_ajet_did_not_launch(few_tools,
     log = tmp_path / "log.txt"
     data = [sys.executable, "-m", "train.examples.train_gaia_with_aworld_verl.create_dataset", "--system", "Be brief."]
     subprocess.run(data, cwd=tmp_path, env=env, check=True)
-    with log.open("w") as out:
-        command = ["bash", str(EXAMPLE / "run.sh"), *SMALL, *ON_A_CPU]
+    with scratch() as folder, log.open("w") as out:
+        env["TMPDIR"] = str(folder)
+        ray = f"+ray_kwargs.ray_init._temp_dir={folder}/r"
+        command = ["bash", str(EXAMPLE / "run.sh"), *SMALL, *ON_A_CPU, ray]
         done = subprocess.run(command, cwd=tmp_path, env=env, stdout=out, stderr=subprocess.STDOUT, timeout=2000)
     said = log.read_text(errors="replace")
     assert done.returncode == 0, said[-8000:]
