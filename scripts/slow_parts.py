@@ -39,7 +39,7 @@ PARTS = (
     Part("kills", 1100, (FAULTS, LEARNS, "tests/unit"), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
     Part("vllm", 800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
-                       f"{CONTRACT}/test_followed_server.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
+                       f"{CONTRACT}/test_followed_vllm.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
     Part("tutorial", 1600, ("tests/tutorials",), boots=False),
     Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
     Part("verl modes", 1800, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py",
