@@ -42,6 +42,8 @@ COVERED = {
     "ajet/backbone/local/rehearsal.py::_peak": "local",
     "ajet/backbone/local/rehearsal.py::rehearsed": "local",
     "ajet/backbone/local/trainer.py::Trainer.rehearse": "local",
+    "ajet/backbone/trinity/config.py::device_of": "trinity",
+    "ajet/backbone/trinity/train.py::train_on_trinity": "trinity",
     "ajet/backbone/verl/config/refusals.py::_machines": "verl",
     "ajet/backbone/verl/cpu/__init__.py::environment": "",  # of the CPU alone
     "ajet/backbone/verl/settings.py::_device": "verl",
@@ -134,16 +136,18 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
         Check("lora", "two steps with an adapter", (trained("lora", "local", steps(2), LORA),), steps_of("lora", 2)),
     ]
     beside = (trained("vllm", "local", steps(2), "rollout.engine=vllm"), ajet("prove", "vllm", *at))
-    verl = (trained("verl", "verl", steps(2)), ajet("prove", "verl", *at))
+    verl = (trained("verl", "verl", steps(2), "--with-ray"), ajet("prove", "verl", *at))
+    trinity = (trained("trinity", "trinity", steps(2), "--with-ray"), ajet("prove", "trinity", *at))
     larger = (
         trained("model", "local", steps(10), *real, conf=QUICKSTART),
-        trained("model-verl", "verl", steps(3), *real, conf=QUICKSTART),
+        trained("model-verl", "verl", steps(3), "--with-ray", *real, conf=QUICKSTART),
     )
     tests = ((sys.executable, "-m", "pytest", "-q", "-n0", *suite),)
     ratios = ((sys.executable, "scripts/bench.py", "--only", "engine", "memory", "learn"),)
     there = [
         Check("vllm", "vLLM beside the trainer: weights by CUDA IPC, graphs, its memory", beside, steps_of("vllm", 2)),
         Check("verl", "Ray, vLLM and FSDP: weights handed over, servers that sleep", verl, steps_of("verl", 2)),
+        Check("trinity", "Trinity's explorer and trainer, where installed", trinity, steps_of("trinity", 2)),
         Check("model", f"{model}: sums, ten steps on local, three on verl", larger, steps_of("model", 10)),
         Check("tests", "the contract of engines, the trainer's own tests", tests, nothing_more),
         Check("bench", "ratios, kept in benchmarks/results", ratios, nothing_more),

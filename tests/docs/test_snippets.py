@@ -20,7 +20,7 @@ from tests.viewer_fixtures import write_run
 
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"yaml", "python", "bash", "json", "text", "sh", "javascript", "dockerfile"}
-MOST_NOT_RUN = 6
+MOST_NOT_RUN = 8
 OFFLINE_MODEL = "model.path=embedded:tiny-tools"
 PARSED_ONLY = {
     "stop",

@@ -52,8 +52,16 @@ def joined(
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
     """Within the block this process is connected to Ray, for verl. config: verl's. The rest: see `connected`."""
+    with connected(
+        needs_of(config), address=address, folder=folder, environment=environment, temporary=temporary, on_wait=on_wait
+    ):
+        yield
+
+
+def needs_of(config: Mapping[str, Any]) -> Needs:
+    """verl's, of its configuration."""
     device = config["trainer"]["device"]
-    needs = Needs(
+    return Needs(
         Demand.of(config),
         resource="NPU" if device == "npu" else "GPU",
         extra=extra_for(device),
@@ -62,10 +70,6 @@ def joined(
         cpus_key="verl.ray_kwargs.ray_init.num_cpus",
         apart_key="verl.actor_rollout_ref.rollout.nnodes",
     )
-    with connected(
-        needs, address=address, folder=folder, environment=environment, temporary=temporary, on_wait=on_wait
-    ):
-        yield
 
 
 @dataclass(frozen=True, slots=True)
