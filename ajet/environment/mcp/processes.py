@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ajet.environment.mcp.child import Child, started
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.images import Contained, contained
 from ajet.environment.mcp.servers import Server
@@ -25,7 +26,6 @@ from ajet.environment.sandbox.program import walled
 from ajet.schema.errors import ConfigError, SandboxFailure
 
 MARK = "AJET_TOOL_SERVER"
-_PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
 KEPT = 2_000
 """Bytes of standard error, the last ones."""
 _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD_LIBRARY_PATH NODE_PATH SSL_CERT_FILE"
@@ -34,10 +34,7 @@ _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD
 class ServerProcess:
     """One running server. On the tools' loop."""
 
-    def __init__(
-        self, name: str, process: asyncio.subprocess.Process, mark: str, container: Contained | None = None
-    ) -> None:
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
         self._process, self._mark, self._container = process, mark, container
         self._said = self.head = b""
@@ -62,10 +59,7 @@ class ServerProcess:
             else:
                 process = await _behind_walls(server)
         except (OSError, ValueError) as error:
-            said = str(error)
-            if isinstance(error, FileNotFoundError) and not error.filename and server.command:  # uvloop names none
-                said += f": {server.command[0]!r}"
-            problem = CallFailed(f"the MCP server {server.name} cannot be started: {said}", "environment", lost=True)
+            problem = CallFailed(f"the MCP server {server.name} cannot be started: {error}", "environment", lost=True)
             problem.retryable = False
             raise problem from error
         return cls(server.name, process, mark, container)
@@ -125,6 +119,7 @@ class ServerProcess:
             with suppress(SandboxFailure):  # what could not be removed is removed by the next run
                 await asyncio.to_thread(remove, self._container.program, self._container.name)
         self._listening.cancel()
+        self._process.let_go()
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(65_536):
@@ -137,11 +132,10 @@ def _started(
     cwd: Path | None,
     mark: str,
     descriptors: Sequence[int] = (),
-) -> Coroutine[Any, Any, asyncio.subprocess.Process]:
+) -> Coroutine[Any, Any, Child]:
     ours = {name: os.environ[name] for name in _GIVEN.split() if name in os.environ}
-    return asyncio.create_subprocess_exec(
-        *command,
-        **_PIPES,
+    return started(
+        command,
         cwd=cwd,
         env={**ours, **environment, MARK: mark},
         start_new_session=True,
@@ -157,7 +151,7 @@ async def _container(server: Server) -> Contained:
         raise CallFailed(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
 
 
-async def _behind_walls(server: Server) -> asyncio.subprocess.Process:
+async def _behind_walls(server: Server) -> Child:
     """Raises CallFailed where there is no sandbox."""
     assert server.walls is not None
     try:
@@ -165,11 +159,11 @@ async def _behind_walls(server: Server) -> asyncio.subprocess.Process:
         wall = walled(server.command, server.walls, server.env)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailed(f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True) from problem
-    settings: dict[str, Any] = {**_PIPES, "cwd": "/", "env": {}, "start_new_session": True}
+    settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}
     if wall.user is not None:
         settings |= {"user": wall.user, "group": wall.user, "extra_groups": []}
     try:
-        return await asyncio.create_subprocess_exec(*wall.argv, pass_fds=wall.descriptors, **settings)
+        return await started(wall.argv, pass_fds=wall.descriptors, **settings)
     finally:
         for each in wall.descriptors:
             os.close(each)
