@@ -29,7 +29,7 @@ LABEL = "ajet.sandbox"
 OF_THE_ENGINE = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
 """Variables that its command itself reads."""
 LONGEST = 30_000
-"""Characters of a variable's line: docker and podman read at most 64 KiB."""
+"""Bytes of a variable's value in such a file: docker and podman read lines of at most 64 KiB."""
 _MEMORY = hasattr(os, "memfd_create")
 SECONDS = 30.0
 """Of a command that starts nothing."""
@@ -63,7 +63,7 @@ def given(variables: Mapping[str, str]) -> Given:
 
 def one_line(value: str) -> bool:
     """Whether an engine's file of variables can hold it."""
-    return "\n" not in value and "\r" not in value and len(value) < LONGEST
+    return "\n" not in value and "\r" not in value and len(os.fsencode(value)) < LONGEST
 
 
 def missing(engine: str, image: str, otherwise: str = "name another") -> str:
