@@ -152,7 +152,9 @@ def test_of_two_pods_one_is_killed_and_the_other_drained(pods: Pods) -> None:
             assert sorted(said.values()) in (["a", "lost"], ["b", "lost"])
             await asyncio.to_thread(podman, "kill", "--signal", "TERM", "shop-pod-1-environment")
             left = one if said["two"] == "lost" else two
+            until = time.monotonic() + 60
             while (await asyncio.to_thread(pods.get, 1))["status"] != "draining":
+                assert time.monotonic() < until
                 await asyncio.sleep(0.05)
             refused = httpx.post(f"http://{pods.addresses[1]}:{PORT}/episodes", headers=BEARER, json={}, timeout=60)
             assert refused.status_code == 503

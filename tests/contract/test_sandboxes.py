@@ -165,6 +165,7 @@ def test_closing_ends_all_and_removes_all(kind: type[Warm]) -> None:
     results: list = []
     running.start()
     while len(tree := psutil.Process(box._process.pid).children(recursive=True)) < (2 if kind is Bubblewrap else 1):
+        assert running.is_alive(), "the call is over"
         time.sleep(0.01)
     box.close()
     box.close()

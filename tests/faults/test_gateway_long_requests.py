@@ -96,6 +96,7 @@ def test_while_ten_thousand_messages_are_rendered_other_streams_go_on():
             with ThreadPoolExecutor() as threads, heartbeat(on.gateway) as gaps:
                 heard = threads.submit(streams, other("b", "b", None), done, tokens)
                 while len(tokens) < 20:
+                    assert not heard.done(), "the stream ended"
                     time.sleep(0.001)
                 gaps.clear()
                 asked = time.process_time()
@@ -158,7 +159,9 @@ def test_a_client_that_leaves_while_its_prompt_is_rendered_and_asks_again_has_ma
                 assert await asyncio.to_thread(on.renderer.begun.acquire, timeout=60)
                 leaving.cancel()
                 await asyncio.wait([leaving])
+                until = time.monotonic() + 60
                 while any(one.readers for asked in session.askings._open.values() for one in asked):
+                    assert time.monotonic() < until
                     await asyncio.sleep(0.001)
                 on.renderer.go.set()
                 retry = {**headers, "x-stainless-retry-count": "1"}

@@ -261,7 +261,7 @@ def test_an_attempt_that_is_cancelled_while_it_opens_leaves_nothing(tmp_path):
 
     async def plays():
         opening = asyncio.create_task(opened(*servers))
-        while not all(file.exists() and file.read_text() for file in told.values()):
+        while not opening.done() and not all(file.exists() and file.read_text() for file in told.values()):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         opening.cancel()

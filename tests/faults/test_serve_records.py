@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import resource
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -115,8 +116,9 @@ def test_an_end_that_nobody_asks_for_again_is_recorded_by_the_server(tmp_path):
     with counter(backlog=9, num_repeat=1, pending=folder, gateway={"idle_timeout": 30}, episode_timeout=0.2) as served:
         with in_the_way(folder):
             made = served.open(task="a")
+            until = time.monotonic() + 60
             while (state := served.client.get(f"/episodes/{made['episode']}").json()["status"]) in ("open", "judging"):
-                pass
+                assert time.monotonic() < until
             assert state == "unrecorded"
         group = served.desk.results.get(timeout=60)
         assert isinstance(group, Group) and group.episodes[0].failure is not None
@@ -143,8 +145,9 @@ def test_an_end_that_is_never_recorded_is_given_up_after_the_idle_time(tmp_path)
     folder = tmp_path / "pending"
     with counter(backlog=9, pending=folder, gateway={"idle_timeout": 0.2}) as served, in_the_way(folder):
         made = served.open(task="a")
+        until = time.monotonic() + 60
         while (state := served.client.get(f"/episodes/{made['episode']}").json())["status"] != "aborted":
-            assert state["status"] in ("open", "judging", "unrecorded")
+            assert time.monotonic() < until and state["status"] in ("open", "judging", "unrecorded")
         assert "could not be recorded" in state["reason"] and served.client.get("/episodes").json()["open"] == []
         assert served.finish(made, reward=1).status_code == 409
 

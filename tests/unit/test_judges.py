@@ -149,7 +149,7 @@ def test_an_async_judge_runs_on_the_loop_and_a_plain_one_does_not_block_it():
         one, other = Async(None), Blocking(None)
         other.entered, other.release = threading.Event(), threading.Event()
         blocked = asyncio.create_task(Judge(other).verdict(TASK, WorkflowOutput()))
-        while not other.entered.is_set():
+        while not other.entered.is_set() and not blocked.done():
             await asyncio.sleep(0)
         first = await Judge(one).verdict(TASK, WorkflowOutput())
         assert one.thread is threading.current_thread() and not blocked.done()

@@ -49,5 +49,8 @@ def test_it_ends_for_us_when_it_ends_whatever_it_has_started(loop: Callable[[], 
         with pytest.raises(FileNotFoundError, match="no-such-folder"):
             await started(["true"], cwd="/no-such-folder")
 
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(play())
+    made = loop()
+    try:
+        made.run_until_complete(play())
+    finally:
+        made.close()
