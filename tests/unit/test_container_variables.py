@@ -1,4 +1,4 @@
-"""What a container is given of variables: by a file where an engine's can hold it, else by the command's environment."""
+"""What a container is given of variables: by a file where an engine's can hold it, else by the command's own."""
 
 from __future__ import annotations
 
