@@ -4,8 +4,9 @@ fails from one that is unsteady.
     python scripts/unsteady.py -- make test
 
 Invariant: nothing is forgiven in silence. A test that failed and then passes twice in a row is named as unsteady, on
-the last lines, for somebody to mend; more than `MOST` of them, one that fails again, a budget that is passed or what is
-left behind is a failure. Only the stdlib is used. Exit code: the command's, or 0 where all that failed was unsteady.
+the last lines, for somebody to mend; more than `MOST` of them, one that fails or is skipped the next time, a file that
+cannot be collected, a run that was broken off, a budget that is passed or what is left behind is a failure. Only the
+stdlib is used. Exit code: the command's, or 0 where all that failed was unsteady.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ MOST = 2
 """Unsteady tests in one run. More of them are no accident."""
 AGAIN = 2
 """How often what failed has to pass."""
-NO_TEST = re.compile(r"left behind|over budget|INTERNALERROR|node down|worker '\w+' crashed")
-"""What a run says of failures that are no test's."""
+NO_TEST = re.compile(r"left behind|over budget|INTERNALERROR|node down|worker '\w+' crashed|^!{5,} ")
+"""What a run says of failures that are no test's; exclamation marks: it was broken off, the rest did not run."""
+SKIPPED = re.compile(r"\b\d+ (skipped|deselected|xfailed)\b")
 
 
 def main() -> int:
@@ -31,12 +33,15 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     command = parser.parse_args().command
     FAILED.unlink(missing_ok=True)
-    code, other = passed_on(command)
+    code, other = passed_on(command, NO_TEST)
     failed = sorted(json.loads(FAILED.read_text())) if FAILED.exists() else []
     if code == 0 or not failed:
         return code
     if other:
         print("not tried again: " + other, flush=True)
+        return code
+    if whole := [name for name in failed if "::" not in name]:
+        print(f"not tried again: {whole[0]} could not be collected", flush=True)
         return code
     if len(failed) > MOST:
         print(f"not tried again: {len(failed)} tests failed, more than {MOST}", flush=True)
@@ -44,26 +49,27 @@ def main() -> int:
     for _ in range(AGAIN):
         for path in sorted({test.split("::")[0] for test in failed}):
             tests = [test for test in failed if test.split("::")[0] == path]
-            if subprocess.run([sys.executable, "-m", "pytest", "-n0", *tests]).returncode != 0:
-                print(f"failed again: {path}", flush=True)
+            again, skipped = passed_on([sys.executable, "-m", "pytest", "-n0", *tests], SKIPPED)
+            if again != 0 or skipped:
+                print(f"failed again: {path}" + " (it was skipped)" * (again == 0), flush=True)
                 return code
     for test in failed:
         print(f"unsteady: {test} failed, and passed {AGAIN} times when it ran alone", flush=True)
     return 0
 
 
-def passed_on(command: list[str]) -> tuple[int, str]:
-    """Its exit code, and the first line that tells of a failure that is no test's; its output goes where ours goes."""
-    other = ""
+def passed_on(command: list[str], sought: re.Pattern[str]) -> tuple[int, str]:
+    """Its exit code, and the first line that has what is `sought`; its output goes where ours goes."""
+    found = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         for raw in process.stdout:
             sys.stdout.buffer.write(raw)
             sys.stdout.buffer.flush()
             line = raw.decode(errors="replace")
-            if not other and NO_TEST.search(line):
-                other = line.strip()
-    return process.returncode, other
+            if not found and sought.search(line):
+                found = line.strip()
+    return process.returncode, found
 
 
 if __name__ == "__main__":

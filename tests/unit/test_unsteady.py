@@ -21,6 +21,13 @@ def test_once():
 def test_always_passes():
     pass
 """
+SKIPS = "import pytest" + ONCE.replace(
+    "    assert before", "    pytest.skip('not here') if before else pytest.fail('once')"
+)
+ENDED = "import pytest" + ONCE.replace(
+    "def test_always_passes", "def test_b():\n    pytest.exit('enough')\n\ndef test_c"
+)
+UNREADABLE = "from pathlib import Path\nbefore = Path('seen').exists()\nPath('seen').touch()\nassert before"
 LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
 
 
@@ -32,6 +39,9 @@ LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
         ({"test_a.py": LEFT}, "not tried again: left behind: a process", 1),
         ({"test_a.py": "".join(f"def test_{n}(): assert False\n" for n in range(3))}, "3 tests failed", 1),
         ({"test_a.py": "def test_a(): pass"}, "1 passed", 0),
+        ({"test_a.py": ENDED}, "not tried again: !!!", 2),
+        ({"test_a.py": UNREADABLE, "test_b.py": "def test_b(): assert False"}, "not tried again: !!!", 2),
+        ({"test_a.py": SKIPS}, "failed again: test_a.py (it was skipped)", 1),
     ],
 )
 def test_a_failure_is_forgiven_only_where_it_does_not_come_back(
