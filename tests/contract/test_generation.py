@@ -118,6 +118,7 @@ def test_what_was_paid_for_before_a_failure_is_not_asked_again(server: JudgeServ
     with pytest.raises(TaskError, match="No model writes tasks.*no more money") as caught:
         read(tmp_path, server, **given)
     assert SECRET not in str(caught.value) and "kept" in str(caught.value.do)
+    assert len(server.seen) == 4, "nothing is asked after the first that nobody answers"
     before = set(paid)
     server.seen.clear()
     tasks = read(tmp_path, server, **given)
@@ -158,6 +159,14 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     server.say = lambda asked: (500, "down") if "input" in asked else json.dumps({"tasks": same})
     with pytest.raises(TaskError, match="text-embedding-v4 gives no embeddings"):
         read(tmp_path, server, split="validation", task_num=7, **alike)
+    for number, data in enumerate(([], [[1.0]], [[1.0], [1.0, 2.0], [1.0]], [[float("nan")]] * 3)):
+        told = {"data": [{"index": n, "embedding": row} for n, row in enumerate(data)]}
+        server.say = lambda asked, told=told: (200, told) if "input" in asked else json.dumps({"tasks": same})
+        with pytest.raises(TaskError, match="gives no embeddings"):
+            read(tmp_path, server, split="validation", task_num=8 + number, **alike)
+    nowhere = {"deduplication_filter": {"params": {"base_url": "http://here:port"}}}
+    with pytest.raises(TaskError, match="gives no embeddings: InvalidURL"):
+        read(tmp_path, server, split="validation", **nowhere)
     off = {"deduplication_filter": {"enabled": False}}
     server.say = lambda asked: json.dumps({"tasks": same})
     assert len(read(tmp_path, server, split="validation", task_num=3, **off)) == 3
@@ -220,6 +229,18 @@ def test_what_is_no_document_is_said(tmp_path: Path, kind: str) -> None:
     file.write_bytes(b"\xff\xfe\x00 no document")
     with pytest.raises(TaskError, match=f"bad.{kind} cannot be read"):
         text_of_file(file)
+
+
+def test_a_word_file_whose_xml_is_damaged_is_said(tmp_path: Path) -> None:
+    import zipfile
+
+    whole, damaged = tmp_path / "sea.docx", tmp_path / "bad.docx"
+    a_word_file(whole)
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(damaged, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name)[: 99 if name == "word/document.xml" else None])
+    with pytest.raises(TaskError, match="bad.docx cannot be read"):
+        text_of_file(damaged)
 
 
 @given(text=st.text(max_size=400), size=st.integers(1, 60), split_by=st.sampled_from(sorted(ENDS)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from ajet.environment.gaia.servers.tool import ToolError
 from ajet.schema.errors import MissingExtra, TaskError
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
+UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)
+"""What readers of documents raise for damage: XML's are SyntaxErrors, and a part that is missing is any of these."""
 ENDS = {
     "sentence": re.compile(r"(?<=[.!?。！？])\s+|\n+|(?<=[。！？])"),
     "paragraph": re.compile(r"\n\s*\n"),
@@ -58,7 +61,7 @@ def text_of_file(file: Path) -> str:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")
     try:
         text = read(data)
-    except (ToolError, ValueError, KeyError) as problem:
+    except UNREADABLE as problem:
         raise TaskError(
             f"{file.name} cannot be read: {problem}", where=KEY, do="mend the file, or leave it out"
         ) from None
@@ -96,12 +99,12 @@ def _html(data: bytes) -> str:
 def _pdf(data: bytes) -> str:
     try:
         from pypdf import PdfReader
-        from pypdf.errors import PyPdfError
+        from pypdf.errors import DependencyError, PyPdfError
     except ImportError as error:
         raise MissingExtra("pypdf", "documents", needed_for="Reading PDF files") from error
     try:
         return "\n\n".join(page.extract_text() for page in PdfReader(io.BytesIO(data)).pages)
-    except PyPdfError as error:
+    except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
         raise ValueError(str(error)) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ class Kept:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         told = json.dumps(about, sort_keys=True, ensure_ascii=False)
         self.path = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:24]}.jsonl"
+        self._turn = threading.Lock()
 
     @contextmanager
     def open(self) -> Iterator[Kept]:
@@ -40,5 +42,6 @@ class Kept:
         return {row["name"]: row["value"] for row in read_rows(self.path)}
 
     def add(self, name: str, value: Any) -> None:
-        """On return it is on the disk."""
-        append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])
+        """On return it is on the disk. One thread at a time: another's half line is not to be cut off."""
+        with self._turn:
+            append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

@@ -211,7 +211,7 @@ class GenerationReader:
                 sections = {name: getattr(query, name) for name in type(query).model_fields}
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
-                self._examples = [(_question(task), str(task.metadata.get("answer") or "")) for task in tasks]
+                self._examples = [(_question(task), _said(task.metadata.get("answer"))) for task in tasks]
         return self._examples
 
     def _models(self) -> list[Model]:
@@ -275,6 +275,10 @@ def _task(split: TaskSplit, number: int, one: Written, passage: Passage | None) 
     return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**told, **about})
 
 
+def _said(answer: Any) -> str:
+    return "" if answer is None else str(answer)
+
+
 def _question(task: Task) -> str:
     return task.main_query if not task.init_messages else text_of(task.init_messages[-1]["content"])
 
@@ -288,8 +292,11 @@ def _embedded(texts: Sequence[str], params: Any) -> list[list[float]]:
         reply = httpx.post(f"{params.base_url.rstrip('/')}/embeddings", json=body, headers=headers, timeout=120)
         reply.raise_for_status()
         rows = sorted(reply.json()["data"], key=lambda row: row["index"])
-        return [[float(number) for number in row["embedding"]] for row in rows]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as problem:
+        found = [[float(number) for number in row["embedding"]] for row in rows]
+        if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not np.isfinite(found).all():
+            raise ValueError("not one vector a text")
+        return found
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as problem:
         raise TaskError(
             f"{params.model} gives no embeddings: {type(problem).__name__}",
             where=where,

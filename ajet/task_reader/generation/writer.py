@@ -104,11 +104,18 @@ class Writer:
         self.models, self.cost = models, Cost()
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
+        self._failure: TaskError | None = None
 
     async def ask(self, prompt: str, count: int) -> list[Written]:
-        """[] where no reply could be read. Raises TaskError where no model answers."""
+        """[] where no reply could be read. Raises TaskError where no model answers; after that nothing is asked."""
         async with self._free:
-            return await self._asked(prompt, count)
+            if self._failure is not None:
+                raise self._failure
+            try:
+                return await self._asked(prompt, count)
+            except TaskError as failure:
+                self._failure = failure
+                raise
 
     async def _asked(self, prompt: str, count: int) -> list[Written]:
         problems = []
