@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ajet.config.schema.sft import OBJECTIVE
 from ajet.record.console import console, counted
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -32,6 +34,13 @@ def show_plan(experiment: Experiment, services: Sequence[str] = ()) -> str:
     from ajet.run.services import require_services
 
     experiment.require_ready()
+    if experiment.ajet.sft.objective is not None:
+        raise ConfigError(
+            "There is no plan of learning from given replies: nothing is played.",
+            where=f"ajet.{OBJECTIVE}",
+            expected="a run that plays tasks",
+            do="start it: the rows are read and counted before the first step",
+        )
     with TemporaryDirectory() as folder, beside(experiment, Path(folder), services) as started:
         _show_plan(experiment, [f"{each.name} at {each.address}" for each in require_services(experiment)])
     if not started:

@@ -76,6 +76,9 @@ def test_what_cannot_be_is_told_before_a_model_is_loaded(project):
         with pytest.raises(UserError) as caught:
             taught(project, f"experiment_name=e{number}", *more)
         assert why in str(caught.value)
+    planned = load_experiment(project / "sft.yaml", backbone="local", overrides=SETTINGS, exp_dir=project / "runs")
+    with pytest.raises(UserError, match="no plan of learning from given replies"):
+        launch(planned, LaunchOptions(dry_run=True))
     with pytest.raises(UserError, match="trains on replies that are given"):
         launch(load_experiment(project / "sft.yaml", backbone="debug", overrides=SETTINGS), LaunchOptions())
 

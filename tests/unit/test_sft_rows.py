@@ -9,8 +9,9 @@ import pytest
 from ajet.config.schema import AjetConfig
 from ajet.run.prove import prove_episode
 from ajet.run.sft.lessons import lesson_of
+from ajet.run.sft.recorded import require_same_words
 from ajet.run.sft.rows import read_files
-from ajet.schema.errors import TaskError
+from ajet.schema.errors import TaskError, UserError
 from ajet.tokens import Renderer
 from ajet.tokens.rehearsal import TOOL, call, result
 from tests.published_templates import FAMILIES, family
@@ -99,6 +100,10 @@ BAD = {
     "no reply of the assistant": {"messages": [USER]},
     "names no function": {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}]},
     "has the weight": {"messages": [USER, {**ANSWER, "weight": 0.5}]},
+    "tool_calls is a int": {"messages": [USER, {**ANSWER, "tool_calls": 5}]},
+    "tool_calls[0].id is a int": {"messages": [USER, {**ANSWER, "tool_calls": [{**CALL, "id": 5}]}]},
+    "tool_call_id is a dict": {"messages": [USER, {"role": "tool", "content": "x", "tool_call_id": {"a": 1}}, ANSWER]},
+    "reasoning_content is a list": {"messages": [USER, {**ANSWER, "reasoning_content": ["Hm."]}]},
     "`tools` is no list": {"messages": [USER, ANSWER], "tools": [{"name": "f"}]},
 }
 
@@ -116,3 +121,20 @@ def test_a_pair_of_equals_and_a_reply_that_spells_an_end_token_are_refused(tmp_p
         lessons(tmp_path, words, {"prompt": [USER], "chosen": [ANSWER], "rejected": [ANSWER]}, pairs=True)
     with pytest.raises(TaskError, match="end token"):
         lessons(tmp_path, words, {"messages": [USER, {"role": "assistant", "content": "a<|im_end|>\nb"}]})
+
+
+def test_files_of_one_name_are_two(tmp_path):
+    for folder, said in (("a", "a boat"), ("b", "a whale")):
+        (tmp_path / folder).mkdir()
+        row = {"messages": [USER, {"role": "assistant", "content": said}]}
+        (tmp_path / folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows = read_files(["a/rows.jsonl", "b/rows.jsonl"], tmp_path, pairs=False, key="sft.train_files")
+    assert [row.task.task_id for row in rows] == ["rows.jsonl:1", "rows.jsonl(2):1"], "a step finds a row by its name"
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path):
+    words, other = Renderer(family("qwen2.5")), Renderer(family("llama3.2"))
+    taken = lessons(tmp_path, words, TALKS["turns"])
+    require_same_words(taken, words, "run")
+    with pytest.raises(UserError, match="another tokenizer made them"):
+        require_same_words(taken, other, "run")

@@ -12,7 +12,7 @@ from loguru import logger
 
 from ajet.record.console import counted
 from ajet.run.sft.lessons import Lesson, lesson_of
-from ajet.run.sft.recorded import lessons_of_run
+from ajet.run.sft.recorded import lessons_of_run, require_same_words
 from ajet.run.sft.rows import read_files
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.messages import text_of
@@ -35,7 +35,9 @@ def lessons_of(experiment: Experiment, words: Renderer) -> list[Lesson]:
             expected="one of them",
         )
     if given.from_run is not None:
-        return _within(lessons_of_run(given, experiment.root), experiment)
+        found = lessons_of_run(given, experiment.root)
+        require_same_words(found, words, given.from_run)
+        return _within(found, experiment)
     assert given.train_files is not None, "a run does not begin without"
     return _of_files(given.train_files, experiment, words, key="ajet.sft.train_files")
 
@@ -61,9 +63,9 @@ def tell(settings: AjetConfig, lessons: Sequence[Lesson], apart: Sequence[Lesson
         said.append(f"{counted(forks, 'turn')} in a context of their own (the template shows earlier turns otherwise)")
     logger.info("{}; {} steps of {} make {:.3g} passes", "; ".join(said), total, size, total * size / len(lessons))
     given = lessons[0].given[0]
-    first = next(call for call in given.calls if call.trained and call.reply is not None)
-    reply = given.messages[first.reply or 0]
-    logger.info("The first reply to learn: {!r:.160}", text_of(reply) or reply.get("tool_calls") or "")
+    spoken = (given.messages[call.reply] for call in given.calls if call.trained and call.reply is not None)
+    if (reply := next(spoken, None)) is not None:  # a recorded one may be ids alone
+        logger.info("The first reply to learn: {!r:.160}", text_of(reply) or reply.get("tool_calls") or "")
 
 
 def _of_files(files: str | list[str], experiment: Experiment, words: Renderer, *, key: str) -> list[Lesson]:

@@ -6,7 +6,8 @@ equal rewards are told apart by the episodes' names, so that another reading giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,16 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.find_run import known_run
 from ajet.run.sft.lessons import Lesson, of_record
 from ajet.schema.errors import UserError
+from ajet.schema.messages import text_of
 
 if TYPE_CHECKING:
     from ajet.config.schema.sft import Sft
     from ajet.schema.episode import Episode
+    from ajet.tokens import Renderer
 
 KEY = "ajet.sft.from_run"
+LOOKED_AT = 16
+"""Replies that are read again, to see whose tokens they are."""
 
 
 def lessons_of_run(settings: Sft, root: Path) -> list[Lesson]:
@@ -34,6 +39,26 @@ def lessons_of_run(settings: Sft, root: Path) -> list[Lesson]:
         least = f", of a reward of at least {settings.min_reward:g}" if settings.min_reward is not None else ""
         raise UserError("This run has nothing to learn from.", where=str(folder), expected=f"{wanted}{least}")
     return found
+
+
+def require_same_words(lessons: Sequence[Lesson], words: Renderer, run: str) -> None:
+    """Raises UserError where the ids of a record are another tokenizer's: none of its first replies reads as it was
+    recorded."""
+    replies = (
+        (text, words.decode(call.response_ids))
+        for lesson in lessons
+        for given in lesson.given
+        for call in given.calls
+        if call.trained and call.reply is not None and (text := text_of(given.messages[call.reply]).strip())
+    )
+    looked = [text in read for text, read in islice(replies, LOOKED_AT)]
+    if looked and not any(looked):
+        raise UserError(
+            "The tokens of this run are no words of the model to tune: another tokenizer made them.",
+            where=f"{KEY}: {run}",
+            expected="a run of a model with the same tokenizer",
+            do="set ajet.model.path to such a model, or write the replies to a file of rows (sft.train_files)",
+        )
 
 
 def _groups(folder: Path) -> Iterator[list[Episode]]:

@@ -1,13 +1,14 @@
 """Rows of a file -> conversations to learn from.
 
 Invariant: no row is lost silently, and none is mended by a guess: one that cannot be read as a conversation with a
-reply in it stops the reading and is named by file and line.
+reply in it stops the reading and is named by file and line. No two rows have one name, also where two files do.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from ajet.task_reader.rows import BadRow
 
 Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXTS = ("name", "tool_call_id", "reasoning_content")
+"""What else of a message is text, where it is there."""
 WEIGHT = "weight"
 """Of an assistant message: 0 is context, 1 is learned (as fine-tuning services have it)."""
 PLAIN = "one JSON object a line with `messages` (and `tools`), or with `prompt` and `completion`"
@@ -51,13 +54,18 @@ class Row:
 def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[Row]:
     """All rows of all files. Raises TaskError."""
     named = [files] if isinstance(files, str) else list(files)
-    found = [row for name in named for row in _read(find_file(name, base, key=key), pairs)]
+    found: list[Row] = []
+    titles: Counter[str] = Counter()
+    for file in (find_file(name, base, key=key) for name in named):
+        titles[file.name] += 1
+        again = f"({titles[file.name]})" if titles[file.name] > 1 else ""
+        found += _read(file, pairs, f"{file.name}{again}")
     if not found:
         raise TaskError("There is nothing to learn from.", where=", ".join(named), expected=PAIR if pairs else PLAIN)
     return found
 
 
-def _read(file: Path, pairs: bool) -> Iterator[Row]:
+def _read(file: Path, pairs: bool, title: str) -> Iterator[Row]:
     written = file.stat().st_mtime
     for number, row in line_rows(file):
         where = f"{file}:{number}"
@@ -71,7 +79,7 @@ def _read(file: Path, pairs: bool) -> Iterator[Row]:
             ) from None
         asked = next((text_of(each) for each in talks[0].messages if each["role"] == "user"), "")
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
-        task = Task(main_query=asked, task_id=f"{file.name}:{number}", metadata={"content": digest})
+        task = Task(main_query=asked, task_id=f"{title}:{number}", metadata={"content": digest})
         yield Row(task, talks, where, written)
 
 
@@ -134,10 +142,17 @@ def _message(message: Any, place: str) -> Message:
         raise BadRow(f"{place} says nothing: it has neither content nor tool calls")
     if message["role"] == "assistant" and message.get(WEIGHT, 1) not in (0, 1):
         raise BadRow(f"{place} has the weight {message[WEIGHT]!r:.60}, expected 0 or 1")
+    for field in TEXTS:
+        if not isinstance(message.get(field), str | None):
+            raise BadRow(f"{place}.{field} is {_kind(message[field])}, expected text")
+    if not isinstance(calls, list | None):
+        raise BadRow(f"{place}.tool_calls is {_kind(calls)}, expected a list")
     for at, call in enumerate(calls or ()):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{place}.tool_calls[{at}] names no function")
+        if not isinstance(call.get("id"), str | None):
+            raise BadRow(f"{place}.tool_calls[{at}].id is {_kind(call['id'])}, expected text")
     told = {name: value for name, value in message.items() if value is not None}
     return {**told, "content": content if content is not None else ""}
 
