@@ -103,6 +103,11 @@ def steps_of(run: str, steps: int) -> Callable[[Path], str]:
     return holds
 
 
+def each_of(*held: Callable[[Path], str]) -> Callable[[Path], str]:
+    """The first that is missing."""
+    return lambda folder: next(filter(None, (holds(folder) for holds in held)), "")
+
+
 def nothing_more(folder: Path) -> str:
     """The commands' exit codes are all."""
     return "" if folder.exists() else "the folder of runs is gone"
@@ -142,13 +147,14 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
         trained("model", "local", steps(10), *real, conf=QUICKSTART),
         trained("model-verl", "verl", steps(3), "--with-ray", *real, conf=QUICKSTART),
     )
+    both = each_of(steps_of("model", 10), steps_of("model-verl", 3))
     tests = ((sys.executable, "-m", "pytest", "-q", "-n0", *suite),)
     ratios = ((sys.executable, "scripts/bench.py", "--only", "engine", "memory", "learn"),)
     there = [
         Check("vllm", "vLLM beside the trainer: weights by CUDA IPC, graphs, its memory", beside, steps_of("vllm", 2)),
         Check("verl", "Ray, vLLM and FSDP: weights handed over, servers that sleep", verl, steps_of("verl", 2)),
         Check("trinity", "Trinity's explorer and trainer, where installed", trinity, steps_of("trinity", 2)),
-        Check("model", f"{model}: sums, ten steps on local, three on verl", larger, steps_of("model", 10)),
+        Check("model", f"{model}: sums, ten steps on local, three on verl", larger, both),
         Check("tests", "the contract of engines, the trainer's own tests", tests, nothing_more),
         Check("bench", "ratios, kept in benchmarks/results", ratios, nothing_more),
     ]
@@ -195,8 +201,9 @@ def tried(check: Check, runs: Path, limit: float) -> tuple[str, list[str]]:
     for command in check.commands:
         try:
             done = subprocess.run(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit
-            )
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                timeout=limit,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no end after {limit:.0f} s: {' '.join(command[1:5])} …", end
         print(done.stdout, flush=True)

@@ -71,6 +71,8 @@ def test_a_check_that_fails_is_reported(gpu_check: ModuleType, tmp_path: Path) -
     def check(code: str, wrong: str) -> object:
         return gpu_check.Check("a", "b", ((sys.executable, "-c", code),), lambda folder: wrong)
 
+    both = gpu_check.each_of(lambda folder: "", lambda folder: "no steps")
+    assert (both(tmp_path), gpu_check.each_of(lambda folder: "")(tmp_path)) == ("no steps", "")
     assert gpu_check.tried(check("print('so')", ""), tmp_path, 60) == ("", ["so"])
     assert gpu_check.tried(check("print('so')", "no steps"), tmp_path, 60) == ("no steps", ["so"])
     assert gpu_check.tried(check("print('oh'); exit(3)", ""), tmp_path, 60)[0].startswith("exit code 3")
