@@ -172,6 +172,17 @@ def test_tasks_that_are_alike_are_left_out_by_letters_or_by_embeddings(server: J
     assert len(read(tmp_path, server, split="validation", task_num=3, **off)) == 3
 
 
+def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    (tmp_path / "docs" / ".DS_Store").write_bytes(b"\xff")
+    (tmp_path / "docs" / "deep" / "sea.txt").write_text(SEA)
+    given = {"document_reader": {"document_path": ["docs"]}}
+    assert {task.metadata["source"] for task in read(tmp_path, server, split="validation", **given)} == {"sea.txt"}
+    (tmp_path / "docs" / "LICENSE").write_text(SEA)
+    with pytest.raises(TaskError, match="LICENSE is of a kind that is not read"):
+        read(tmp_path, server, split="validation", **given)
+
+
 def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = {"document_reader": {"document_path": []}}
     with pytest.raises(TaskError, match="nothing to write train tasks from"):

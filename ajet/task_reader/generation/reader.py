@@ -177,11 +177,11 @@ class GenerationReader:
         if self._passages is None:
             reader = self._settings.document_reader
             files = [require_place(path, self._experiment.base, key=KEY) for path in reader.document_path]
-            whole = [each for file in files for each in (sorted(file.rglob("*.*")) if file.is_dir() else [file])]
+            whole = [each for file in files for each in (sorted(file.rglob("*")) if file.is_dir() else [file])]
             self._passages = [
                 passage
                 for file in whole
-                if file.is_file()
+                if file.is_file() and not file.name.startswith(".")
                 for passage in passages(file, size=reader.chunk_size, split_by=reader.split_by)
             ]
         return self._passages
