@@ -31,13 +31,15 @@ class TrinityRunner(Runner):
         return experiment.ajet
 
     def shown(self, experiment: Experiment) -> str:
-        """Trinity's config, but for its own defaults."""
+        """Trinity's config, but for its own defaults, and without secrets."""
         from ajet.backbone.trinity.config import trinity_config
         from ajet.backbone.trinity.package import VERSION
+        from ajet.backbone.verl.config.layer import printable
         from ajet.config.document import dump_yaml
 
         head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
-        return head + dump_yaml(trinity_config(experiment))
+        users = experiment.backbone_overrides.get("trinity", {})
+        return head + dump_yaml(printable(trinity_config(experiment), users))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Empty where nobody needs it: most environments have none."""

@@ -8,7 +8,7 @@ find its YAML files takes a quarter of a minute.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
@@ -87,13 +87,20 @@ def extra_for(device: str) -> str:
 
 def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
     """A copy of `verl_config`'s answer that may be printed: without values of secret names or of the environment."""
+    return printable(tree, _merged_sections(experiment))
+
+
+def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of any backbone's config. `users`: what the person wrote of it, unresolved."""
     tree = deepcopy(tree)
-    users = _merged_sections(experiment)
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:
         if isinstance(node, dict):
             at = written if isinstance(written, dict) else {}
             return {name: cleaned(value, at.get(name), (*path, name)) for name, value in node.items()}
+        if isinstance(node, list):
+            items = written if isinstance(written, list) and len(written) == len(node) else [None] * len(node)
+            return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]
         if isinstance(written, str) and "oc.env" in written:
             return written
         return HIDDEN if is_secret(path) and isinstance(node, str) and node else node
