@@ -124,7 +124,8 @@ def correct_vllm_tag(venv: Path) -> None:
 
 def fetch(package: str, folder: Path, uv: Sequence[str], pip: PipSettings, *more: str) -> int:
     """A package, and `more`, into a folder where no import finds it, even if it is for a newer Python."""
-    if (folder / f"{package.replace('-', '_').replace('==', '-')}.dist-info").is_dir():
+    names = (each.replace("-", "_").replace("==", "-") for each in (package, *more))
+    if all((folder / f"{name}.dist-info").is_dir() for name in names):  # one may be there without the others
         return 0
     shutil.rmtree(folder, ignore_errors=True)
     command = [*uv, "--quiet", "--no-deps", "--target", str(folder), package, *more]
