@@ -21,9 +21,10 @@ def skip_without_trinity() -> None:
         pytest.skip('verl and vLLM are not installed: pip install "ajet[verl]"')
 
 
-def import_trinity() -> None:
-    """From here on this process finds it, as Trinity's own do."""
+def import_trinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this test, this process finds it, as Trinity's own do. Not for longer: its plug-in ends each vLLM that finds
+    it, also one of a test that comes later."""
     skip_without_trinity()
     folder = require_trinity()
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    if folder is not None:
+        monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])

@@ -28,11 +28,11 @@ RANKS = 4
 @pytest.fixture
 def settings(monkeypatch):
     """Of a run whose trainer has so many processes; what its processes tell is in `settings.told`."""
-    import_trinity()
+    import_trinity(monkeypatch)
     from ajet.backbone.trinity.processes import credit as module
     from ajet.backbone.trinity.processes import loss
 
-    config, told = config_of(use_kl_loss=True, kl_loss_coef=0.25), []
+    config, told = config_of(use_kl_loss=True, kl_loss_coef=0.25, data__train_batch_size=3), []
     here = SimpleNamespace(experiment=SimpleNamespace(ajet=config, base=None), ranks=RANKS)
 
     class Sender:
@@ -95,9 +95,35 @@ def test_credit_is_that_of_the_local_backbone(settings):
 def test_where_nobody_could_score_a_row_that_trains_nothing_keeps_the_step(settings):
     from ajet.backbone.trinity.processes.credit import EpisodeCredit
 
+    settings.config.data.__dict__["train_batch_size"] = 1
     rows = asyncio.run(EpisodeCredit().process(played(groups()[2], 0)))[0]
     assert len(rows) == RANKS and not any(row.returns.any() for row in rows)
     assert settings.told[0].credited == []
+
+
+def test_a_step_that_lacks_a_group_is_not_trained(settings):
+    """Trinity logs that a runner died, and goes on with the rest."""
+    from ajet.backbone.trinity.processes.credit import EpisodeCredit
+
+    rows = [row for task, group in enumerate(groups()[:2]) for row in played(group, task)]
+    with pytest.raises(RuntimeError, match="step 7: 2 of 3 groups came back"):
+        asyncio.run(EpisodeCredit().process(rows))
+    assert not settings.told
+
+
+def test_a_step_of_which_nothing_came_ends_the_explorer(settings, monkeypatch):
+    ours, theirs = "ajet.backbone.trinity.processes.monitor", "trinity.utils.monitor"
+    monkeypatch.setitem(sys.modules, theirs, SimpleNamespace(Monitor=object))  # theirs imports wandb, which litters
+    monkeypatch.setitem(sys.modules, ours, None)
+    del sys.modules[ours]
+    from ajet.backbone.trinity.processes.monitor import HANDED_OVER, PLAYED, Letters
+
+    explorers = Letters.__new__(Letters)
+    explorers._trains = False
+    explorers.log({PLAYED: 3.0, HANDED_OVER: 6.0}, 7)
+    explorers.log({"rollout/model_version": 6.0}, 7)
+    with pytest.raises(RuntimeError, match="step 7: no group came back"):
+        explorers.log({PLAYED: 3.0}, 7)
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 8])
@@ -159,5 +185,13 @@ def test_what_of_trinity_is_private_is_where_it_was():
     trains = body("trinity/trainer/trainer.py", "train")
     assert "while self.train_step_num < self.total_steps:" in trains
     plays = body("trinity/explorer/explorer.py", "explore")
+    counted = body("trinity/explorer/explorer.py", "_finish_explore_step")
+    assert "metric.update(result['metrics'])" in counted and "self.monitor.log(metric, step=step)" in counted
+    assert "metrics['rollout/finished_task_count']" in body(
+        "trinity/explorer/rollout_coordinator.py", "_build_batch_result"
+    )
+    handed_over = body("trinity/buffer/pipelines/experience_pipeline.py", "_process_experiences")
+    assert "metrics['experience_count'] = len(exps)" in handed_over
+    assert "result_metrics[f'experience_pipeline/{key}'] = float(value)" in handed_over
     for loop in (trains, plays):
         assert "except Exception:" in loop and "self.logger.error(" in loop, "errors come out of it now: listen no more"

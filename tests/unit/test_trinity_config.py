@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.backbone.trinity.config import OWNED, demand_of, refuse, trinity_config, trinitys_keys
+from ajet.backbone.trinity.launch import TrinityRunner
 from ajet.backbone.trinity.package import ASIDE, require_trinity
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
@@ -88,16 +89,30 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
         (", trainer_common: {n_gpus_per_node: 2}, rollout: {n_vllm_engine: 2}", "", "leave the trainer none of the 2"),
         (", rollout: {n_vllm_engine: 2}, trainer_common: {trinity_only__n_vllm_engine: 3}", "", "n_vllm_engine is 3"),
         (", trainer_common: {device: cpu}, rollout: {tensor_model_parallel_size: 2}", "", "first worker only"),
-        (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "sglang needs GPUs"),
+        (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "engine of SGLang"),
+        (", trainer_common: {device: cuda, n_gpus_per_node: 2}, rollout: {name: sglang}", "", "engine of SGLang"),
         (", trainer_common: {device: mps}", "", "does not train on 'mps'"),
         ("", "mode: explore", "modes explore and train"),
         ("", "mode: train", "modes explore and train"),
         ("", "algorithm: {repeat_times: 3}", r"set ajet\.rollout\.num_repeat"),
+        ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner is ajet's"),
+        ("", "explorer: {max_retry_times: 2}", r"set ajet\.rollout\.max_retries"),
+        ("", "synchronizer: {explorer_sync_interval: 2}", "explorer_sync_interval is ajet's"),
     ],
 )
 def test_what_cannot_hold_is_refused_by_its_name(tmp_path, ajet, trinity, said):
     with pytest.raises(ConfigError, match=said):
         trinity_config(experiment(tmp_path, ajet, trinity))
+
+
+def test_secrets_are_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRINITY_TEST_KEY", "a private key")
+    secrets = "explorer: {env_vars: {OPENAI_API_KEY: plainly, PLACE: ['${oc.env:TRINITY_TEST_KEY}']}}"
+    secrets += ", model: {custom_chat_template: '${oc.env:TRINITY_TEST_KEY}'}"
+    given = experiment(tmp_path, ", trainer_common: {device: cpu}", secrets)
+    assert trinity_config(given)["explorer"]["env_vars"] == {"OPENAI_API_KEY": "plainly", "PLACE": ["a private key"]}
+    text = TrinityRunner().shown(given)
+    assert "a private key" not in text and "plainly" not in text and "${oc.env:TRINITY_TEST_KEY}" in text
 
 
 def test_every_wrong_key_is_named_at_once(tmp_path):

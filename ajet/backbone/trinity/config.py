@@ -52,6 +52,7 @@ OWNED: Mapping[str, str] = {
     "algorithm.kl_loss_fn": "ajet.trainer_common.use_kl_loss",
     "algorithm.kl_penalty_fn": "ajet.trainer_common.algorithm.use_kl_in_reward",
     "algorithm.loss_agg_mode": "ajet.trainer_common.algorithm.loss_aggregation",
+    "algorithm.rollout_correction": "ajet.trainer_common.algorithm.importance_weight_cap_ratio",
     "algorithm.bypass_old_logprobs": "ajet.trainer_common.algorithm.old_policy",
     "buffer.batch_size": "ajet.data.train_batch_size",
     "buffer.train_batch_size": "ajet.data.train_batch_size",
@@ -60,7 +61,13 @@ OWNED: Mapping[str, str] = {
     "buffer.explorer_input": "ajet.task_reader",
     "buffer.trainer_input": "",
     "explorer.concurrent_mode": "ajet.rollout.isolation",
+    "explorer.max_repeat_times_per_runner": "",
+    "explorer.max_retry_times": "ajet.rollout.max_retries",
+    "explorer.max_timeout": "ajet.rollout.episode_timeout",
+    "explorer.dynamic_timeout": "ajet.rollout.episode_timeout",
+    "explorer.auxiliary_models": "",
     "explorer.rollout_model.enable_openai_api": "",
+    "explorer.rollout_model.engine_type": "ajet.rollout.name",
     "explorer.rollout_model.engine_num": "ajet.rollout.n_vllm_engine",
     "explorer.rollout_model.tensor_parallel_size": "ajet.rollout.tensor_model_parallel_size",
     "explorer.over_rollout": "",
@@ -68,6 +75,8 @@ OWNED: Mapping[str, str] = {
     "explorer.eval_on_startup": "",
     "synchronizer.sync_style": "ajet.trainer_common.mode",
     "synchronizer.sync_interval": "",
+    "synchronizer.explorer_sync_interval": "",
+    "synchronizer.trainer_sync_interval": "",
     "synchronizer.sync_offset": "",
     "trainer.trainer_type": "",
     "trainer.total_steps": "ajet.trainer_common.total_training_steps",
@@ -210,8 +219,13 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             f"{engines} engines of {parallel} GPUs each leave the trainer none of the {total} there are.",
             "more GPUs than the engines take",
         )
-    if device == "cpu" and ajet.rollout.name == "sglang":
-        yield _problem(experiment, "rollout.name", "sglang needs GPUs.", "vllm, which has a version for CPUs")
+    if ajet.rollout.name == "sglang":
+        yield _problem(
+            experiment,
+            "rollout.name",
+            "Trinity's engine of SGLang has no method that ajet could hand token ids to.",
+            "vllm, or --backbone verl",
+        )
     if device == "cpu" and parallel > 1:
         yield _problem(
             experiment,

@@ -1,8 +1,8 @@
 """EpisodeCredit: what episodes of a step deserve, as on every backbone, written into Trinity's experiences.
 
-Invariants: credit is over the groups of a whole step, as the record has them; each trained token's weight travels in
-the field `returns`, which nobody else reads without a critic. Rows without weight stay behind, and what is added to
-make the number divisible by the trainer's processes trains nothing.
+Invariants: credit is over the groups of a whole step, as the record has them: a step that lacks one is an error. Each
+trained token's weight travels in the field `returns`, which nobody else reads without a critic. Rows without weight
+stay behind, and what is added to make the number divisible by the trainer's processes trains nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """The rows of a step to those that are trained."""
         step = int(exps[0].eid.batch)
+        wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
+        if found != wanted:  # Trinity would train on the rest, and nobody would play the others again
+            raise RuntimeError(f"step {step}: {found} of {wanted} groups came back; the logs of the runners say why")
         trained, told = self._credited(exps, step)
         await self._sender.posted(told)
         while not trained or len(trained) % here().ranks:

@@ -1,6 +1,7 @@
 """Letters: Trinity's monitor, which tells the run's own process that a training step has ended.
 
-Invariant: a step is told once, by the trainer, after its weights are handed over and its checkpoint is written.
+Invariants: a step is told once, by the trainer, after its weights are handed over and its checkpoint is written. A step
+of the explorer's of which nothing came is an error there: Trinity's trainer would wait for it without end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ OURS = {
     "time/train_step": "seconds/train",
 }
 """Trinity's names of numbers that have one on every backbone."""
+PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experience_count"
+"""Trinity's names of what the explorer counts in a step: tasks, failed ones among them, and rows."""
 
 
 class Letters(Monitor):
@@ -32,8 +35,10 @@ class Letters(Monitor):
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        """A step is over."""
+        """A step is over. Raises RuntimeError where nothing of it is left to train on."""
         if not self._trains:
+            if PLAYED in data and HANDED_OVER not in data:
+                raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")
             return
         now = time.monotonic()
         said = {name: float(value) for name, value in data.items() if _is_number(value)}
