@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loguru import logger
 
+from ajet.config.resolution import HIDDEN, is_secret_name
 from ajet.config.why import origins
 from ajet.record import write_errors
 from ajet.record.chain import Chain, chain_key
@@ -233,7 +234,7 @@ class RunDirectory:
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with (self.path / "command").open("a") as file:
-            file.write(redact(f"# {started} in {os.getcwd()}\n{shlex.join(sys.argv)}\n"))
+            file.write(redact(f"# {started} in {os.getcwd()}\n{_typed(sys.argv)}\n"))
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
         text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
         write_atomically(self.path / "environment.json", text + "\n")
@@ -440,3 +441,13 @@ class _Place:
             )
         self.notes.append(f"the earlier run of {self.name} was kept as {old.name}")
         return old
+
+
+def _typed(arguments: Sequence[str]) -> str:
+    """The command without values of secret options: Ray starts its workers with --redis-password."""
+    shown = []
+    for each in arguments:
+        name, equals, _ = each.partition("=")
+        secret = equals and name.startswith("--") and is_secret_name(name)
+        shown.append(f"{name}={HIDDEN}" if secret else each)
+    return shlex.join(shown)

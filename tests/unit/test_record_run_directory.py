@@ -359,3 +359,10 @@ def test_the_status_names_the_process_while_it_runs_and_the_outcome_after(tmp_pa
     with pytest.raises(ZeroDivisionError), RunDirectory.open(experiment(tmp_path), root=tmp_path):
         raise ZeroDivisionError
     assert (read_status(run.path) or {})["outcome"] == "failed"
+
+
+def test_the_command_is_kept_without_secret_options(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["worker.py", "--redis-password=five gold rings", "--raylet-name=r"])
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        said = (run.path / "command").read_text()
+    assert "gold rings" not in said and "--redis-password=" in said and said.endswith(" --raylet-name=r\n")

@@ -4,8 +4,8 @@ verl makes the class that agent.yaml names as `_target_` for each session and as
 Invariants: an episode is played by the rollout of every backbone, behind a gateway in this process, and recorded
 whatever became of it; what is handed over are its timelines' exact tokens. Steps, rewards and checkpoints are verl's:
 nothing here accounts for a token, proves a step or resumes a run, and the first line of the run says so. A failed
-episode raises, which is how verl is told: it trains the others of the group. A held-out one is an output without a
-word instead, which verl's reward judges: it cannot validate a batch of which nothing came.
+episode raises, which is how verl is told: in its mode `sync` it trains the others of the group. A held-out one is an
+output without a word instead, which verl's reward judges: it cannot validate a batch of which nothing came.
 """
 
 from __future__ import annotations
