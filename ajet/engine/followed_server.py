@@ -56,7 +56,9 @@ class FollowedServer:
         wanted = name_of(folder, version)
         if name != wanted or self.version != version:
             with self.engine.quiet(waits):
-                self._give(name, wanted, folder, version, probe)
+                if (now := self._weights.name()) not in (name, wanted):
+                    raise FileNotFoundError(f"{name}: meanwhile the server has got {now}")  # ours may be old by now
+                self._give(now, wanted, folder, version, probe)
         return True
 
     def _give(self, name: str, wanted: str, folder: Path | None, version: int, probe: Probe) -> None:

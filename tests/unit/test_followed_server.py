@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,3 +228,26 @@ def test_a_probe_knows_the_first_version_and_the_newest(steps: list[int], keep: 
     assert Probe.of(json.loads(json.dumps(probe.told()))) == probe
     fallen_back = probe.grown(every[-1], said(0.5), keep=keep)
     assert fallen_back.said[every[-1]] == said(0.5), "made anew"
+
+
+def test_a_server_that_another_gave_weights_meanwhile_is_looked_at_again_before_it_gets_ours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    assert engine.take(None, 0, PROBE, nothing)
+    old, new = checkpoint(tmp_path, 1, 0.2), checkpoint(tmp_path, 2, 0.3)
+    beside, quiet = followed(server, monkeypatch), engine.engine.quiet
+
+    @contextmanager
+    def long(waits: Callable[[], None]) -> Iterator[None]:
+        with quiet(waits):
+            if server.loads == 0:
+                assert beside.take(new, 2, PROBE, nothing)
+            yield
+
+    monkeypatch.setattr(engine.engine, "quiet", long)
+    with pytest.raises(FileNotFoundError):
+        engine.take(old, 1, PROBE, nothing)
+    assert server.name == name_of(new, 2) and server.loads == 1
+    assert engine.take(new, 2, PROBE, nothing) and (engine.version, server.loads) == (2, 1)

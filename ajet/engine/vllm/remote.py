@@ -252,7 +252,8 @@ class RemoteVllm:
         if self._expected is None:
             return
         answer = await self._client().get(NAME)
-        name = answer.json().get("weight_version") if answer.status_code == 200 else f"status {answer.status_code}"
+        known = answer.status_code == 200
+        name = self._parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.surprised = True
             raise EngineFailure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
