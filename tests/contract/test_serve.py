@@ -446,6 +446,25 @@ def test_a_task_is_played_by_as_many_at_once_as_may_be():
         assert served.open(task="q")["repeat"] == 1
 
 
+def test_a_reader_with_all_tasks_busy_begins_nothing_more_however_often_it_is_asked():
+    with counter(backlog=9, num_repeat=4, tasks=2, serve={"max_per_task": 1}) as served:
+        first, second = served.open(), served.open()
+        for _ in range(5):
+            assert error(served.client.post("/episodes", json={})) == (429, "task_busy")
+        assert served.client.get("/episodes").json()["open_groups"] <= 4, "an epoch ahead at most"
+        served.ask(second)
+        served.finish(second, reward=1)
+        assert served.open()["task"] == second["task"] != first["task"]
+
+
+def test_who_is_refused_for_a_busy_task_takes_no_position(monkeypatch):
+    with counter(backlog=9, serve={"max_per_task": 1}) as served:
+        served.open(task="q", train=False)
+        monkeypatch.setattr(served.store, "bring", lambda: pytest.fail("a position for nobody"))
+        for train in (True, False):
+            assert error(served.client.post("/episodes", json={"task": "q", "train": train})) == (429, "task_busy")
+
+
 class AwayStore(RunStore):
     """Its server does not answer, while `away`."""
 

@@ -179,6 +179,8 @@ class Desk:
 
     async def _begun(self, opening: Opening) -> dict[str, Any]:
         task, group = opening.task, None
+        if task is not None:
+            self._refuse_crowded(task)  # before the store gives it a position
         if task is None or (opening.trains and self._backlog is not None):
             if not opening.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
@@ -187,14 +189,7 @@ class Desk:
         lease = group.lease if group is not None else await asked(self._store.bring)
         if self._closing:
             raise closing()
-        if self._crowded(task):
-            raise Refused(
-                f"{self._settings.serve.max_per_task} episodes of this task are under way, as many as "
-                "serve.max_per_task allows; finish one first, or ask for another task.",
-                status=429,
-                code="task_busy",
-                param="task",
-            )
+        self._refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
         try:
             served = self._served(opening, task, group, lease, repeat)
@@ -236,6 +231,16 @@ class Desk:
         """Whether as many episodes of a task are under way as may be."""
         most = self._settings.serve.max_per_task
         return most is not None and sum(each.identity.task == task for each in self._open.values()) >= most
+
+    def _refuse_crowded(self, task: Task) -> None:
+        if self._crowded(task):
+            raise Refused(
+                f"{self._settings.serve.max_per_task} episodes of this task are under way, as many as "
+                "serve.max_per_task allows; finish one first, or ask for another task.",
+                status=429,
+                code="task_busy",
+                param="task",
+            )
 
     def _refuse_more(self) -> None:
         most = self._settings.rollout.max_env_worker
@@ -448,6 +453,7 @@ class Desk:
         self._watching.cancel()
         await self._ranking.stop()
         await self._stop(list(self._open.values()), "interrupted", CLOSING)
+        await self._groups.settled()
         for group in self._groups:
             group.close()
             if group.episodes:

@@ -35,6 +35,11 @@ class OpenGroup:
         """Whether another attempt belongs to it."""
         return len(self._taken) < self.places
 
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has a place in it."""
+        return not self._taken
+
     def suits(self, task: Task | None) -> bool:
         """Whether an attempt at this task belongs here; None is any task of the reader's."""
         if task is None:

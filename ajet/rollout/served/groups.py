@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 MANY = 1_000
+SETTLING = 0.01
+"""Seconds between two looks for groups that are leaving."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -74,7 +76,22 @@ class OpenGroups:
         if (found := self._with_place(task, suits)) is not None:
             return found
         async with self._making:
-            return self._with_place(task, suits) or await self._made(task)
+            while (found := self._with_place(task, suits)) is None:
+                self._refuse_all_busy(task)
+                made = await self._made(task)
+                if task is not None:
+                    return made
+            return found
+
+    def _refuse_all_busy(self, task: Task | None) -> None:
+        """Of the reader's tasks no more than an epoch's are begun ahead for nobody. Raises Refused."""
+        ahead = sum(group.untouched and group.suits(None) for group in self._open)
+        if task is None and self._tasks is not None and ahead >= len(self._tasks):
+            raise Refused(
+                "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
+                status=429,
+                code="task_busy",
+            )
 
     def _with_place(self, task: Task | None, suits: Callable[[OpenGroup], bool]) -> OpenGroup | None:
         for group in self._open:
@@ -98,6 +115,11 @@ class OpenGroups:
                 self._places,
             )
         return group
+
+    async def settled(self) -> None:
+        """Until the store has been told of all that are leaving, or who told it was cancelled."""
+        while self._leaving:
+            await asyncio.sleep(SETTLING)
 
     def older_than(self, seconds: float) -> list[OpenGroup]:
         """Those that have waited that long."""
