@@ -19,6 +19,7 @@ from ajet.record.viewer.episode_table import EpisodeTable
 from ajet.record.viewer.export import bundle, frozen_page
 from ajet.record.viewer.image_text import text_of
 from ajet.record.viewer.library import Library
+from ajet.record.viewer.metrics import metrics_after
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
 from tests.record_fixtures import episode
@@ -95,6 +96,11 @@ def test_metrics_go_on_from_where_they_were(root):
     (root / "one" / "metrics.jsonl").write_text('{"step": 1}\n')  # a resumed run cuts it
     cut = client.get(f"/api/metrics/one?start={first['next']}").json()
     assert cut["reset"] and cut["rows"] == [{"step": 1}]
+
+
+def test_lists_of_positions_are_no_part_of_the_curves(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "tasks": [0], "waiting": [1], "given_up": {"2": ["no"]}}\n')
+    assert metrics_after(tmp_path, 0)["rows"] == [{"step": 1}]
 
 
 def test_episodes_are_filtered_sorted_and_told_apart(root):

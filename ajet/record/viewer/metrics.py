@@ -13,8 +13,8 @@ from ajet.record.bounded_json import parse_object
 
 MOST_BYTES = 64 << 20
 """Of one answer; the rest is asked for next."""
-LEFT_OUT = ("tasks", "discarded")
-"""Of a row: lists that no curve shows."""
+LEFT_OUT = ("tasks", "discarded", "waiting", "given_up")
+"""Of a row: what no curve shows."""
 
 
 def metrics_after(folder: Path, start: int) -> dict[str, Any]:
