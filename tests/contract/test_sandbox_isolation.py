@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,13 @@ def test_a_folder_for_sockets_with_too_long_a_name_is_said(tmp_path: Path, monke
     with pytest.raises(ConfigError, match="door to the gateway cannot be made") as refused:
         sandbox.Door("http://127.0.0.1:1/v1")
     assert "TMPDIR" in refused.value.do and list(long.iterdir()) == []
+
+
+def test_a_door_may_be_closed_before_anybody_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    for _ in range(30):
+        door = sandbox.Door("http://127.0.0.1:1/v1")
+        door.close()
+        assert not Path(door.path).parent.exists()
+    assert not raised

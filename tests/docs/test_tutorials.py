@@ -204,7 +204,7 @@ def test_a_taskset_of_verifiers_is_played_in_an_environment_of_its_own(tmp_path:
         pytest.skip(f"verifiers could not be installed here: {problem.do}")
     folder, _ = run(VERIFIERS, "debug", tmp_path, "debug.debug_first_n_tasks=1", "rollout.max_model_len=512")
     played = episodes(folder, "debug")
-    assert len(played) == 2 and all(episode.status == "completed" for episode in played)
+    assert [(episode.status, episode.failure) for episode in played] == 2 * [("completed", None)]
     for episode in played:
         assert episode.reward in (0.0, 1.0) and episode.metrics["reward_right"] == episode.reward
         assert len(episode.calls) == 1

@@ -240,7 +240,7 @@ class Door:
                 where=KEY,
                 do="set TMPDIR to a folder with a shorter path",
             ) from error
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve, args=(listening,), name="ajet-door", daemon=True)
         self._thread.start()
 
@@ -248,7 +248,7 @@ class Door:
         """Idempotent."""
         if not self._loop.is_closed():
             with suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._over.set)
             self._thread.join()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -256,11 +256,14 @@ class Door:
         async def connect() -> gateway_door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
+        async def until_closed() -> None:  # which may be at once
+            forward = gateway_door.forwarding(connect)
+            server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
+            await self._over.wait()
+            server.close()
+
         asyncio.set_event_loop(self._loop)
-        forward = gateway_door.forwarding(connect)
-        server = self._loop.run_until_complete(asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG))
-        self._loop.run_forever()
-        server.close()
+        self._loop.run_until_complete(until_closed())
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
