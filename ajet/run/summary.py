@@ -49,6 +49,8 @@ class Tally:
     forked: int
     held_out_failed: int = 0
     """Failed attempts of all validations."""
+    unit: str = "task"
+    """What a position holds: a row, where replies are given."""
     given_up: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Positions that samplers failed at again and again, with what went wrong each time."""
 
@@ -60,7 +62,9 @@ class Tally:
         ahead: set[int] = set()
         dead: dict[int, tuple[str, ...]] = {}
         failed = forked = held_out = 0
+        unit = "task"
         for row in rows:
+            unit = "row" if "train/rows" in row else unit
             seen.update(row.get("tasks", ()))
             unused.update(row.get("discarded", ()))
             if "tasks" in row:
@@ -78,13 +82,14 @@ class Tally:
             forked=forked,
             held_out_failed=held_out,
             given_up=tuple(sorted(dead.items())),
+            unit=unit,
         )
 
     def line(self) -> str:
         """One line for the person."""
         given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
-            f"{counted(self.trained, 'task')} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "
+            f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "
             f"{counted(self.failed, 'episode')} failed, {counted(self.forked, 'call')} forked"
         )
         held_out = f"; {counted(self.held_out_failed, 'held-out episode')} failed" if self.held_out_failed else ""

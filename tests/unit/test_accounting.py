@@ -187,3 +187,9 @@ def test_a_second_interrupt_does_not_wait():
         os.kill(os.getpid(), signal.SIGINT)
         reached.append("end of step")
     assert reached == []
+
+
+def test_given_replies_are_rows_in_the_last_line() -> None:
+    given = {"step": 1, "tasks": [0, 1], "train/rows": 2}
+    assert Tally.of([given]).line().startswith("2 rows trained, 0 skipped")
+    assert Tally.of([{"step": 1, "tasks": [0]}]).line().startswith("1 task trained")
