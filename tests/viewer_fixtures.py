@@ -52,6 +52,7 @@ def add_step(folder: Path, step: int, *, said: str = "4 = 2 + 2") -> None:
 def busy(folder: Path) -> None:
     """What a run says of itself between two steps, on top of `write_run` with three."""
     status = json.loads((folder / "status.json").read_text()) | {"depths": {"leased": 5, "closed": 2}}
+    status.pop("outcome", None)
     (folder / "status.json").write_text(json.dumps(status))
     times = {"seconds/step": 10.0, "seconds/rollout": 8.0, "seconds/update": 2.0}
     append_lines(folder / "metrics.jsonl", [json.dumps({"step": 3, **times, "train/episodes": 4, "tasks": [0, 1]})])

@@ -81,7 +81,8 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
         len(told.get("processes") or ()),
         problem=str(told.get("problem") or ""),
     )
-    found.depths = {name: int(count) for name, count in (told.get("depths") or {}).items()}
+    if found.state != "finished":  # the last that it said, of a step that is over
+        found.depths = {name: int(count) for name, count in (told.get("depths") or {}).items()}
     if (pending := folder / "pending").is_dir():
         found.depths["pending"] = sum(path.suffix == ".jsonl" for path in pending.iterdir())
     if rows:
