@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +100,8 @@ def described(name: str) -> Descriptor:
 def owner_of(state: Mapping[str, Any]) -> Descriptor | None:
     """The backbone in whose own form a checkpoint is: the one whose name its state has an entry of. None: it is in
     Hugging Face layout. Raises ConfigError where the package is broken."""
+    from importlib import metadata  # 10 ms, which `ajet --help` has no use for
+
     installed = metadata.entry_points(group=GROUP).names
     name = next((name for name in (*shipped(), *sorted(installed)) if name in state), None)
     return described(name) if name is not None else None
@@ -108,6 +109,8 @@ def owner_of(state: Mapping[str, Any]) -> Descriptor | None:
 
 @lru_cache(maxsize=32)
 def _installed(name: str) -> Descriptor:
+    from importlib import metadata
+
     points = metadata.entry_points(group=GROUP)
     if name not in points.names:
         names = [*shipped(), *sorted(points.names)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ class Catalogue:
 
 def brought(kind: Kind) -> dict[str, Part]:
     """What installed packages bring by entry points, by name."""
+    from importlib import metadata  # 10 ms, which `ajet --help` has no use for
+
     group = GROUPS.get(kind)
     return {point.name: Part(point.value) for point in metadata.entry_points(group=group)} if group else {}
 
