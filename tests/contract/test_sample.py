@@ -72,6 +72,10 @@ def trained(project: Path) -> tuple[Path, Address]:
             process.kill()
             process.wait()
     hold.unlink()
+    ledger, patience = open_shared(store), time.monotonic() + 60
+    while ledger.depths().leased:  # until then nobody is given what the killed one had
+        assert time.monotonic() < patience
+        time.sleep(0.1)
 
     def play() -> None:
         while open_shared(store).announced().trainer < 2:  # transformers loads one model at a time in a process
@@ -112,8 +116,8 @@ def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Ad
     too_old = [order for row in rows for order in row["discarded"]]  # begun before its sampler took newer weights
     assert len(used) == STEPS * GROUPS and not set(used) & set(too_old)
     over = {*used, *too_old}
-    assert depths.next - depths.closed == len(over) == len(used) + len(too_old)
-    assert depths.leased == depths.waiting == depths.dead == 0
+    assert len(over) == len(used) + len(too_old) and depths.leased == depths.dead == 0
+    assert depths.next == len(over) + depths.closed + depths.waiting, "what was begun as the training ended may wait"
     assert max(Counter(episode.uuid for episode in recorded(run)).values()) == 1
     assert {episode.order for episode in recorded(run)} == over
 
