@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from loguru import logger
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from ajet.config.other_models import OPENAI, outside
 from ajet.config.services import why_no_model
 from ajet.environment.addresses import parts_of
+from ajet.environment.files import said
 from ajet.environment.mcp.loop import at_end, of_this_process
 from ajet.schema.addresses import LOOPBACK
+from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     import aiohttp
+
+    from ajet.config.schema.model_judge import JudgeModel
 
 ANSWER_BYTES = 4 << 20
 KEPT_S = 4.0
@@ -56,6 +61,27 @@ class Model(BaseModel):
         """Its server, without user and password."""
         parts = urlsplit(self.base_url)
         return parts.netloc.rpartition("@")[2]
+
+
+def model_at(url: str, name: str, key: str, *, where: str) -> Model:
+    """The model of that name at an address; `key`: a secret, "" for none. Raises ConfigError, which names `where`."""
+    try:
+        return Model(base_url=url, model=name, api_key=SecretStr(key))
+    except ValidationError as error:
+        raise ConfigError(f"{url} is no address: {said(error)}.", where=where) from None
+
+
+def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
+    """Those that a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
+    return [
+        model_at(
+            each.base_url or outside("OPENAI_BASE_URL") or OPENAI,
+            each.model,
+            outside(each.api_key_env),
+            where=f"{key}[{place}].base_url",
+        )
+        for place, each in enumerate(models)
+    ]
 
 
 class NoAnswer(Exception):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.config import Experiment
-from ajet.schema.errors import TaskError
+from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
 from ajet.task_reader.generation.documents import ENDS, passages, text_of_file
@@ -181,6 +181,13 @@ def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_pa
     (tmp_path / "docs" / "LICENSE").write_text(SEA)
     with pytest.raises(TaskError, match="LICENSE is of a kind that is not read"):
         read(tmp_path, server, split="validation", **given)
+
+
+def test_an_address_that_is_none_is_named_by_its_key(server: JudgeServer, tmp_path: Path) -> None:
+    models = [{"model": "a", "base_url": server.url}, {"model": "b", "base_url": "http://[::1"}]
+    with pytest.raises(ConfigError, match="is no address") as caught:
+        read(tmp_path, models=models)
+    assert caught.value.where == "ajet.task_reader.data_generation.models[1].base_url"
 
 
 def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ajet.config.other_models import OPENAI, outside
 from ajet.environment.agent_config import EXAMPLE, KEY, section_of
-from ajet.environment.chat_model import Model
-from ajet.environment.files import said
+from ajet.environment.chat_model import Model, configured
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.model_judge.judge import ModelJudge
 from ajet.task_judge.model_judge.panel import Member, ModelPanel
@@ -71,15 +69,8 @@ def judge_of(experiment: Experiment, otherwise: Callable[[], Member] | None = No
 
 def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:
     """Those of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
-    found = []
-    for place, each in enumerate(judges):
-        url = each.base_url or outside("OPENAI_BASE_URL") or OPENAI
-        try:
-            model = Model(base_url=url, model=each.model, api_key=SecretStr(outside(each.api_key_env)))
-        except ValidationError as error:
-            raise ConfigError(f"{url} is no address: {said(error)}.", where=f"{JUDGES}[{place}].base_url") from None
-        found.append(Member(model, each.price_in, each.price_out))
-    return found
+    found = zip(configured(judges, JUDGES), judges, strict=True)
+    return [Member(model, each.price_in, each.price_out) for model, each in found]
 
 
 def _scorer_agent(experiment: Experiment) -> ScorerAgent | None:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 import numpy as np
 from loguru import logger
-from pydantic import SecretStr, ValidationError
 
 from ajet.config.cache import cache_root
-from ajet.config.other_models import OPENAI, other_server, outside
-from ajet.environment.chat_model import Model
+from ajet.config.other_models import other_server, outside
+from ajet.environment.chat_model import Model, configured, model_at
 from ajet.environment.mcp.loop import tools_loop
 from ajet.record.progress import Progress
-from ajet.schema.errors import ConfigError, TaskError
+from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
@@ -216,23 +215,10 @@ class GenerationReader:
 
     def _models(self) -> list[Model]:
         settings = self._settings
-        server = other_server() if not settings.models else None
-        named = (
-            [(server.base_url, settings.llm_model, key) for key in server.keys]
-            if server
-            else [
-                (each.base_url or outside("OPENAI_BASE_URL") or OPENAI, each.model, outside(each.api_key_env))
-                for each in settings.models
-            ]
-        )
-        try:
-            return [Model(base_url=url, model=model, api_key=SecretStr(key)) for url, model, key in named]
-        except ValidationError as problem:
-            raise ConfigError(
-                f"A model that writes tasks cannot be asked: {problem.errors()[0]['msg']}.",
-                where=f"{SECTION}.models",
-                expected="each with model, base_url (http://HOST:PORT/v1) and api_key_env",
-            ) from None
+        if settings.models:
+            return configured(settings.models, f"{SECTION}.models")
+        server = other_server()
+        return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 
     def _kept(self) -> Kept:
         settings = self._settings
