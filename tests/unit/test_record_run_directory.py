@@ -151,6 +151,16 @@ def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> No
         assert again.metrics.rows() == [] and again.episodes.steps() == []
 
 
+def test_a_start_of_which_nothing_came_holds_nobody_to_its_settings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such column"), RunDirectory.open(experiment(tmp_path), root=tmp_path):
+        raise UserError("no such column")
+    with RunDirectory.open(experiment(tmp_path, own={"size": 5}), root=tmp_path) as mended:
+        assert mended.path == tmp_path / "demo" and mended.notes == [] and mended.resumed is None
+        mended.episodes.write(1, "train", [episode()])
+    with pytest.raises(UserError, match="own.size: 5 then, 4 now"):
+        RunDirectory.open(experiment(tmp_path), root=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changed", "key", "then", "now"),
     [

@@ -1,0 +1,231 @@
+"""The folder of a run, being chosen: locked, and what the run in it continues from.
+
+Invariant: nothing that an earlier run wrote is removed or overwritten unasked: a run goes on with its own settings, is
+set aside under another name, or refuses the start; only one of which nothing came (its data was mistaken, say) takes
+other settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.record.chain import FILE as CHAIN_FILE
+from ajet.record.chain import Chain, chain_key
+from ajet.record.chain_starts import SETTLED
+from ajet.record.checkpoint import Checkpoint
+from ajet.record.checkpoints import Checkpoints, checkpoints_folder
+from ajet.record.lock import FILE as LOCK_FILE
+from ajet.record.lock import GUARD, RunLock
+from ajet.record.plain_json import dumps
+from ajet.record.resume import RunIdentity, refuse
+from ajet.record.secrets import SHAPES_ONLY, Redactor
+from ajet.record.status import read_status
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, "command", "status.json", "logs"}
+"""What each start writes before it loads anything; a folder with no more than this holds nothing of a run."""
+
+
+class RunPlace:
+    """A folder being chosen: locked, and what the run in it continues from."""
+
+    def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
+        self.folder, self.name, self.lock = folder, name, lock
+        self.notes: list[str] = []
+        self.resumed: Checkpoint | None = None
+        self.run_id = uuid.uuid4().hex
+        self.checkpoints = Checkpoints(folder / "checkpoints")
+        self.chain: Chain | None = None
+        """Of what trains."""
+
+    @classmethod
+    def new(cls, root: Path, name: str, kind: str) -> RunPlace:
+        """A folder of its own below EXPERIMENT/debug, eval or serve, named by the time."""
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        number = 1
+        while True:
+            folder = root / name / kind / (stamp if number == 1 else f"{stamp}-{number}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                number += 1
+                continue
+            lock = RunLock(folder) if kind == "eval" else None  # the others are never taken up again
+            if lock is not None:
+                lock.take()
+            return cls(folder, str(folder.relative_to(root)), lock)
+
+    @classmethod
+    def again(cls, folder: Path, root: Path) -> RunPlace:
+        """The folder of an evaluation that goes on. Raises UserError where another process is at it."""
+        lock = RunLock(folder)
+        if (holder := lock.take()) is not None:
+            raise UserError(
+                f"This evaluation is being played by {holder}.",
+                where=str(folder),
+                do="wait for it; or --fresh plays all of it again, beside it",
+            )
+        place = cls(folder, str(folder.relative_to(root)), lock)
+        place.run_id = str((read_status(folder) or {}).get("run_id", place.run_id))
+        return place
+
+    @classmethod
+    def locked(cls, root: Path, name: str) -> RunPlace:
+        """EXPERIMENT, or EXPERIMENT-2 and so on while a live run holds the one before."""
+        number = 1
+        holders: list[str] = []
+        while True:
+            tried = name if number == 1 else f"{name}-{number}"
+            lock = RunLock(root / tried)
+            holder = lock.take()
+            if holder is None:
+                place = cls(root / tried, tried, lock)
+                if holders:
+                    place.notes.append(
+                        f"{', '.join(holders)}; this run writes to {tried} "
+                        f"(if that run is over, delete its {LOCK_FILE})"
+                    )
+                return place
+            holders.append(f"{tried} is being written by {holder}")
+            number += 1
+
+    def decide(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
+        """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
+        defaults that the run began with."""
+        backbone, given = experiment.ajet.backbone, experiment.given()
+        training = _without_secrets(experiment.training_relevant(), redact)
+        self._open_checkpoints(experiment)
+        earlier = self._earlier(anew=resume == "never")
+        differences = earlier.differences(backbone, training) if earlier else []
+        kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
+        differences = [row for row in differences if row[0] not in kept]
+        if resume == "auto":
+            if differences and not self._nothing_came():
+                raise refuse(self.folder, differences)
+            self.resumed = self.checkpoints.sound()
+        elif resume == "never":
+            if earlier:
+                self._set_aside()
+                earlier = None
+        else:
+            chosen = self._named(resume, root)
+            later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
+            own = chosen.path.parent.resolve() == self.checkpoints.folder.resolve()
+            if own and chosen.step == max(later):
+                self.resumed = chosen
+                if differences:
+                    changed = ", ".join(key for key, _, _ in differences)
+                    self.notes.append(f"continuing {self.name} after step {chosen.step} with changed {changed}")
+            else:
+                if earlier:
+                    chosen = self._set_aside_but(chosen)
+                    earlier = None
+                self.resumed = chosen
+                self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
+        for path, why in self.checkpoints.damaged.items():
+            after = f"after step {self.resumed.step}" if self.resumed else "anew"
+            self.notes.append(f"the checkpoint {path} is damaged ({why}): the run goes on {after}")
+        if earlier and differences and self._nothing_came():
+            self.run_id, earlier = earlier.run_id, None
+        if earlier:
+            self.run_id = earlier.run_id or self.run_id
+            given = sorted({*(given if earlier.given is None else earlier.given), *(key for key, _, _ in differences)})
+            experiment = self._with_kept(experiment, kept)
+            training |= kept
+        self.chain = Chain(self.folder, key=chain_key())
+        RunIdentity(self.run_id, backbone, training, given).write(self.folder)
+        return experiment
+
+    def _nothing_came(self) -> bool:
+        """Whether the starts that the folder knows ended before anything was played, scored or stored."""
+        known = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
+        return known <= OF_A_START and not self.checkpoints.all()
+
+    def _with_kept(self, experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
+        """The experiment with the defaults that the run began with; says so."""
+        for key, value in kept.items():
+            self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
+        try:
+            return experiment.with_defaults(kept)
+        except ValueError as error:
+            raise UserError(
+                f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
+                where=str(self.folder),
+                do="--fresh begins a new run (the old folder is kept); or set the key in the YAML",
+            ) from error
+
+    def _earlier(self, *, anew: bool) -> RunIdentity | None:
+        """The run in the folder. One whose own file is damaged can be set aside, and no more."""
+        try:
+            return RunIdentity.read(self.folder)
+        except UserError:
+            if not anew:
+                raise
+            return RunIdentity("", "", {})
+
+    def give_back(self) -> None:
+        """Release the lock; a folder that was made only for it goes."""
+        if self.lock is not None:
+            self.lock.release()
+
+    def _open_checkpoints(self, experiment: Experiment) -> None:
+        trainer = experiment.ajet.trainer_common
+        folder = checkpoints_folder(self.folder, trainer.checkpoint_base_dir)
+        self.checkpoints = Checkpoints(folder, keep=trainer.max_checkpoints_to_keep, keep_best=trainer.keep_best)
+        self.checkpoints.clean()
+
+    def _named(self, resume: str, root: Path) -> Checkpoint:
+        path = Path(resume)
+        return self.checkpoints.at(path if path.exists() or not (root / path).exists() else root / path)
+
+    def _set_aside_but(self, chosen: Checkpoint) -> Checkpoint:
+        """Set the folder aside; answers `chosen` where it is afterwards."""
+        path, before = chosen.path.resolve(), (self.folder.resolve(), self.checkpoints.folder.resolve())
+        old = self._set_aside()
+        after = (old, self.checkpoints.folder.with_name(old.name))
+        for was, now in zip(before, after, strict=True):
+            if path.is_relative_to(was) and (now / path.relative_to(was)).exists():
+                return self.checkpoints.at(now / path.relative_to(was))
+        return chosen
+
+    def _set_aside(self) -> Path:
+        """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
+        number = 1
+        while (old := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
+            number += 1
+        os.replace(self.folder, old)
+        elsewhere = self.checkpoints.folder
+        if elsewhere.exists():
+            os.replace(elsewhere, elsewhere.with_name(old.name))
+        (old / LOCK_FILE).unlink(missing_ok=True)
+        if self.lock is not None:
+            self.lock.release()
+        self.lock = RunLock(self.folder)
+        holder = self.lock.take()
+        if holder is not None:
+            raise UserError(
+                f"{holder} began to write to {self.folder} at the same moment.",
+                where=str(self.folder),
+                do="start again: the new run will get a folder of its own",
+            )
+        self.notes.append(f"the earlier run of {self.name} was kept as {old.name}")
+        return old
+
+
+def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
+    """As JSON holds it. Settings of ajet are not searched for values of variables (a LICENSE_KEY may read like a
+    model's name): what is secret among them lies under its own name, or shows itself by its shape."""
+    plain = json.loads(dumps(training))
+    return {
+        key: redact.tree(value) if not key.startswith("ajet.") else SHAPES_ONLY.tree(value)
+        for key, value in plain.items()
+    }
