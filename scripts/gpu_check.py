@@ -13,7 +13,9 @@ for; nothing is taken from what a command prints of itself. What no check reache
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -199,17 +201,20 @@ def tried(check: Check, runs: Path, limit: float) -> tuple[str, list[str]]:
     """What is wrong, "" for nothing, and the end of what the last command printed."""
     end: list[str] = []
     for command in check.commands:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                timeout=limit,
-            )  # fmt: skip
+            said, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            return f"no end after {limit:.0f} s: {' '.join(command[1:5])} …", end
-        print(done.stdout, flush=True)
-        end = done.stdout.splitlines()[-SHOWN:]
-        if done.returncode:
-            return f"exit code {done.returncode}: {' '.join(command[1:5])} …", end
+            os.killpg(process.pid, signal.SIGKILL)  # engines and workers that it started, too: they hold its output
+            said, _ = process.communicate()
+            return f"no end after {limit:.0f} s: {' '.join(command[1:5])} …", said.splitlines()[-SHOWN:]
+        print(said, flush=True)
+        end = said.splitlines()[-SHOWN:]
+        if process.returncode:
+            return f"exit code {process.returncode}: {' '.join(command[1:5])} …", end
     return check.holds(runs), end
 
 

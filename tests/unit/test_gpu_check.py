@@ -76,7 +76,8 @@ def test_a_check_that_fails_is_reported(gpu_check: ModuleType, tmp_path: Path) -
     assert gpu_check.tried(check("print('so')", ""), tmp_path, 60) == ("", ["so"])
     assert gpu_check.tried(check("print('so')", "no steps"), tmp_path, 60) == ("no steps", ["so"])
     assert gpu_check.tried(check("print('oh'); exit(3)", ""), tmp_path, 60)[0].startswith("exit code 3")
-    assert gpu_check.tried(check("import time; time.sleep(60)", ""), tmp_path, 0.5)[0].startswith("no end after")
+    waits = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(3600)'])"
+    assert gpu_check.tried(check(waits, ""), tmp_path, 0.5)[0].startswith("no end after"), "its children end with it"
 
 
 @pytest.mark.slow
