@@ -2,7 +2,8 @@
 
 Invariants: a companion is ended with all that it started, whatever ends the run, a kill included: its keeper ends the
 tree when this process is gone. What it prints is in the run's folder. One that answers before it is started is
-somebody else's: it is used and left alone. The run begins when all are ready, or not at all.
+somebody else's: it is used and left alone. The run begins when all are ready, or not at all; what ends while it goes on
+is started again (`restarts`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from loguru import logger
 
 from ajet.config.schema.services import Companion
+from ajet.run.restarts import Restarts
 from ajet.schema.errors import UserError
 from ajet.workflow.command import keeper
 
@@ -86,6 +88,7 @@ def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), pref
             each.start()
         for each in running:
             each.wait()
+        stack.enter_context(Restarts([(each, each.restarts) for each in running if each.started]).watching())
         yield [each.name for each in running if each.started]
 
 
@@ -97,9 +100,21 @@ class RunningCompanion:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._heard = 0
         """Bytes of the log before which its sign is not to be looked for again."""
+        self._ended: dict[str, Any] = {}
+        """What its keeper reported."""
+        self.restarts, self.timeout = companion.restarts, companion.timeout
 
     def start(self) -> None:
         """Begin, unless it is there already. Raises UserError."""
+        self._begin("wb")
+
+    def start_again(self) -> None:
+        """After its end; what it prints follows what it printed. Raises UserError."""
+        self.close()
+        self._keeper, self._ended, self._heard = None, {}, self._log.stat().st_size
+        self._begin("ab")
+
+    def _begin(self, mode: Literal["wb", "ab"]) -> None:
         ready = self._companion.ready
         if _is_address(ready) and not why_not(str(ready)):
             logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
@@ -111,13 +126,14 @@ class RunningCompanion:
         report, theirs = os.pipe()
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         environment = {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **self._companion.env}
-        with self._log.open("wb") as log:
+        with self._log.open(mode) as log:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
                 stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs,),
                 start_new_session=True, env=environment,
             )  # fmt: skip
         os.close(theirs)
+        os.set_blocking(report, False)
         self._report = report
         command = self._companion.command
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
@@ -140,7 +156,7 @@ class RunningCompanion:
         if self._keeper is None:
             return
         until = time.monotonic() + self._companion.timeout
-        while not self._is_ready():
+        while not self.is_ready():
             if self._keeper.poll() is not None:
                 raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
             if time.monotonic() > until:
@@ -154,7 +170,7 @@ class RunningCompanion:
 
     def require_running(self) -> None:
         """Raises UserError where it is over."""
-        if self._keeper is not None and self._keeper.poll() is not None:
+        if self.is_over():
             raise self._failure(f"The service {self.name} ended{self._how()}.")
 
     @property
@@ -172,13 +188,16 @@ class RunningCompanion:
             self._keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
+        else:
+            self._how()  # is not to be read later
         os.close(self._report)
 
     @property
     def _by_address(self) -> bool:
         return _is_address(self._companion.ready)
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether it has said so, or answers."""
         ready = self._companion.ready
         if not ready:
             return True
@@ -191,12 +210,28 @@ class RunningCompanion:
         self._heard = max(self._heard, self._heard + len(fresh) - len(wanted) + 1)
         return wanted in fresh
 
+    def is_over(self) -> bool:
+        """Whether what was started has ended."""
+        return self._keeper is not None and self._keeper.poll() is not None
+
+    def ended_well(self) -> bool:
+        """Whether it had done what it was to do. Of one that is over."""
+        self._how()
+        return self._ended.get("code") == 0
+
+    def how(self) -> str:
+        """How one that is over ended, as a sentence goes on: " with code 3"; and its last line."""
+        lines = self._log.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"{self._how()}{f' ({last[:200]})' if last else ''}"
+
     def _how(self) -> str:
-        said = os.read(self._report, 1 << 16)
-        ended = json.loads(said) if said else {}
-        if ended.get("problem"):
-            return f": {ended['problem']}"
-        return f" with code {ended['code']}" if ended.get("code") is not None else ""
+        if not self._ended:
+            with suppress(BlockingIOError):
+                self._ended = json.loads(os.read(self._report, 1 << 16) or b'{"code": null}')
+        if self._ended.get("problem"):
+            return f": {self._ended['problem']}"
+        return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
     def _failure(self, what: str, expected: str = "") -> UserError:
         lines = self._log.read_text(errors="replace").splitlines()[-SHOWN:]

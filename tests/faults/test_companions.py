@@ -18,7 +18,8 @@ import pytest
 
 from ajet.config import Experiment
 from ajet.config.schema.services import Companion
-from ajet.run.companions import RunningCompanion, beside, wanted
+from ajet.run.companions import RunningCompanion, beside, wanted, why_not
+from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
 from tests.world_fixtures import until
 
@@ -53,8 +54,9 @@ def free_port() -> int:
 
 
 def pids(folder: Path) -> list[int]:
-    line = next(line for line in (folder / "services" / "lake.log").read_text().splitlines() if line.startswith("pids"))
-    return [int(word) for word in line.split()[1:3]]
+    """The last that it printed."""
+    lines = (folder / "services" / "lake.log").read_text().splitlines()
+    return [int(word) for word in [line for line in lines if line.startswith("pids")][-1].split()[1:3]]
 
 
 def gone(pid: int) -> bool:
@@ -91,16 +93,77 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
     assert all(gone(pid) for pid in started)
 
 
+def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
+    address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
+    lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
+    with beside(experiment(tmp_path, lake=lake), tmp_path):
+        first = pids(tmp_path)
+        os.kill(first[0], signal.SIGKILL)
+        assert until(lambda: all(gone(pid) for pid in first), 60), "what it started went with it"
+        assert until(lambda: pids(tmp_path) != first and not why_not(address), 60)
+        again = pids(tmp_path)
+    assert all(gone(pid) for pid in again)
+
+
+class Ending:
+    """A companion that ends at once whenever it is started."""
+
+    name, timeout = "lake", 5.0
+
+    def __init__(self, *, well: bool = False, deaf: bool = False) -> None:
+        self.starts, self.closed, self._well, self._deaf = 0, 0, well, deaf
+
+    def is_over(self) -> bool:
+        return not self._deaf or self.starts == 0
+
+    def ended_well(self) -> bool:
+        return self._well
+
+    def how(self) -> str:
+        return " with code 3"
+
+    def is_ready(self) -> bool:
+        return False
+
+    def start_again(self) -> None:
+        self.starts += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_one_that_always_ends_is_left_after_some_times() -> None:
+    ending = Ending()
+    watched, began = Watched(ending, 2), time.monotonic()
+    seen = []
+    for tenth in range(100):
+        watched.look(began + tenth / 10)
+        seen.append(ending.starts)
+    assert [seen.index(1), seen.index(2), seen[-1]] == [10, 31, 2], "after one second, then after two"
+    steady, began = Watched(ending := Ending(), 1), time.monotonic()
+    for minute in range(0, 30, 2):
+        steady.look(began + 60 * minute)
+    assert ending.starts == 7, "one that ran for a minute counts anew"
+    done = Watched(well := Ending(well=True), 2)
+    for second in range(100):
+        done.look(began + second)
+    assert well.starts == 0
+    slow = Watched(deaf := Ending(deaf=True), 2)
+    for second in range(9):
+        slow.look(began + second)
+    assert (deaf.starts, deaf.closed > 0) == (1, True), "one that is not ready in time is ended"
+
+
 def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:
     log = tmp_path / "lake.log"
     lake = RunningCompanion("lake", Companion(command="x", ready="ready"), tmp_path, log)
     log.write_text("starting " * 100)
-    assert not lake._is_ready()
+    assert not lake.is_ready()
     log.write_text("ready".ljust(899) + "r")
-    assert not lake._is_ready()
+    assert not lake.is_ready()
     with log.open("a") as more:
         more.write("eady")
-    assert lake._is_ready(), "it came in two parts"
+    assert lake.is_ready(), "it came in two parts"
 
 
 def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:

@@ -18,4 +18,11 @@ class Companion(Section):
         training=False,
     )
     timeout: float = key(60.0, "Seconds that it may take to be ready.", training=False, gt=0)
+    restarts: int = key(
+        3,
+        "Times in a row that it is started again where it ended with an error or was killed; one that ran for a minute "
+        "counts anew. 0: never.",
+        training=False,
+        ge=0,
+    )
     only_with_flag: bool = key(False, "Start it only where `--with-NAME` is given.", training=False)
