@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -182,7 +183,7 @@ def test_both_sides_under_one_command(project: Path) -> None:
     run = project / "runs" / "both"
     assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
     said = (run / "logs" / "both_sampler_0.log").read_text()
-    assert "sampling with policy 1" in said
+    assert re.search("sampling with policy [1-9]", said), said
 
 
 @pytest.mark.extra_slow
