@@ -1,8 +1,9 @@
 """`python -m ajet.cli.docs [--check]`: what is generated from the code.
 
 Invariant: docs/configuration.md, docs/cli.md, docs/openapi.json and default_config/ajet_default.yaml say what schema,
-command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, and that of
-algorithms in docs/algorithms.md what their descriptors say; `--check` (part of `make check`) exits 1 and names what is
+command line and `ajet serve` say, the table of rooms in docs/architecture.md what their docstrings say, that of
+algorithms in docs/algorithms.md what their descriptors say, and the viewer's words on a metric what docs/metrics.md
+says; `--check` (part of `make check`) exits 1 and names what is
 stale.
 """
 
@@ -20,6 +21,7 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = "<!-- Generated from the docstrings of the rooms by `make docs`. -->"
 ALGORITHMS = "<!-- Generated from ajet/descriptors.py by `make docs`. -->"
+WORDS = "ajet/record/viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from ajet/descriptors.py by `make docs`. -->"
 
 
@@ -35,6 +37,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
+        ROOT / WORDS: definitions_js(),
     }
 
 
@@ -61,6 +64,42 @@ def algorithms_md() -> str:
     page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
     losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in known().losses.items()]
     return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
+
+
+def definitions_js() -> str:
+    """What docs/metrics.md says of each metric, for the viewer: [pattern, unit, words], plain names first."""
+    rows: list[tuple[str, str, str]] = []
+    units = False
+    for line in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines():
+        cells = [_plain(cell) for cell in line.strip()[1:-1].split("|")] if line.startswith("| ") else []
+        if cells and cells[0] == "Name":
+            units = "Unit" in cells
+        elif cells and line.startswith("| `"):
+            what = cells[-1] if units else f"{cells[-1]}, in seconds"
+            rows += [(name, cells[1] if units else "", what) for name in cells[0].split(", ")]
+    rows.sort(key=lambda row: bool(_ANY.search(row[0])))
+    told = ",\n".join(json.dumps([_pattern(name), unit, what], ensure_ascii=False) for name, unit, what in rows)
+    return (
+        "// What each metric is. Generated from docs/metrics.md by `make docs`; change it there.\n\n"
+        f"const DEFINITIONS = [\n{told},\n].map(([pattern, ...told]) => [new RegExp(`^${{pattern}}$`), ...told]);\n\n"
+        "export function definition(metric) {\n"
+        "  const found = DEFINITIONS.find(([pattern]) => pattern.test(metric));\n"
+        '  return found ? `${metric}: ${found[2]}${found[1] && found[1] !== "–" ? ` (${found[1]})` : ""}` : "";\n'
+        "}\n"
+    )
+
+
+_ANY = re.compile(r"\b[A-Z]+\b")
+
+
+def _pattern(name: str) -> str:
+    """A documented name as a pattern: words in capitals stand for anything, a split for every split."""
+    text = _ANY.sub(".+", re.sub(r"([.+])", r"\\\1", name))
+    return re.sub(r"^(train|validation|debug)/", "(?:train|validation|debug)/", text)
+
+
+def _plain(cell: str) -> str:
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell).replace("`", "").strip()
 
 
 def _with_table(page: str, mark: str, table: list[str]) -> str:

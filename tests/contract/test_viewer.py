@@ -20,6 +20,7 @@ from ajet.record.viewer.export import bundle, frozen_page
 from ajet.record.viewer.image_text import text_of
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.metrics import metrics_after
+from ajet.record.viewer.reward_bins import reward_bins
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
 from tests.record_fixtures import episode
@@ -50,6 +51,119 @@ def test_the_index_lists_runs_and_those_inside_them(root):
         "finished", 3, 9, 0.3,
     )  # fmt: skip
     assert rows["two"]["state"] == "unknown"
+
+
+def test_runs_have_the_settings_in_which_they_differ(root):
+    for name, rate in (("one", 1e-5), ("two", 4e-5)):
+        training = {"ajet.trainer_common.optim.lr": rate, "ajet.rollout.num_repeat": 8, "ajet.experiment_name": name}
+        (root / name / "run.json").write_text(json.dumps({"run_id": "r", "backbone": "local", "training": training}))
+    client = client_of(root)
+    found = client.get("/api/runs").json()
+    assert found["keys"] == ["ajet.trainer_common.optim.lr"]
+    assert {row["name"]: row["settings"] for row in found["runs"]} == {
+        "one": {"ajet.trainer_common.optim.lr": 1e-5},
+        "two": {"ajet.trainer_common.optim.lr": 4e-5},
+        "one/debug/20260101": {},
+    }
+    (root / "two" / "run.json").write_text("{broken")
+    assert client.get("/api/runs").json()["keys"] == []
+
+
+HERE = {"origin": "http://testserver", "content-type": "application/json"}
+
+
+def test_a_note_is_kept_in_the_runs_folder_by_who_has_read_what_is_there(root):
+    client = client_of(root)
+    before = (root / "one" / "status.json").read_bytes(), (root / "one" / "metrics.jsonl").read_bytes()
+    note = {"note": "the one\nwe keep <b>", "tags": [" paper", "paper", "", "x"], "edit": 0}
+    kept = client.put("/api/notes/one", headers=HERE, content=json.dumps(note))
+    assert kept.json() == {"note": "the one\nwe keep <b>", "tags": ["paper", "x"], "edit": 1}
+    assert json.loads((root / "one" / "notes.json").read_text()) == kept.json()
+    assert client.get("/api/run/one").json()["notes"] == kept.json()
+    assert client.put("/api/notes/one", headers=HERE, content=json.dumps(note)).status_code == 409, "edit 0 is old"
+    assert before == ((root / "one" / "status.json").read_bytes(), (root / "one" / "metrics.jsonl").read_bytes())
+    page = frozen_page(Views(Library.of(root / "one"), lambda folder: spell), "one", spell)
+    assert json.loads(page.split('id="frozen">')[1].split("</script>")[0])["run"]["notes"]["tags"] == ["paper", "x"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({**HERE, "origin": "http://evil.example"}, 403),
+        ({**HERE, "origin": "http://testserver:9999"}, 403),  # the cookie's host, another server
+        ({**HERE, "origin": "null"}, 403),
+        ({"content-type": "application/json"}, 403),
+        ({**HERE, "content-type": "text/plain"}, 415),  # what a page elsewhere may send unasked
+        ({**HERE, "host": "other.example", "origin": "http://other.example"}, 403),
+    ],
+)
+def test_a_note_comes_from_the_page_itself(root, headers, status):
+    client = client_of(root, key="secret", hosts=frozenset({"testserver"}))
+    assert client.put("/api/notes/one", headers=HERE, content='{"note": "x"}').status_code == 401
+    client.get("/?token=secret")  # leaves the cookie
+    assert client.put("/api/notes/one", headers=headers, content='{"note": "x"}').status_code == status
+    assert client.post("/api/notes/one", headers=HERE, content='{"note": "x"}').status_code == 405
+    assert not (root / "one" / "notes.json").exists()
+    assert client.put("/api/notes/one", headers=HERE, content='{"note": "x"}').status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ("[]", 400),
+        ("{", 400),
+        ('{"note": 3}', 400),
+        ('{"tags": "x"}', 400),
+        ('{"tags": ["a,b"]}', 400),
+        (json.dumps({"note": "x" * 10_001}), 400),
+        (json.dumps({"tags": [str(each) for each in range(21)]}), 400),
+        ("x" * 70_000, 413),
+    ],
+)
+def test_words_that_cannot_be_kept_are_named(root, content, status):
+    answer = client_of(root).put("/api/notes/one", headers=HERE, content=content)
+    assert answer.status_code == status and answer.json()["error"]
+    assert not (root / "one" / "notes.json").exists()
+
+
+def test_a_damaged_note_is_none_and_one_of_no_run_is_404(root):
+    (root / "one" / "notes.json").write_text('{"note": ["x"]}')
+    client = client_of(root)
+    assert client.get("/api/run/one").json()["notes"] == {"note": "", "tags": [], "edit": 0}
+    assert client.put("/api/notes/nosuch", headers=HERE, content="{}").status_code == 404
+    assert client.put("/api/notes/..", headers=HERE, content="{}").status_code == 404
+
+
+def test_rewards_by_step(root):
+    found = client_of(root).get("/api/rewards/one").json()
+    assert found["complete"] and found["splits"]["train"]["bins"] == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]
+    assert found["splits"]["train"]["columns"][1] == {
+        "first": 2, "last": 2, "counts": [1, 2, 1], "unscored": 1, "mean": 0.5,
+    }  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 400),
+            st.sampled_from(["train", "validation"]),
+            st.none() | st.floats(-1e300, 1e300) | st.sampled_from([0.0, 1.0, float("nan")]),
+        ),
+        max_size=300,
+    )
+)
+def test_every_episode_is_in_one_cell(rows):
+    found = reward_bins({"step": step, "split": split, "reward": reward} for step, split, reward in rows)
+    for split, spread in found.items():
+        mine = [(step, reward) for step, each, reward in rows if each == split]
+        assert len(spread["columns"]) <= 100 and len(spread["bins"]) <= 20
+        for column in spread["columns"]:
+            inside = [reward for step, reward in mine if column["first"] <= step <= column["last"]]
+            assert sum(column["counts"]) + column["unscored"] == len(inside)
+            for (low, high), count in zip(spread["bins"], column["counts"], strict=True):
+                if low == high:
+                    assert count == sum(1 for reward in inside if reward == low)
+        assert sum(sum(column["counts"]) + column["unscored"] for column in spread["columns"]) == len(mine)
 
 
 def test_what_a_run_does_now_is_what_ajet_status_says(root):
@@ -229,7 +343,7 @@ def test_a_run_that_grows_is_cut_and_goes_away_while_it_is_looked_at(root):
 
 
 def test_a_folder_without_runs(tmp_path):
-    assert client_of(tmp_path).get("/api/runs").json() == {"runs": [], "only": None}
+    assert client_of(tmp_path).get("/api/runs").json() == {"runs": [], "only": None, "keys": []}
 
 
 def test_every_answer_has_the_policy_and_other_names_are_refused(root):

@@ -210,6 +210,67 @@ def test_curves_show_signs_colours_are_runs_and_what_is_always_0_is_folded(tab, 
     tab.locator("figure.chart", has_text="Failures by boundary").locator("canvas").wait_for()
 
 
+def test_runs_are_sorted_filtered_and_noted(tab, served):
+    root, address = served
+    for name, rate in (("first", 1e-5), ("second", 4e-5)):
+        training = {"ajet.trainer_common.optim.lr": rate, "ajet.data.train_batch_size": len(name)}
+        (root / name / "run.json").write_text(json.dumps({"run_id": "r", "backbone": "local", "training": training}))
+    tab.goto(f"{address}#/run/first")
+    tab.get_by_role("button", name="add a note or tags").click()
+    tab.get_by_label("tags").fill("paper, keep")
+    tab.get_by_label("note").fill(f"the one {HOSTILE}")
+    tab.get_by_role("button", name="keep", exact=True).click()
+    tab.locator(".notes .prose", has_text="<script>").wait_for()
+    assert tab.locator(".notes .badge").all_inner_texts() == ["paper", "keep"]
+    assert json.loads((root / "first" / "notes.json").read_text())["tags"] == ["paper", "keep"]
+    tab.goto(address)
+    names = tab.locator("tbody tr td:nth-child(2) > a")
+    rate = tab.locator("th .sort", has_text="lr")
+    rate.click()
+    assert names.all_inner_texts() == ["second", "first"]
+    rate.click()
+    assert names.all_inner_texts() == ["first", "second"]
+    for condition, found in (("lr>2e-5", "second"), ("train_batch_size=5", "first"), ("tag=paper lr<1", "first")):
+        tab.get_by_label("conditions on runs").fill(condition)
+        tab.get_by_text("1 of 2 runs").wait_for()
+        assert names.all_inner_texts() == [found]
+    tab.reload()
+    tab.get_by_text("1 of 2 runs").wait_for()
+    assert tab.evaluate("window.pwned") is None
+
+
+def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, served):
+    root, address = served
+    for name, tokens in (("first", 100), ("second", 700)):
+        rows = [{"step": step, "train/reward": step / 10, "train/sampled_tokens": tokens} for step in (1, 2)]
+        (root / name / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tab.goto(f"{address}#/run/first?with=second")
+    tab.get_by_label("enlarge Reward, of the scored").click()
+    large = tab.locator("dialog")
+    large.get_by_label("x by").select_option("tokens")
+    with tab.expect_download() as given:
+        large.get_by_role("button", name="CSV").click()
+    assert given.value.suggested_filename == "first_second_Reward_of_the_scored.csv"
+    assert Path(given.value.path()).read_text() == (
+        "tokens,first train/reward,second train/reward\n100,0.1,\n200,0.2,\n700,,0.1\n1400,,0.2\n"
+    )
+    with tab.expect_download() as given:
+        large.get_by_role("button", name="PNG").click()
+    assert Path(given.value.path()).read_bytes().startswith(b"\x89PNG")
+    large.locator("figcaption > span").first.hover()
+    tab.get_by_text("train/reward: mean over scored episodes").wait_for()
+    assert large.bounding_box() == {"x": 0, "y": 0, "width": 1280, "height": 800}
+    tab.keyboard.press("Escape")
+    large.wait_for(state="detached")
+    assert tab.evaluate("location.hash").startswith("#/run/first"), "Escape closed the chart, and nothing else"
+    tab.goto(f"{address}#/run/first/rewards")
+    tab.locator(".spread .cell").first.wait_for()
+    assert tab.locator(".spread a").count() == 3 * 4
+    tab.locator(".spread .column").nth(1).locator("a").first.click()
+    tab.get_by_text("1 episodes").wait_for()
+    assert tab.get_by_label("reward: ..0.5").input_value() == "1"
+
+
 def test_a_failed_run_says_why_and_held_out_tasks_are_shown_before_and_after(tab, served):
     root, address = served
     status = json.loads((root / "second" / "status.json").read_text())
@@ -338,6 +399,7 @@ def test_every_page_fits_its_window(browser, served, width, scheme):
         "#/run/first/episodes",
         "#/run/first/tasks",
         "#/run/first/config",
+        "#/run/first/rewards",
         "#/run/first/episode/e00100",
     ):
         page.goto(f"{address}{place}")

@@ -13,6 +13,7 @@ FILES = [
     "docs/algorithms.md",
     "docs/cli.md",
     "docs/openapi.json",
+    "ajet/record/viewer/page/definitions.js",
 ]
 
 

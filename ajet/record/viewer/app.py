@@ -1,9 +1,10 @@
 """The viewer over HTTP: the page's own files, and JSON.
 
-Invariants: GET only; every answer carries a content security policy under which nothing but the package's own files
-runs, and no image is shown but those that the record itself holds; a request that names another host than the one it
-was started for is refused (so that a page elsewhere cannot read it by a name of its own), and where there is a key,
-each request needs it: as `token` in its address, or in the cookie that the page leaves.
+Invariants: what is there is only read, but for a person's own notes of a run, which one PUT replaces, from the page
+itself alone (its origin, its JSON, its key); every answer carries a content security policy under which nothing but the
+package's own files runs, and no image is shown but those that the record itself holds; a request that names another
+host than the one it was started for is refused (so that a page elsewhere cannot read it by a name of its own), and
+where there is a key, each request needs it: as `token` in its address, or in the cookie that the page leaves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ajet.record.bounded_json import parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.live_status import live_status
 from ajet.record.plain_json import strict_json
@@ -30,6 +32,9 @@ from ajet.record.viewer.episode_page import Spell
 from ajet.record.viewer.episode_table import EpisodeTable, Place, read_line
 from ajet.record.viewer.library import Library, Missing, log_end, summary
 from ajet.record.viewer.metrics import metrics_after
+from ajet.record.viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
+from ajet.record.viewer.reward_bins import reward_bins
+from ajet.record.viewer.settings import Settings, differing
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.record.viewer.task_matrix import task_matrix
 from ajet.schema.errors import UserError
@@ -61,11 +66,21 @@ class Views:
         self._tables: dict[Path, EpisodeTable] = {}
         self._spells: dict[Path, Spell | None] = {}
         self._checkpoints: dict[Path, Checkpoints] = {}
+        self._settings = Settings()
         self._spelling = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
-        """The index."""
-        return {"runs": self.library.runs(), "only": self.library.only}
+        """The index, each run with those of its settings in which not all runs agree."""
+        rows = self.library.runs()
+        settings = [self._settings.of(self.library.root / row["name"]) for row in rows]
+        keys = differing(settings)
+        for row, known in zip(rows, settings, strict=True):
+            row["settings"] = {key: known[key] for key in keys if key in known}
+        return {"runs": rows, "only": self.library.only, "keys": keys}
+
+    def keep_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Replace a run's notes. Raises BadNote, Overtaken, UserError."""
+        return keep_notes(self.library.path(name), given)
 
     def run(self, name: str) -> dict[str, Any]:
         """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
@@ -105,6 +120,12 @@ class Views:
         table = self.table(name)
         table.look()
         return {**task_matrix(row for row, _ in table.rows()), "complete": table.complete}
+
+    def rewards(self, name: str) -> dict[str, Any]:
+        """See reward_bins."""
+        table = self.table(name)
+        table.look()
+        return {"splits": reward_bins(row for row, _ in table.rows()), "complete": table.complete}
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
         """An episode's page."""
@@ -170,8 +191,10 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                 return Response(body, media_type="application/json", headers=HEADERS)
             except (Missing, OSError) as error:
                 return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
-            except BadFilter as error:
+            except (BadFilter, BadNote) as error:
                 return _told(400, str(error))
+            except Overtaken as error:
+                return _told(409, str(error))
             except UserError as error:
                 return _told(422, f"This record cannot be read: {error}")
             except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -196,6 +219,26 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         name, uuid = request.path_params["run"], request.path_params["uuid"]
         headers = {**HEADERS, "content-disposition": f'attachment; filename="{_safe(uuid)}.json"'}
         return Response(views.raw(name, uuid), media_type="application/json", headers=headers)
+
+    async def notes(request: Request) -> Response:
+        refused = admitted(request) or _not_from_the_page(request)
+        if refused is not None:
+            return refused
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MOST_BYTES:
+                return _told(413, f"A note has at most {MOST_BYTES:,} bytes.")
+
+        def work(request: Request) -> dict[str, Any]:
+            try:
+                given = parse_object(body)
+            except ValueError as error:
+                raise BadNote(str(error)) from error
+            return views.keep_notes(run_of(request), given)
+
+        answer: Response = await answering(work)(request)
+        return answer
 
     def number(request: Request, name: str, default: int) -> int:
         given = request.query_params.get(name, "")
@@ -223,6 +266,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/live/{run:path}", lambda request: views.live(run_of(request))),
         ("/api/metrics/{run:path}", lambda request: views.metrics(run_of(request), number(request, "start", 0))),
         ("/api/config/{run:path}", lambda request: views.config(run_of(request))),
+        ("/api/rewards/{run:path}", lambda request: views.rewards(run_of(request))),
         ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),
         ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
         ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
@@ -230,7 +274,19 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/raw/{uuid}/of/{run:path}", raw),
         ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
     ]
-    return Starlette(routes=[Route(path, answering(work), methods=["GET"]) for path, work in routes])
+    writing = Route("/api/notes/{run:path}", notes, methods=["PUT"])
+    return Starlette(routes=[*(Route(path, answering(work), methods=["GET"]) for path, work in routes), writing])
+
+
+def _not_from_the_page(request: Request) -> Response | None:
+    """A page of another origin may be able to send our cookie along (a port is no part of what a cookie belongs to),
+    but not to say that it is this one, nor to send JSON unasked."""
+    origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
+    if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
+        return _told(403, "Notes are kept from the viewer's own page only.")
+    if kind.partition(";")[0].strip().lower() != "application/json":
+        return _told(415, "Notes are sent as application/json.")
+    return None
 
 
 def _cookie(request: Request) -> str:

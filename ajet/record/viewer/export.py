@@ -57,12 +57,13 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     notes += [f"{damaged} damaged episodes are not in it"] if damaged else []
     data = {
         "note": "; ".join(notes),
-        "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None},
+        "runs": {"runs": [row for row in views.library.runs() if row["name"] == name], "only": None, "keys": []},
         "run": views.run(name),
         "metrics": views.metrics(name, 0),
         "config": views.config(name),
         "episodes": rows,
         "tasks": views.tasks(name),
+        "rewards": views.rewards(name),
         "pages": pages,
         "tokens": tokens,
     }

@@ -18,6 +18,7 @@ from ajet.record.held_out import NUMBERS, short, words
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
 from ajet.record.status import read_status, recorded_processes
+from ajet.record.viewer.notes import notes_of
 from ajet.schema.errors import AjetError, UserError
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
@@ -97,6 +98,7 @@ def summary(root: Path, folder: Path) -> dict[str, Any]:
         "reward_short": _short(counts, played),
         "held_out": words(rewards) if rewards["validation/tasks"] is not None else None,
         "held_out_short": short(rewards),
+        "notes": notes_of(folder),
     }
 
 

@@ -10,6 +10,7 @@ import { episodePage } from "./episode.js";
 import { groupPage } from "./group.js";
 import { configPage } from "./config.js";
 import { tasksPage } from "./tasks.js";
+import { rewardsPage } from "./rewards.js";
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -26,7 +27,7 @@ function trail(parts) {
   if (parts[0] === "run") {
     const run = parts[1];
     links.push(el("a", { href: address(["run", run]) }, run));
-    for (const tab of ["episodes", "tasks", "config"]) {
+    for (const tab of ["episodes", "tasks", "rewards", "config"]) {
       const open = parts[2] === tab || (tab === "episodes" && ["episode", "group"].includes(parts[2]));
       links.push(el("a", { href: address(["run", run, tab]), class: open ? "tab open" : "tab" }, tab));
     }
@@ -37,6 +38,7 @@ function trail(parts) {
 async function draw() {
   leave();
   leave = () => {};
+  document.getElementById("tip").hidden = true;
   const turn = ++drawn;
   const { parts, query } = here();
   trail(parts);
@@ -64,6 +66,7 @@ async function draw() {
       : tab === "group" ? await groupPage(run, context)
       : tab === "config" ? await configPage(run, context)
       : tab === "tasks" ? await tasksPage(run, context)
+      : tab === "rewards" ? await rewardsPage(run, context)
       : await runPage(run, context);
     if (turn !== drawn) return;
     main.replaceChildren(page);
@@ -85,6 +88,7 @@ function move(step) {
 }
 
 addEventListener("keydown", (event) => {
+  if (document.querySelector("dialog[open]")) return;  // it has keys of its own
   const typing = event.target.matches("input, select, textarea");
   if (event.key === "Escape") {
     if (typing) event.target.blur();

@@ -1,4 +1,4 @@
-// Curves of metrics over steps, one small chart a subject, several runs laid over each other.
+// Curves of metrics, one small chart a subject, several runs laid over each other; by step, by time or by tokens.
 
 import { el, number } from "./dom.js";
 
@@ -15,6 +15,30 @@ export function curvesOf(rows) {
     }
   }
   return curves;
+}
+
+// What an axis counts, and how a value on it is told.
+export const AXES = {
+  step: (value) => (Number.isInteger(value) ? String(value) : ""),
+  hours: (value) => `${number(value)} h`,
+  tokens: (value) => (value >= 1e6 ? `${number(value / 1e6)} M` : value >= 1e3 ? `${number(value / 1e3)} k` : number(value)),
+};
+
+// Where each step of a run lies on an axis: Map(step -> hours since its first row, or tokens sampled until then in training); null by step.
+export function placesOf(rows, axis) {
+  if (axis === "step") return null;
+  const places = new Map();
+  let tokens = 0, from = null;
+  for (const row of rows) {
+    if (axis === "hours" && typeof row.time === "number") {
+      from ??= row.time;
+      places.set(row.step, Math.max(0, row.time - from) / 3600);
+    } else if (axis === "tokens") {
+      tokens += row["train/sampled_tokens"] ?? 0;
+      places.set(row.step, tokens);
+    }
+  }
+  return places;
 }
 
 // [[step, what changed], …]: the steps from which on other scorers decided than before.
@@ -40,8 +64,8 @@ function markSteps(plot, marks) {
   plot.ctx.fillStyle = css("--ink2");
   plot.ctx.font = plot.axes[0].font[0];
   plot.ctx.textAlign = "left";
-  for (const [step, what] of marks) {
-    const at = plot.valToPos(step, "x", true);
+  for (const [place, what] of marks) {
+    const at = plot.valToPos(place, "x", true);
     if (at < left || at > left + width) continue;
     plot.ctx.beginPath();
     plot.ctx.moveTo(at, top);
@@ -74,24 +98,31 @@ function roomFor(plot, values, index, cycle) {
 
 const newest = (values) => values.findLast((value) => value !== null && value !== undefined);
 
-// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), sparse, colour, dash}], the last two as numbers; `unit` follows the numbers of its axis.
+// One chart; `open` is called with the step that is clicked. `lines`: [{label, points: Map(step -> value), places, sparse, colour, dash}], places as placesOf gives them, the last two as numbers; `unit` follows the numbers of its axis.
 export class Chart {
-  constructor(title, unit, open) {
+  constructor(title, unit, open, { height = () => 190, buttons = [] } = {}) {
+    this.title = title;
     this.unit = unit;
     this.open = open;
-    this.box = el("figure", { class: "chart" }, el("figcaption", {}, title));
+    this.height = height;
+    this.caption = el("span", { tabindex: 0 }, title);
+    this.box = el("figure", { class: "chart" }, el("figcaption", {}, this.caption, el("span", { class: "tools" }, buttons)));
     this.hole = el("div", { class: "hole" });
     this.box.append(this.hole);
     this.plot = null;
   }
 
-  draw(lines, { smooth, log, marks = [] }) {
-    const steps = [...new Set(lines.flatMap((line) => [...line.points.keys()]))].sort((a, b) => a - b);
-    const data = [steps, ...lines.map((line) => {
-      const values = steps.map((step) => line.points.get(step) ?? null).map((value) => (log && value !== null && value <= 0 ? null : value));
+  draw(lines, { smooth, log, axis = "step", marks = [] }) {
+    const placed = lines.map((line) => new Map([...line.points].map(([step, value]) => [line.places ? line.places.get(step) : step, [step, value]]).filter(([place]) => place !== undefined)));
+    const xs = [...new Set(placed.flatMap((points) => [...points.keys()]))].sort((a, b) => a - b);
+    this.table = { axis, xs, lines, placed };
+    const data = [xs, ...lines.map((line, index) => {
+      const values = xs.map((place) => placed[index].get(place)?.[1] ?? null).map((value) => (log && value !== null && value <= 0 ? null : value));
       return smooth > 0 && !line.sparse ? smoothed(values, smooth) : values;
     })];
-    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse, line.colour, line.dash]), log, css("--ink"), marks]);
+    const where = lines[0]?.places;
+    const marked = marks.map(([step, what]) => [where ? where.get(step) : step, what]).filter(([place]) => place !== undefined);
+    const shape = JSON.stringify([lines.map((line) => [line.label, line.sparse, line.colour, line.dash]), log, axis, css("--ink"), marked]);
     this.box.dataset.marks = marks.map(([step, what]) => `${step}: ${what}`).join("; ");
     if (this.plot && shape === this.shape) {
       this.plot.setData(data);
@@ -102,19 +133,19 @@ export class Chart {
     const grid = { stroke: css("--grid"), width: 1 };
     const text = (value) => (value === null || value === undefined ? "–" : `${number(value)}${this.unit}`);
     const options = {
-      width: Math.max(200, this.hole.clientWidth), height: 190,
+      width: Math.max(200, this.hole.clientWidth), height: this.height(),
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
       legend: { live: true },
-      hooks: { draw: [(plot) => markSteps(plot, marks)] },
+      hooks: { draw: [(plot) => markSteps(plot, marked)] },
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
       axes: [
-        { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map((value) => (Number.isInteger(value) ? value : "")) },
+        { stroke: css("--ink2"), grid, ticks: grid, values: (_, found) => found.map(AXES[axis]) },
         { stroke: css("--ink2"), grid, ticks: grid, size: roomFor, values: (_, found) => found.map((value) => (value === null ? "" : text(value))) },
       ],
-      series: [{ label: "step" }, ...lines.map((line) => ({
+      series: [{ label: axis }, ...lines.map((line) => ({
         label: line.label, stroke: css(COLOURS[line.colour % COLOURS.length]), width: 1.6, spanGaps: true,
         dash: DASHES[(line.dash + Math.floor(line.colour / COLOURS.length)) % DASHES.length],
-        points: { show: line.sparse || steps.length < 30, size: line.sparse ? 6 : 4 },
+        points: { show: line.sparse || xs.length < 30, size: line.sparse ? 6 : 4 },
         value: (plot, value, series, at) => text(at === null || at === undefined ? newest(plot.data[series]) : value),
       }))],
     };
@@ -123,12 +154,47 @@ export class Chart {
     this.plot.over.addEventListener("mousedown", (event) => { pressed = event.clientX; });
     this.plot.over.addEventListener("click", (event) => {
       const at = this.plot.cursor.idx;
-      if (at !== null && at !== undefined && Math.abs(event.clientX - pressed) < 4) this.open(this.plot.data[0][at]);  // a drag zooms
+      if (at === null || at === undefined || Math.abs(event.clientX - pressed) >= 4) return;  // a drag zooms
+      const place = this.plot.data[0][at];
+      const step = this.table.placed.map((points) => points.get(place)?.[0]).find((found) => found !== undefined);
+      if (step !== undefined) this.open(step);
     });
   }
 
+  // What is drawn, as recorded: a row a place on the axis, a column a line.
+  csv() {
+    const { axis, xs, lines, placed } = this.table;
+    const cell = (text) => (/^[=+@\t\r-]|[",\n]/.test(text) ? `"${text.replace(/^[=+@\t\r-]/, "'$&").replaceAll('"', '""')}"` : text);  // a table's program would run =…
+    const rows = [[axis, ...lines.map((line) => cell(line.label))]];
+    for (const place of xs) rows.push([place, ...placed.map((points) => points.get(place)?.[1] ?? "")]);
+    return rows.map((row) => `${row.join(",")}\n`).join("");
+  }
+
+  // The picture on the page's own ground, with its title and the names of its lines. Answers a canvas.
+  picture() {
+    const drawn = this.plot.ctx.canvas, scale = devicePixelRatio, line = 20 * scale;
+    const { lines } = this.table;
+    const canvas = el("canvas", { width: drawn.width, height: drawn.height + line * (lines.length + 2) });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = css("--paper");
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.fillStyle = css("--ink");
+    pen.font = `600 ${14 * scale}px system-ui, sans-serif`;
+    pen.fillText(this.title, 8 * scale, line);
+    pen.drawImage(drawn, 0, 1.4 * line);
+    pen.font = `${12 * scale}px system-ui, sans-serif`;
+    lines.forEach((each, index) => {
+      const y = drawn.height + line * (index + 2.2);
+      pen.fillStyle = css(COLOURS[each.colour % COLOURS.length]);
+      pen.fillRect(8 * scale, y - 9 * scale, 10 * scale, 10 * scale);
+      pen.fillStyle = css("--ink");
+      pen.fillText(each.label, 24 * scale, y);
+    });
+    return canvas;
+  }
+
   resize() {
-    this.plot?.setSize({ width: Math.max(200, this.hole.clientWidth), height: 190 });
+    this.plot?.setSize({ width: Math.max(200, this.hole.clientWidth), height: this.height() });
   }
 
   destroy() {

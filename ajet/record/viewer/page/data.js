@@ -18,6 +18,15 @@ export async function get(path, query = {}) {
   return body;
 }
 
+// Replace something on the server, which says why it does not.
+export async function put(wanted, value) {
+  const url = new URL(`api/${wanted}`, document.baseURI.split("#")[0]);
+  const answer = await fetch(url, { method: "PUT", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error ?? `error ${answer.status}`);
+  return body;
+}
+
 export const rawLink = (run, uuid) => `api/raw/${encodeURIComponent(uuid)}/of/${path(run)}`;
 export const path = (run) => run.split("/").map(encodeURIComponent).join("/");
 
@@ -29,7 +38,7 @@ function fromFrozen(wanted, query) {
   if (kind === "live") return null;  // a copy does nothing any more
   if (kind === "episode") return found(frozen.pages[rest[0]]);
   if (kind === "tokens") return found(frozen.tokens[rest[0]]?.[Number(query.line ?? 0)]);
-  return found({ runs: frozen.runs, run: frozen.run, config: frozen.config, tasks: frozen.tasks }[kind], run);
+  return found({ runs: frozen.runs, run: frozen.run, config: frozen.config, tasks: frozen.tasks, rewards: frozen.rewards }[kind], run);
 }
 
 function found(value) {

@@ -4,7 +4,11 @@ import { ago, badge, el, number, prose, seconds, spelled } from "./dom.js";
 import { get, path } from "./data.js";
 import { address } from "./address.js";
 import { nowPanel } from "./now.js";
-import { Chart, changesOfScorer, curvesOf } from "./charts.js";
+import { Chart, changesOfScorer, curvesOf, placesOf } from "./charts.js";
+import { definition } from "./definitions.js";
+import { Enlarged, axisChoice } from "./enlarged.js";
+import { explain } from "./hint.js";
+import { notesPanel } from "./notes.js";
 import { stateKind } from "./runs.js";
 
 // Subject, unit, and the metrics that belong to it: names, or the beginning of names.
@@ -33,32 +37,44 @@ const SHORT = /^(train|validation|debug|seconds|credit)\//;
 export async function runPage(name, context) {
   const names = [name, ...(context.query.with ?? "").split(",").filter(Boolean)];
   const runs = names.map((each) => ({ name: each, next: 0, rows: [] }));
-  const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1" };
+  const view = { smooth: Number(context.query.smooth ?? 0), log: context.query.log === "1", axis: ["hours", "tokens"].find((axis) => axis === context.query.x) ?? "step" };
   const head = el("div", { class: "head" });
   const now = el("div", {});
   const grid = el("div", { class: "grid" });
   const hint = el("p", { class: "hint" });
   const charts = new Map();
+  let large = null;  // {key, made}: the chart that fills the window
+  const own = names.length > 1 ? null : notesPanel(name);
+  const axes = el("span");
+  const choose = (axis) => {
+    view.axis = axis;
+    history.replaceState(null, "", address(["run", name], { ...context.query, x: axis === "step" ? "" : axis }));
+    axes.replaceChildren(axisChoice(axis, choose));
+    draw();
+  };
+  axes.append(axisChoice(view.axis, choose));
 
   const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: view.smooth, oninput: (event) => { view.smooth = Number(event.target.value); draw(); } });
   const log = el("input", { type: "checkbox", checked: view.log, onchange: (event) => { view.log = event.target.checked; draw(); } });
   const zeros = el("details", { class: "others", hidden: true }, el("summary", {}), el("div", { class: "grid" }));
   const others = el("details", { class: "others" }, el("summary", {}, "all metrics"), el("div", { class: "grid" }));
   for (const folded of [zeros, others]) folded.addEventListener("toggle", () => draw());
-  const page = el("section", {}, head, now,
-    el("p", { class: "actions" }, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
+  const page = el("section", {}, head, own?.box, now,
+    el("p", { class: "actions" }, axes, el("label", {}, "smoothing ", slider), el("label", {}, log, " log axes"),
       el("a", { class: "button", href: address(["run", name, "episodes"]) }, "episodes"),
       el("a", { class: "button", href: address(["run", name, "tasks"]) }, "held-out tasks"),
+      el("a", { class: "button", href: address(["run", name, "rewards"]) }, "rewards"),
       el("a", { class: "button", href: address(["run", name, "config"], { with: names[1] }) }, names.length > 1 ? "compare configs" : "config")),
     hint, grid, el("p", { class: "hint" }, "A click on a curve opens that step's episodes."), zeros, others);
 
   function lines(wanted, curves) {
     const found = [];
+    const places = runs.map((run) => placesOf(run.rows, view.axis));
     runs.forEach((run, index) => {
       const belongs = (each) => Object.keys(curves[index]).filter((metric) => metric === each || (each.endsWith("/") && metric.startsWith(each)));
       for (const metric of wanted.flatMap(belongs)) {
         const label = wanted.length === 1 && runs.length > 1 ? run.name : `${runs.length > 1 ? `${run.name} ` : ""}${wanted.length === 1 && !wanted[0].endsWith("/") ? metric : metric.replace(wanted.some((each) => each.startsWith("validation")) ? /$^/ : SHORT, "")}`;
-        found.push({ run: index, metric, label, points: curves[index][metric], sparse: metric.startsWith("validation/") });
+        found.push({ run: index, metric, label, points: curves[index][metric], places: places[index], sparse: metric.startsWith("validation/") });
       }
     });
     const metrics = [...new Set(found.map((line) => line.metric))];
@@ -66,6 +82,7 @@ export async function runPage(name, context) {
     return found.map((line) => ({ ...line, colour: several ? line.run : metrics.indexOf(line.metric), dash: several ? metrics.indexOf(line.metric) : 0 }));
   }
 
+  const about = (made) => made.metrics.map(definition).filter(Boolean).join("\n");
   const flat = (found) => found.every((line) => [...line.points.values()].every((value) => value === 0));
 
   function chart(key, title, unit, wanted, curves, place = null) {
@@ -73,19 +90,29 @@ export async function runPage(name, context) {
     let made = charts.get(key);
     if (!found.length) return;
     const into = place ?? (flat(found) ? zeros.lastChild : grid);
+    const open = (step) => context.go(address(["run", name, "episodes"], { step }));
     if (!made) {
-      made = new Chart(title, unit, (step) => context.go(address(["run", name, "episodes"], { step })));
+      made = new Chart(title, unit, open, { buttons: el("button", { "aria-label": `enlarge ${title}`, title: "over the whole window", onclick: () => enlarge() }, "⤢") });
       charts.set(key, made);
+      explain(made.caption, () => about(made));
     }
+    const enlarge = () => {
+      large = { key, made: new Enlarged(title, unit, { open, axis: view.axis, choose, file: names.join(" "), close: () => { large = null; } }) };
+      explain(large.made.chart.caption, () => about(made));
+      draw();
+    };
+    made.metrics = [...new Set(found.map((line) => line.metric))];
+    const shown = { ...view, marks: changesOfScorer(runs[0].rows) };
+    if (large?.key === key) large.made.draw(found, shown);
     into.append(made.box);  // also what is there already: their order is that of the subjects
-    if (into !== zeros.lastChild || zeros.open) made.draw(found, { ...view, marks: changesOfScorer(runs[0].rows) });
+    if (into !== zeros.lastChild || zeros.open) made.draw(found, shown);
   }
 
   function draw() {
     const curves = runs.map((run) => curvesOf(run.rows));
     const listed = new Set(SUBJECTS.flatMap(([, , wanted]) => wanted));
     for (const [title, unit, wanted] of SUBJECTS) chart(title, title, unit, wanted, curves);
-    const folded = [...zeros.lastChild.children].map((box) => box.firstChild.textContent);
+    const folded = [...zeros.lastChild.children].map((box) => box.querySelector("figcaption > span").textContent);
     zeros.hidden = !folded.length;
     zeros.firstChild.textContent = `always 0: ${folded.join(", ")}`;
     if (others.open) {
@@ -100,6 +127,7 @@ export async function runPage(name, context) {
   async function refresh() {
     const status = await get(`run/${path(name)}`);
     head.replaceChildren(...header(status, name, names));
+    own?.show(status.notes);
     const panel = await get(`live/${path(name)}`).then(nowPanel, (error) => el("p", { class: "hint" }, spelled(error.message)));
     now.replaceChildren(...[panel].filter(Boolean));
     let news = false;
@@ -114,13 +142,14 @@ export async function runPage(name, context) {
   }
 
   page.addEventListener("shown", draw);
-  const resize = () => charts.forEach((made) => made.resize());
+  const resize = () => { charts.forEach((made) => made.resize()); large?.made.chart.resize(); };
   addEventListener("resize", resize);
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", draw);
   context.onLeave(() => {
     removeEventListener("resize", resize);
     dark.removeEventListener("change", draw);
+    large?.made.box.close();
     charts.forEach((made) => made.destroy());
   });
   await refresh();

@@ -1,0 +1,129 @@
+"""`ajet view RUN --terminal`: a run's curve and its last episodes, without a browser.
+
+Invariant: what is shown is read from the record by the code that the pages use; what a model wrote reaches the terminal
+without the control characters that it would obey. It only reads, and ends with the run.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ajet.record.console import console, printable
+from ajet.record.curve import held_out_course, text_curve, training_course
+from ajet.record.find_run import known_run, newest_run
+from ajet.record.viewer.episode_table import EpisodeTable
+from ajet.record.viewer.library import Library, summary
+from ajet.record.viewer.metrics import metrics_after
+from ajet.run.tables import STYLES, age
+from ajet.schema.errors import UserError
+
+EVERY = 2.0
+"""Seconds between two looks at a run that goes on."""
+EPISODES = 8
+TASK, OUTCOME = 28, 20
+"""Characters of a task's question, and of why an episode failed; what the model said last has the rest of the line."""
+WIDEST = 100
+"""Columns of the curve."""
+
+
+def watched(place: str | None, root: Path) -> int:
+    """Show the run of that name or folder; without one, the run below `root` that changed last. Exit code 0. Raises
+    UserError."""
+    if place is not None:
+        folder = newest_run(place, root, holding="status.json") or known_run(
+            place, root, holding="status.json", expected="a run's name or folder"
+        )
+        return watch(folder.absolute())
+    rows = Library(root).runs() if root.is_dir() else []
+    if not rows:
+        raise UserError(
+            "There is no run to look at.", where=str(root), expected="a run's folder", do="start one, or name a folder"
+        )
+    return watch(root / rows[0]["name"])
+
+
+def watch(folder: Path) -> int:
+    """Show the run in `folder`: once where it is over or the output is no terminal, else until it ends or Ctrl-C. Exit
+    code 0."""
+    run = _Run(folder)
+    if not console.is_terminal or not run.goes_on():
+        console.print(run.screen())
+        return 0
+    with Live(run.screen(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        try:
+            while run.goes_on():
+                time.sleep(EVERY)
+                live.update(run.screen(), refresh=True)
+        except KeyboardInterrupt:
+            pass
+    return 0
+
+
+class _Run:
+    """What was read of a run so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._table = folder, EpisodeTable(folder)
+        self._rows: list[dict[str, Any]] = []
+        self._next = 0
+
+    def goes_on(self) -> bool:
+        return bool(summary(self.folder.parent, self.folder)["state"] == "running")
+
+    def screen(self) -> RenderableType:
+        found = metrics_after(self.folder, self._next)
+        self._rows = found["rows"] if found["reset"] else self._rows + found["rows"]
+        self._next = found["next"]
+        self._table.look(wait=None)
+        return Group(self._head(), Text(), self._curve(), Text(), self._episodes())
+
+    def _head(self) -> Text:
+        row = summary(self.folder.parent, self.folder)
+        step = "no step yet" if row["step"] is None else f"step {row['step']}"
+        step += f" of {row['steps']}" if row["steps"] and row["step"] is not None else ""
+        told = [step]
+        told += [row["phase"]] if row["state"] == "running" and row["phase"] else []
+        told += [f"held out {row['held_out']}"] if row["held_out"] else []
+        told += [f"changed {age(row['updated'])}"]
+        head = Text.assemble((printable(row["name"]), "bold"), "  ", (row["state"], STYLES.get(row["state"], "dim")))
+        head.append(printable(f"  {', '.join(map(str, told))}"))
+        if row["problem"]:
+            head.append(f"\n{printable(row['problem'])}", style="red")
+        return head
+
+    def _curve(self) -> Text:
+        training, held_out = training_course(self._rows), held_out_course(self._rows)
+        if not training.points and not held_out.points:
+            return Text("Nothing measured yet: a run writes its first numbers when its first step is done.", "dim")
+        return Text(text_curve(training, held_out, width=max(20, min(WIDEST, console.width - 12))), no_wrap=True)
+
+    def _episodes(self) -> RenderableType:
+        rows = [row for row, _ in self._table.rows()][:EPISODES]
+        if not rows:
+            return Text("No episode was recorded yet.", "dim")
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("step", "task", "said last", "outcome", "reward"):
+            table.add_column(name, justify="right" if name in ("step", "reward") else "left", no_wrap=True)
+        lines = []
+        for row in rows:
+            outcome = row["failure"] or ("" if row["status"] == "completed" else row["status"])
+            asked = row["query"] or row["task"] or row["uuid"][:8]
+            words = [printable(" ".join(str(text).split())) for text in (asked, row["answer"] or "", outcome)]
+            reward = "–" if row["reward"] is None else f"{row['reward']:.3g}"
+            lines.append((str(row["step"]), _cut(words[0], TASK), words[1], _cut(words[2], OUTCOME), reward))
+        others = sum(max(7, *(len(line[column]) for line in lines)) + 2 for column in (0, 1, 3, 4))
+        for step, question, answer, failed, reward in lines:
+            said = _cut(answer, max(10, console.width - others))
+            table.add_row(step, Text(question), Text(said), Text(failed, "red"), reward)
+        return table
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
