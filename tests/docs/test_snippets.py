@@ -77,7 +77,8 @@ def test_every_block_names_a_known_language():
 
 
 def test_few_blocks_are_not_run():
-    excused = [f"{block}: {block.excuse}" for block in ALL if block.excuse]
+    """Of English pages: the Chinese ones have the same blocks (test_chinese_pages)."""
+    excused = [f"{block}: {block.excuse}" for block in ALL if block.excuse and not block.page.stem.endswith("_zh")]
     assert len(excused) <= MOST_NOT_RUN, excused
 
 
