@@ -25,6 +25,8 @@ from ajet.store import Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open
 from tests.record_fixtures import episode
 
 REPEATS, BATCH, SAMPLERS, LEASE, AHEAD = 2, 2, 3, 60.0, 12
+TIMES = 3
+"""So often a group may be trained, in as many steps."""
 KEEP = 3
 """Checkpoints that are kept: a damaged one falls back to the one before."""
 
@@ -162,7 +164,15 @@ class Trainer:
     store: SharedStore
     step: int
     trained: dict[int, list[str]]
+    """The episodes of each position that was trained."""
+    steps: dict[int, list[int]]
+    """The steps that trained it."""
+    over: list[int]
+    """Positions that no step uses again."""
     discarded: list[int]
+    """What no step has trained and none will."""
+    batches: list[list[int]]
+    """What each step trained, one after the other."""
     held: list[Lease] = field(default_factory=list)
 
 
@@ -207,7 +217,7 @@ class World:
     def calm(self) -> None:
         """Nothing happens any more, until all that was begun is over. Raises AssertionError where it never is."""
         self.ghosts.clear()
-        end = 1 + max([*self.trainer.trained, *self.trainer.discarded, *self.trainer.store.begun()], default=0)
+        end = 1 + max([*self.trainer.steps, *self.trainer.discarded, *self.trainer.store.begun()], default=0)
         for _ in range(40 * (end + 1)):
             self._later(1.0)
             for letter in self.trainer.store.dead():
@@ -216,16 +226,25 @@ class World:
                 self._sample(sampler, below=end)
             self._train(self.trainer)
             depths = self.trainer.store.depths()
-            if not depths.dead and not self.trainer.store.begun() and depths.next >= end:
+            if not (depths.dead or depths.again or self.trainer.store.begun()) and depths.next >= end:
                 break
         left = self.trainer.store.begun()
-        assert len(left) < BATCH and not depths.dead, f"stuck: {left}, {depths}"
+        assert len(left) + depths.again < BATCH and not depths.dead, f"stuck: {left}, {depths}"
 
     def check(self) -> None:
-        """None lost, none twice: by the checkpoint, by the ledger, by who was told."""
+        """None lost, none twice in a step nor more than `TIMES`: by the checkpoint, by the ledger, by who was told."""
         saved = self._checkpoints()[-1][1]
         trained = {int(order): uuids for order, uuids in saved["trained"].items()}
         assert trained == self.trainer.trained and saved["discarded"] == self.trainer.discarded
+        steps = {int(order): each for order, each in saved["steps"].items()}
+        batches = [(step, int(order)) for step, batch in enumerate(saved["batches"], 1) for order in batch]
+        assert sorted(batches) == sorted((step, order) for order, each in steps.items() for step in each)
+        assert len(set(batches)) == len(batches), "a position was trained twice in a step"
+        assert max(Counter(order for _, order in batches).values(), default=0) <= TIMES
+        assert set(steps) == set(trained) and set(saved["over"]) <= set(steps)
+        assert {each.order: each.used for each in self.trainer.store.closed() if each.used} == {
+            order: tuple(each) for order, each in steps.items() if order not in saved["over"]
+        }, "a use is lost, or one that never was"
         uuids = Counter(uuid for each in trained.values() for uuid in each)
         assert set(uuids.values()) <= {1}, "an episode was trained twice"
         assert not set(trained) & set(saved["discarded"])
@@ -239,13 +258,14 @@ class World:
                 assert told <= set(trained[order]), f"an end of position {order} is lost"
         assert all(len(each) == REPEATS for each in trained.values())
         states = {order: state for order, state in self.ground.states().items() if order >= 0}
-        assert {order for order, state in states.items() if state != "over"} == begun, "by the database itself"
-        assert {order for order, state in states.items() if state == "over"} <= over, "by the database itself"
+        again = set(steps) - set(saved["over"])
+        assert {order for order, state in states.items() if state != "over"} == begun | again, "by the database itself"
+        assert {order for order, state in states.items() if state == "over"} <= over - again, "by the database itself"
 
     def close(self) -> None:
         """All let go of the store."""
-        for each in (self.trainer, *self.ghosts, *self.samplers):
-            each.store.disconnect()
+        for store in (self.trainer.store, *(each.store for each in (*self.ghosts, *self.samplers))):
+            store.disconnect()
 
     def _later(self, seconds: float) -> None:
         self.now += seconds
@@ -296,10 +316,14 @@ class World:
 
     def _trainer(self) -> Trainer:
         found = self._checkpoints()
-        saved = found[-1][1] if found else {"step": 0, "trained": {}, "discarded": [], "store": None}
+        saved: dict[str, Any] = {name: [] for name in ("over", "discarded", "batches")}
+        saved |= found[-1][1] if found else {"step": 0, "trained": {}, "steps": {}, "store": None}
         store = self._open_as_trainer(saved["store"])
-        trained = {int(order): list(uuids) for order, uuids in saved["trained"].items()}
-        return Trainer(store, saved["step"], trained, list(saved["discarded"]))
+        trained, steps = (
+            {int(order): list(each) for order, each in saved[name].items()} for name in ("trained", "steps")
+        )
+        lists = (list(saved[name]) for name in ("over", "discarded", "batches"))
+        return Trainer(store, saved["step"], trained, steps, *lists)
 
     def _open_as_trainer(self, at: Any) -> SharedStore:
         return open_shared(self.address, lease_seconds=LEASE, max_attempts=4, rolls=True, at=at)
@@ -346,8 +370,11 @@ class World:
         batch, who.held = who.held[:BATCH], who.held[BATCH:]
         stale = [lease.order for lease in batch if self.draw.random() < 0.1]
         used = [lease.order for lease in batch if lease.order not in stale]
+        as_known = all(list(lease.used) == who.steps.get(lease.order, []) for lease in batch)
+        assert as_known or who in self.ghosts, "the ledger says that other steps have used them"
+        again = [lease.order for lease in batch if len(lease.used) + 1 < TIMES and self.draw.random() < 0.5]
         try:
-            who.store.use(used, who.step + 1)
+            who.store.use(used, who.step + 1, again=again)
             if stale:
                 who.store.discard(stale, who.step + 1, "stale")
             saved = who.store.commit()
@@ -358,7 +385,11 @@ class World:
         assert who not in self.ghosts, "a trainer that was fenced off has committed"
         who.step += 1
         who.trained |= {lease.order: [one.episode.uuid for one in lease.kept] for lease in batch if lease.order in used}
-        who.discarded += stale
+        for order in used:
+            who.steps.setdefault(order, []).append(who.step)
+        who.batches.append(used)
+        who.over += [order for order in used if order not in again] + [order for order in stale if order in who.steps]
+        who.discarded += [order for order in stale if order not in who.steps]
         self._save(who, saved)
         below = 1 + max([*who.trained, *who.discarded]) + AHEAD
         try:
@@ -374,7 +405,8 @@ class World:
 
     def _save(self, who: Trainer, store: Any) -> None:
         path = self.folder / f"step-{who.step:06}.json"
-        told = {"step": who.step, "trained": who.trained, "discarded": who.discarded, "store": store}
+        told = {name: getattr(who, name) for name in ("step", "trained", "steps", "batches", "over", "discarded")}
+        told["store"] = store
         self.faults.point()
         aside = path.with_suffix(".aside")
         aside.write_text(json.dumps(told))

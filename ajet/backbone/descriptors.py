@@ -19,6 +19,8 @@ VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.roll
 TRINITYS_ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
 IN_TURNS = "explorer and trainer take turns here: nothing is stale"
 ONLY_TRINITY = "only the trinity backbone reads it"
+TRAINED_ONCE = "a group is trained on in one step"
+TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
 _IN_THIS_PROCESS = {
@@ -74,6 +76,7 @@ LOCAL = Descriptor(
         "rollout.endpoint": TEXT_ONLY,
         "trainer_common.max_staleness": "only `mode: async` and `ajet serve` read it",
         "trainer_common.max_staleness_strategy": "older groups are dropped here",
+        **dict.fromkeys(TIMES, "only `mode: async` reads it"),
         "trainer_common.nnodes": NO_CLUSTER,
         "trainer_common.n_gpus_per_node": NO_CLUSTER,
         "trainer_common.strategy": NO_CLUSTER,
@@ -92,6 +95,7 @@ VERL = Descriptor(
     roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
+        **dict.fromkeys(TIMES, TRAINED_ONCE),
         "rollout.engine": VERLS_SERVERS,
         "rollout.vllm": VERLS_SERVERS,
         "rollout.endpoint": TEXT_ONLY,
@@ -112,6 +116,7 @@ TRINITY = Descriptor(
     roots=("trinity",),
     filled=(default_config() / "trinity" / "trinity_default.yaml",),
     idle={
+        **dict.fromkeys(TIMES, TRAINED_ONCE),
         "rollout.engine": TRINITYS_ENGINES,
         "rollout.vllm": TRINITYS_ENGINES,
         "rollout.endpoint": TEXT_ONLY,

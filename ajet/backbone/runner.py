@@ -46,7 +46,9 @@ class Trained:
     numbers: Mapping[str, float]
     """What credit, update and clock say."""
     tasks: Sequence[int]
-    """Orders of the groups that the batch was made of."""
+    """Orders of the groups that the batch was made of and that no batch was before."""
+    again: Sequence[int] = ()
+    """Orders of the others, which an earlier step trained on, too."""
     aside: Sequence[Group] = ()
     """Recorded only."""
     discarded: Sequence[int] = ()

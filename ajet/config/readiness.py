@@ -18,6 +18,7 @@ from ajet.config.schema.base import refused, walk
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.schema.errors import ConfigError
 
+TIMES = "trainer_common.algorithm.max_trained_count"
 TRAINING_FILE = ".training.file_path"
 """How the key of a reader ends that has its training tasks in a file of their own."""
 
@@ -85,6 +86,8 @@ def require_ready(
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
+    if not evaluating:
+        _refuse_reuse(config, layers, serving)
     if not serving:
         _refuse_out_of_reach(config, layers)
     lacking = missing(config, serving=serving, evaluating=evaluating)
@@ -96,6 +99,19 @@ def require_ready(
 
 def _able(wanted: Capability) -> list[str]:
     return [each.name for each in shipped().values() if {wanted, "trains"} <= each.can]
+
+
+def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
+    """Raises ConfigError where a group is to be trained on by several steps and none waits for a second one."""
+    backbone, times = described(config.backbone), config.trainer_common.algorithm.max_trained_count
+    if times > 1 and "trains" in backbone.can and (serving or config.trainer_common.mode != "async"):
+        where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {config.trainer_common.mode}"
+        raise ConfigError(
+            f"Each group is trained on in one step {where}.",
+            where=f"{layers.where(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
+            expected="1; or the backbone local with trainer_common.mode: async or --from-store",
+            do="ajet.trainer_common.mini_batch_num makes several optimizer steps of a step's groups",
+        )
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:

@@ -38,10 +38,11 @@ class RecordedRun:
         return _frame(list(read_rows(self.path / "metrics.jsonl")))
 
     def episodes(self, split: str | None = None) -> DataFrame:
-        """A row an episode: its task, status, reward, tokens, what a step did with it; `workflow.…` are numbers that
-        the workflow logged, `judge.…` and `scorer.…` its verdict's. `split`: "train", "validation" or "debug" alone.
-        Raises UserError."""
-        return self._of(split, _episode)
+        """A row an episode: its task, status, reward, tokens, what a step did with it (a row for each step that trained
+        on it); `workflow.…` are numbers that the workflow logged, `judge.…` and `scorer.…` its verdict's. `split`:
+        "train", "validation" or "debug" alone. Raises UserError."""
+        found = (recorded for path in self._files(split) for recorded in read_recorded(path))
+        return _frame([row for episode, outcome in found for row in _episode(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
         """A row a model call; `episode` is the uuid. Times are seconds since the epoch. Raises UserError."""
@@ -62,8 +63,12 @@ class RecordedRun:
         raise UserError(f"This run has no episode {episode}.", where=str(self.path), do="`.episodes()` has their uuids")
 
     def _of(self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]) -> DataFrame:
-        found = (recorded for path in self._files(split) for recorded in read_recorded(path))
-        return _frame([row for episode, outcome in found for row in rows(episode, outcome)])
+        seen, found = set[str](), list[dict[str, Any]]()
+        for path in self._files(split):
+            for episode, outcome in read_recorded(path):
+                found += rows(episode, outcome) if episode.uuid not in seen else ()
+                seen.add(episode.uuid)
+        return _frame(found)
 
     def _files(self, split: str | None) -> list[Path]:
         """The line files, by step; training's before validation's."""

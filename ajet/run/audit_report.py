@@ -101,8 +101,8 @@ def _notes(found: Whole) -> Iterator[str]:
 def _trail(found: Trail) -> Iterator[str | Table]:
     one = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
     if one:
-        for episode in found.episodes:
-            yield from _episode(episode)
+        for number, episode in enumerate(found.episodes):
+            yield from _episode(episode, again=number > 0)
     for step in found.steps:
         yield from _step(step)
     if not found.steps:
@@ -114,10 +114,23 @@ def _trail(found: Trail) -> Iterator[str | Table]:
         yield from _fed(found)
 
 
-def _episode(each: dict[str, Any]) -> Iterator[str]:
-    yield f"episode  {each['uuid']} · {_committed(each)}"
+def _episode(each: dict[str, Any], *, again: bool) -> Iterator[str]:
+    """`again`: it is told of already, and another step has trained on it."""
+    yield f"{'again    ' if again else 'episode  '}{each['uuid']} · {_committed(each)}"
     if each["as_committed"] is False or each.get("gone"):
         return
+    if not again:
+        yield from _played(each)
+    if each["trained_in"] is not None:
+        yield (
+            f"used     in step {each['trained_in']}: advantage {_number(each['advantage'])}, "
+            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_untrained(each)}"
+        )
+    elif each["discarded"]:
+        yield f"dropped  with its group: {each['discarded']}{_untrained(each)}"
+
+
+def _played(each: dict[str, Any]) -> Iterator[str]:
     yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_short(each['question'])}"
     yield f"played   for step {each['played_for']}, {_when(each['started'], each['ended'])}{_by(each)}"
     for number, call in enumerate(each["calls"][:MOST]):
@@ -134,13 +147,6 @@ def _episode(each: dict[str, Any]) -> Iterator[str]:
         )
     yield f"ended    {each['status']}{' (' + each['ending'] + ')' if each['ending'] else ''}{_failed(each)}"
     yield f"verdict  {_verdict(each)}"
-    if each["trained_in"] is not None:
-        yield (
-            f"used     in step {each['trained_in']}: advantage {_number(each['advantage'])}, "
-            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_untrained(each)}"
-        )
-    elif each["discarded"]:
-        yield f"dropped  with its group: {each['discarded']}{_untrained(each)}"
 
 
 def _step(each: dict[str, Any]) -> Iterator[str]:

@@ -8,30 +8,31 @@ become one if all goes in order (`Policy.below`).
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm.staleness import announce, freshness
+from ajet.algorithm.staleness import announce
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import all_failed, refuse_if_all_failed
+from ajet.run.closed_groups import ClosedGroups, Ready, newest
 from ajet.run.probing import asked, begun
 from ajet.run.terms import MOST, PROBE, Terms
 from ajet.run.train import learn
-from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.schema.episode import Episode, episodes_of
 from ajet.store import Address, open_shared
 
 if TYPE_CHECKING:
     from ajet.backbone.runner import Interrupts
     from ajet.config import AjetConfig
-    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
     from ajet.run.parts import Parts
     from ajet.run.train import Training
-    from ajet.store import Kept, Lease, SharedStore
+    from ajet.store import Kept, SharedStore
     from ajet.task_reader import TaskOrder
 
 LOOK = 0.25
@@ -63,8 +64,9 @@ class FromStore:
         self._ahead = self._began = 0
         self._below = -1
         self._told = 0.0
-        self._held: dict[int, Group] = {}
-        """Closed ones that were read."""
+        self._closed: ClosedGroups
+        self._stale = 0
+        """Groups that wait to be discarded with the next step."""
         self._given_up: set[int] = set()
         """Positions of which that was said."""
 
@@ -88,6 +90,7 @@ class FromStore:
             usable=_usable(settings.rollout.num_repeat, reached),
         )
         self._store.join("trainer", run.run_id)
+        self._closed = ClosedGroups(self._store, trainer)
         return self._store
 
     def begun(self, training: Training) -> None:
@@ -101,10 +104,8 @@ class FromStore:
         """Save, and announce what is saved. Raises Fenced where another trains by now."""
         if training.step:
             training.save()
-        settings = training.parts.experiment.ajet
-        self._probe = asked(
-            self._probe, training.parts.backbone, keep=ahead(settings) // settings.data.train_batch_size
-        )
+        most = training.parts.experiment.ajet.trainer_common.max_staleness
+        self._probe = asked(self._probe, training.parts.backbone, keep=BACKLOG if most is None else most + 1)
         self._below = -1
         self._announce(training)
 
@@ -116,26 +117,24 @@ class FromStore:
     def step(self, training: Training, tasks: TaskOrder, interrupts: Interrupts) -> None:
         """Wait for a batch of groups and train on it."""
         settings = training.parts.experiment.ajet
-        size, trainer = settings.data.train_batch_size, settings.trainer_common
+        size, step = settings.data.train_batch_size, training.step + 1
         began, version = time.monotonic(), training.parts.backbone.version
-        training.run.status.set(phase="rollout", step=training.step + 1)
-        stale: list[Group] = []
-        groups: list[Group] = []
-        while len(groups) < size:
+        training.run.status.set(phase="rollout", step=step)
+        ready = Ready()
+        while len(ready.groups) < size:
             with interrupts.held():
-                self._read(tasks)
-                ready = [self._held[order] for order in sorted(self._held)]
-                stale = [group for group in ready if not fresh(group, version, trainer)]
-                groups = [group for group in ready if fresh(group, version, trainer)][:size]
-                if len(groups) < size:
-                    self._wait(training, len(groups), size, len(stale))
-        for group in (*groups, *stale):
-            del self._held[group.order]
+                self._closed.read(tasks)
+                ready = self._closed.ready(version, step)
+                self._stale = len(ready.stale)
+                if len(ready.groups) < size:
+                    self._wait(training, len(ready.groups), size)
+        groups = sorted(ready.groups[:size], key=lambda group: group.order)
+        reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
         self._on_first(episodes_of(groups))
         self._on_first = lambda episodes: None
-        refuse_if_all_failed(episodes_of(groups), training.step + 1)
-        given_up = self._dead(tasks)
-        learn(training, groups, interrupts, began=began, unused={"stale": stale}, given_up=given_up)
+        refuse_if_all_failed(episodes_of(groups), step)
+        given_up, stale = self._dead(tasks), ready.stale
+        learn(training, groups, interrupts, began=began, unused={"stale": stale}, given_up=given_up, reuse=reuse)
 
     def _dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time."""
@@ -146,11 +145,7 @@ class FromStore:
         self._given_up |= dead.keys()
         return dead
 
-    def _read(self, tasks: TaskOrder) -> None:
-        for lease in self._store.closed(but=self._held.keys()):
-            self._held[lease.order] = _group(lease, tasks)
-
-    def _wait(self, training: Training, there: int, size: int, stale: int) -> None:
+    def _wait(self, training: Training, there: int, size: int) -> None:
         self._announce(training)
         self._watch()
         now = time.monotonic()
@@ -163,7 +158,7 @@ class FromStore:
                 training.step + 1,
                 there,
                 size,
-                stale,
+                self._stale,
                 len(samplers),
             )
         time.sleep(LOOK)
@@ -171,7 +166,7 @@ class FromStore:
     def _announce(self, training: Training, *, over: bool = False) -> None:
         """The present policy, where what may be played has changed with it or with positions that are over."""
         depths = self._store.depths()
-        open_ones = depths.waiting + depths.leased + depths.closed
+        open_ones = depths.waiting + depths.leased + depths.closed - self._stale
         below = max(self._below, depths.next - open_ones + self._ahead)
         if below == self._below and not over:
             return
@@ -198,20 +193,12 @@ class FromStore:
 
 
 def ahead(settings: AjetConfig) -> int:
-    """Groups that may be under way or wait at a time: one that is begun as the last of them is trained on after
-    `max_staleness` steps, if all end in order."""
-    most = settings.trainer_common.max_staleness
-    return settings.data.train_batch_size * (BACKLOG if most is None else most + 1)
-
-
-def fresh(group: Group, version: int, trainer: TrainerCommon) -> bool:
-    """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
-    weights that no checkpoint has any more."""
-    return _newest(group.episodes, version) <= version and freshness(group.episodes, version, trainer).usable
-
-
-def _newest(episodes: Iterable[Episode], version: int) -> int:
-    return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
+    """Groups that may be under way or wait to be trained on for the first time: one that is begun as the last of them
+    is so after `max_staleness` steps, if all end in order and each is trained on as often as it may be."""
+    trainer, size = settings.trainer_common, settings.data.train_batch_size
+    if trainer.max_staleness is None:
+        return BACKLOG * size
+    return max(size, math.ceil(size * (trainer.max_staleness + 1) / trainer.algorithm.max_trained_count))
 
 
 def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
@@ -221,11 +208,6 @@ def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
 
     def usable(kept: Sequence[Kept]) -> bool:
         episodes = [one.episode for one in kept]
-        return _newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
+        return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
 
     return usable
-
-
-def _group(lease: Lease, tasks: TaskOrder) -> Group:
-    episodes = sorted((kept.episode for kept in lease.kept), key=lambda episode: episode.repeat)
-    return Group(tasks.task(lease.order), lease.order, episodes)

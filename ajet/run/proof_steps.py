@@ -72,7 +72,8 @@ class HeldSteps:
         self._rows = _last_rows(run / "metrics.jsonl")
         self._unfinished = _is_unfinished_evaluation(run)
         self._count = _tasks_an_epoch(run, self._settings)
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, list[int]] = defaultdict(list)
+        """The steps of each episode."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
         self.held = 0
         """Steps whose credit was computed again."""
@@ -93,10 +94,16 @@ class HeldSteps:
 
     def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         times = Counter(episode.uuid for episode, _ in found)
+        again, algorithm = self._rows.get(step, {}).get("again", ()), self._settings.trainer_common.algorithm
         for episode, _ in found:
-            earlier = self._seen.setdefault(episode.uuid, step)
-            if earlier != step or times[episode.uuid] > 1:
+            seen = self._seen[episode.uuid]
+            if times[episode.uuid] > 1 or (seen and episode.order not in again):
                 yield f"episode {episode.uuid} is recorded twice"
+            elif seen and step < seen[-1] + algorithm.retrained_interval:
+                yield f"episode {episode.uuid} was trained on again after {step - seen[-1]} steps"
+            elif len(seen) >= algorithm.max_trained_count:
+                yield f"episode {episode.uuid} was trained on more than {algorithm.max_trained_count} times"
+            seen.append(step)
             named = episode.uuid[12:13] == NAMED_BY_RUN
             if named:
                 own = Identity(
@@ -195,8 +202,7 @@ class HeldSteps:
                 if not _close(there, value):
                     yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
         used = sorted(group.order for group in trained if group.scored or not self._replaces)
-        if sorted(row.get("tasks", ())) != used:
-            told = sorted(row.get("tasks", ()))
+        if (told := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used:
             yield f"metrics.jsonl says that it trained the positions {told}, the episodes {used}"
         if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
             yield f"the episodes of the positions {sorted(lost)} are missing"
@@ -219,7 +225,7 @@ class HeldSteps:
         if files is None:
             return said
         there = {step for step, split in files if split == "train"}
-        lost = [step for step, row in self._rows.items() if row["tasks"] and step not in there]
+        lost = [step for step, row in self._rows.items() if (row["tasks"] or row.get("again")) and step not in there]
         gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
         self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
         return said + [WrongStep(step, "train", "its episodes are missing") for step in gone]

@@ -47,6 +47,9 @@ def conclude(
     run.episodes.write(step, "train", [*episodes, *others], outcomes)
     on_step(step, total, metrics)
     more: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
+    if trained.again:
+        more["again"] = sorted(trained.again)
+        metrics["train/retrained"] = len(trained.again)
     if trained.given_up:
         more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
         metrics["train/given_up"] = len(trained.given_up)

@@ -25,6 +25,7 @@ from ajet.record.learned import is_idle
 from ajet.rollout import GivenBack
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.wiring import renderer_of
+from ajet.run.closed_groups import Reuse
 from ajet.run.gaming import GamingWatch
 from ajet.run.parts import Parts
 from ajet.run.review import review_run
@@ -298,15 +299,17 @@ def learn(
     alone: Sequence[Episode] = (),
     held_out: Sequence[Episode] = (),
     given_up: Mapping[int, Sequence[str]] | None = None,
+    reuse: Reuse | None = None,
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
     `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
-    step; `unfinished` are to be leased again; `given_up`: see `Trained`."""
+    step; `unfinished` are to be leased again; `given_up`: see `Trained`. `reuse`: which groups were trained on
+    before, and which may be again; None: none."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
-    unused = unused or {}
+    unused, reuse = unused or {}, reuse or Reuse()
     left = [group for each in unused.values() for group in each]
     episodes = episodes_of(groups)
     run.status.set(phase="update", step=step)
@@ -321,7 +324,13 @@ def learn(
         if batch.samples:
             numbers = parts.backbone.update(batch).metrics | numbers
         numbers["version"] = parts.backbone.version
-        store.use([*(group.order for group in groups), *(each.order for each in (*alone, *held_out))], step)
+        used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
+        if staying := reuse.staying(groups, outcomes):
+            store.use(used, step, again=staying)
+        else:
+            store.use(used, step)
+        if reuse.worn:
+            store.discard(reuse.worn, step, "stale")
         for reason, each in unused.items():
             store.discard([group.order for group in each], step, reason)
         store.give_back(unfinished)
@@ -332,7 +341,8 @@ def learn(
             outcomes,
             batch.trained_by_episode,
             numbers | _seconds(began, played),
-            tasks=[group.order for group in groups],
+            tasks=[group.order for group in groups if group.order not in reuse.before],
+            again=[group.order for group in groups if group.order in reuse.before],
             aside=left,
             discarded=[group.order for group in left],
             waiting=store.begun(),

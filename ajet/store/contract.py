@@ -1,13 +1,14 @@
 """What a store promises; tests/contract/test_stores.py holds every implementation to it.
 
-Invariant: a position is to be had, leased, closed, or over (used or discarded), one of these at a time, and over only
-as of a checkpoint: the store that is opened at one takes back every use after it, with the episodes that were put. An
-end that was put is on the disk, once. Who comes with a lease that another has since is refused.
+Invariant: a position is to be had, leased, closed, or over (used for the last time, or discarded), one of these at a
+time, and used only as of a checkpoint: the store that is opened at one takes back every use after it, with the episodes
+that were put. An end that was put is on the disk, once. Who comes with a lease that another has since is refused. No
+step uses a position twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +38,8 @@ class Lease:
     """Which lease of the position it is: the latest counts."""
     kept: tuple[Kept, ...] = field(default=(), compare=False)
     """What was put of it already."""
+    used: tuple[int, ...] = field(default=(), compare=False)
+    """The steps that have used it, the first one first, where it stays closed to be used again."""
 
 
 class LeaseLost(Exception):
@@ -68,19 +71,21 @@ class Store(Protocol):
         ...
 
     def closed(self) -> list[Lease]:
-        """Those that no step has used yet, in order."""
+        """Those that are not over, in order."""
         ...
 
     def begun(self) -> list[int]:
-        """Positions of the order that were leased once and are not over."""
+        """Positions of the order that were leased once, and that no step has used or discarded."""
         ...
 
-    def use(self, orders: Iterable[int], step: int) -> None:
-        """The update of this step is over these, which are leased or closed. Raises LeaseLost for any other."""
+    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
+        """The update of this step is over these, which are leased or closed. Those of them in `again`, which are closed
+        and of which something was put, stay so, for a later step. Raises LeaseLost for any other, and for one that this
+        step or a later one has used; then none is used."""
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """The same for what no update is over."""
+        """The same for what no update is over, or for what was used and is to be used no more."""
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:

@@ -9,7 +9,7 @@ what keeps a second writer out: a lease ends with the process.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import read_rows
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.store.contract import Kept, Lease
+from ajet.store.contract import Kept, Lease, LeaseLost
 from ajet.store.earlier import position_of
 from ajet.store.positions import Positions
 
@@ -50,6 +50,11 @@ class RunStore:
         self._used: dict[str | int, int] = {name: int(step) for name, step in known}
         """Files of which a step has made use, by the name of their first episode, and that step. An earlier version
         knew them by their numbers, which are given again."""
+        again = state.get("again", ()) if state.get("ledger", ledger) == ledger else ()
+        self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in again}
+        """By the same name, those that stay closed after a use, and the steps that have used them."""
+        self._steps: dict[int, list[int]] = {}
+        """The same, by position."""
         self._over: dict[str, int] = {}
         """The numbers of those that are there."""
         self._last = -1
@@ -106,15 +111,23 @@ class RunStore:
     def begun(self) -> list[int]:
         """See the contract."""
         with self._lock:
-            return self._positions.begun()
+            return [order for order in self._positions.begun() if order not in self._steps]
 
-    def use(self, orders: Iterable[int], step: int) -> None:
+    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
         """See the contract."""
-        ending = list(orders)
+        using = set(orders)
+        staying = using & set(again)
         with self._lock:
+            late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
+            if wrong := sorted({*late, *(staying - (self._closed & self._kept.keys()))}):
+                raise LeaseLost(f"positions {wrong} are not closed, or step {step} has used them")
+            ending = using - staying
             self._positions.end(ending)
+            for order in staying:
+                self._steps.setdefault(order, []).append(step)
             for order in ending:
                 self._closed.discard(order)
+                self._steps.pop(order, None)
                 if kept := self._kept.pop(order, None):
                     name = kept[0].episode.uuid
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
@@ -137,7 +150,9 @@ class RunStore:
         """See the contract."""
         with self._lock:
             used = [[name, step] for name, step in self._used.items()]
-            return {**self._positions.state(), "ledger": self._ledger, "used": used}
+            again = [[self._kept[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())]
+            told = {**self._positions.state(), "ledger": self._ledger, "used": used}
+            return {**told, "again": again} if again else told
 
     def forget(self, step: int) -> None:
         """See the contract."""
@@ -162,12 +177,12 @@ class RunStore:
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
             ]
-            if self._usable(kept):
-                self._take_up(number, position_of(rows[0]), kept)
+            if name in self._to_come or self._usable(kept):
+                self._take_up(number, position_of(rows[0]), kept, self._to_come.get(name))
             else:
                 self._remove(files, number)
 
-    def _take_up(self, number: int, order: int | None, kept: list[Kept]) -> None:
+    def _take_up(self, number: int, order: int | None, kept: list[Kept], used: list[int] | None) -> None:
         if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
             lease = self._positions.bring()
             self._positions.give_back(lease)
@@ -176,6 +191,8 @@ class RunStore:
         if self._marker(number).exists():
             self._positions.claim(order)
             self._closed.add(order)
+            if used:
+                self._steps[order] = used
 
     def _remove(self, files: EpisodeFiles, number: int) -> None:
         path = files.path(number)
@@ -183,7 +200,8 @@ class RunStore:
             gone.unlink(missing_ok=True)
 
     def _with_kept(self, lease: Lease) -> Lease:
-        return Lease(lease.order, lease.fence, tuple(self._kept.get(lease.order, ())))
+        used = tuple(self._steps.get(lease.order, ()))
+        return Lease(lease.order, lease.fence, tuple(self._kept.get(lease.order, ())), used)
 
     def _marker(self, number: int) -> Path:
         """There where the group is closed."""

@@ -144,6 +144,9 @@ class Depths:
     waiting: int = 0
     leased: int = 0
     closed: int = 0
+    """That no step has used."""
+    again: int = 0
+    """Closed ones that a step has used and another may."""
     over: int = 0
     dead: int = 0
     next: int = 0

@@ -42,12 +42,17 @@ from ajet.store.shared import (
 )
 from ajet.store.sqlite_tables import connect
 
-_HOLDING = """
+_LINE = """
 WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
     SELECT earlier FROM commits JOIN line USING (number) WHERE earlier > 0)
-SELECT place FROM uses WHERE of IN line"""
-"""Positions whose use the checkpoint knows that the store goes on from."""
+"""
+"""The commits that the checkpoint knows that the store goes on from."""
+_HOLDING = f"{_LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
+"""Positions whose last use is of these."""
+_AGAIN = f"""{_LINE} SELECT place, step FROM uses JOIN positions USING (place)
+WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
+"""Uses that hold of positions that stayed closed."""
 
 
 class SqliteStore:
@@ -115,17 +120,20 @@ class SqliteStore:
         with self._transaction() as base:
             asked = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
             found = [(order, fence) for order, fence in asked if order not in but][:count]
-            return [Lease(order, fence, self._kept(base, order)) for order, fence in found]
+            used = self._used(base)
+            return [Lease(order, fence, self._kept(base, order), used.get(order, ())) for order, fence in found]
 
     def begun(self) -> list[int]:
         """See the contract."""
         with self._transaction() as base:
             asked = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
-            return [int(row[0]) for row in base.execute(asked)]
+            found = [int(row[0]) for row in base.execute(asked)]
+            used = self._used(base)
+            return [order for order in found if order not in used]
 
-    def use(self, orders: Iterable[int], step: int) -> None:
+    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
         """See the contract."""
-        self._end(orders, step, None)
+        self._end(orders, step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """See the contract."""
@@ -240,6 +248,8 @@ class SqliteStore:
         with self._transaction() as base:
             self._expire(base)
             found = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            if again := len(self._used(base)):
+                found |= {"closed": found["closed"] - again, "again": again}
             return Depths(**found, next=self._count(base, "next", 0))
 
     @contextmanager
@@ -303,8 +313,9 @@ class SqliteStore:
 
     def _drop(self, base: sqlite3.Connection, usable: Usable) -> None:
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
+        used = self._used(base)
         for (order,) in base.execute(there).fetchall():
-            if not usable(self._kept(base, order)):
+            if order not in used and not usable(self._kept(base, order)):
                 base.execute("DELETE FROM ends WHERE place = ?", (order,))
                 base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
@@ -366,14 +377,34 @@ class SqliteStore:
         if self._trainer != latest or not latest:
             raise fenced(str(self._path), self._trainer, latest)
 
-    def _end(self, orders: Iterable[int], step: int, reason: UntrainedReason | None) -> None:
+    def _end(
+        self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
+    ) -> None:
         with self._transaction() as base:
             self._require_trainer(base)
+            used = self._used(base)
             for order in set(orders):
                 over = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
-                if not base.execute(over, (order,)).rowcount:
-                    raise LeaseLost(f"position {order} is not leased")
-                base.execute("INSERT INTO uses (place, step, reason) VALUES (?, ?, ?)", (order, step, reason))
+                stays = (
+                    "UPDATE positions SET state = 'closed' WHERE place = ? AND state = 'closed' "
+                    "AND place IN (SELECT place FROM ends)"
+                )
+                if not base.execute(stays if order in again else over, (order,)).rowcount:
+                    raise LeaseLost(f"position {order} is not {'closed' if order in again else 'leased'}")
+                if used.get(order, (-1,))[-1] >= step:
+                    raise LeaseLost(f"step {used[order][-1]} has used position {order}")
+                row = (order, step, reason, order in again)
+                base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
+
+    @staticmethod
+    def _used(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
+        """The steps that have used each position that stayed closed."""
+        if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
+            return {}
+        found: dict[int, tuple[int, ...]] = {}
+        for order, step in base.execute(_AGAIN):
+            found[order] = (*found.get(order, ()), step)
+        return found
 
     @staticmethod
     def _count(base: sqlite3.Connection, name: str, more: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.schema.errors import UserError
 
-VERSION = 2
+VERSION = 3
 PATIENCE = 60.0
 """Seconds that a transaction waits for another process's."""
 _FIRST = """
@@ -45,7 +45,9 @@ INSERT INTO counts VALUES ('trainer', 0);
 """
 """`trainer`: the number of the trainer that holds it, 0 for anybody else. `seconds`: how long its lease was. `reasons`:
 of the attempts that failed, a JSON list."""
-_STEPS = (_FIRST, _SECOND)
+_THIRD = "ALTER TABLE uses ADD COLUMN again INTEGER NOT NULL DEFAULT 0"
+"""Whether the position stays closed after the use, for another one."""
+_STEPS = (_FIRST, _SECOND, _THIRD)
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -157,7 +157,14 @@ def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: 
     store.fail(mine, "no")
     store.give_back(store.lease(1))
     assert [(each.leased, each.waiting) for each in [store.depths()]] == [(0, 1)]
-    played.step(played.open(), 3, 2)
+    store = played.open()
+    played.step(store, 3, 2)
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("again")))
+    store.close(lease)
+    for step in (4, 5):
+        store.use([lease.order], step, again=[lease.order])
+    assert [each.used for each in store.closed()] == [(4, 5)]
 
 
 def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(
@@ -307,7 +314,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
     store.announce(Policy("run", 3, "/weights/3"))
     code, said = doctor(address)
     for told in (
-        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 1", "all 6",
+        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 2", "all 6",
         "1 dead, 1 running; 1 episodes", "position 0: the tool's server is down", "step 3,", "sampler machine-7",
         "1 lease",
     ):  # fmt: skip

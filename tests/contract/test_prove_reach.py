@@ -186,3 +186,24 @@ def test_the_codec_gives_back_what_it_is_changed_in(run: Path) -> None:
     row, arrays = encode(first)
     row["repeat"] = 77
     assert decode(row, arrays).repeat == 77
+
+
+def test_a_group_may_stand_in_two_steps_where_its_row_and_the_settings_say_so(run: Path) -> None:
+    """By a trainer beside samplers, with `max_trained_count` of 2."""
+    resolved, metrics, second = run / "resolved.yaml", run / "metrics.jsonl", run / "episodes" / "step-2.jsonl"
+    plain, row = resolved.read_text(), json.loads(metrics.read_text())
+    again = {**row, "step": 2, "tasks": [], "again": row["tasks"]}
+    rows = list(read_rows(run / "episodes" / "step-1.jsonl"))
+    second.write_text("".join(json.dumps({**each, "outcome": {**each["outcome"], "step": 2}}) + "\n" for each in rows))
+    shutil.copy(run / "episodes" / "step-1.bin", second.with_suffix(".bin"))
+
+    def wrong(told: dict[str, Any], times: int = 2, rest: int = 1) -> set[str]:
+        said = plain.replace("mode: sync", "mode: async").replace("max_trained_count: 1", f"max_trained_count: {times}")
+        resolved.write_text(said.replace("retrained_interval: 1", f"retrained_interval: {rest}"))
+        metrics.write_text("".join(json.dumps(each) + "\n" for each in (row, told)))
+        return {each.what.partition(rows[0]["uuid"])[2] or each.what for each in proven(run).wrong_steps}
+
+    assert not wrong(again)
+    assert " was trained on more than 1 times" in wrong(again, times=1)
+    assert " was trained on again after 1 steps" in wrong(again, rest=2)
+    assert " is recorded twice" in wrong({**again, "tasks": row["tasks"], "again": []})

@@ -7,14 +7,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ajet.config import Experiment, load_experiment
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.record import EpisodeFiles
+from ajet.run.audit import trail_of_episode
+from ajet.run.audit_report import show
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
 from ajet.run.prove import prove_recorded
@@ -184,6 +188,39 @@ def test_both_sides_under_one_command(project: Path) -> None:
     assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
     said = (run / "logs" / "both_sampler_0.log").read_text()
     assert re.search("sampling with policy [1-9]", said), said
+
+
+@pytest.mark.extra_slow
+def test_a_group_is_trained_in_two_steps_and_the_record_shows_both(project: Path) -> None:
+    """Only four groups can close, so that four steps of two have each of them twice, in whatever order."""
+    hold, run = project / "hold", project / "runs" / "again"
+    hold.touch()
+    twice = ("trainer_common.algorithm.max_trained_count=2", "trainer_common.max_staleness=null")
+    try:
+        launch(experiment(project, "experiment_name=again", *twice), LaunchOptions(rehearsal=False))
+    finally:
+        hold.unlink()
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert sorted(order for row in rows for order in row["tasks"]) == [0, 1, 2, 3]
+    assert sorted(order for row in rows for order in row.get("again", ())) == [0, 1, 2, 3]
+    assert [row["train/episodes"] for row in rows] == [GROUPS * REPEATS] * STEPS
+    assert (Tally.of(rows).skipped, Tally.of(rows).doubled) == (0, 0)
+    steps = [
+        (episode.uuid, step) for step in range(1, STEPS + 1) for episode in EpisodeFiles(run / "episodes").read(step)
+    ]
+    assert len(set(steps)) == len(steps) and set(Counter(uuid for uuid, _ in steps).values()) == {2}
+    depths = open_shared(Address(run / "store.db")).depths()
+    assert (depths.closed, depths.again, depths.dead) == (0, 0, 0) and depths.next > 4
+    report = prove_recorded(str(run), run.parent)
+    assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
+    uuid, first = steps[0]
+    console = Console(file=StringIO(), width=200)
+    show(trail_of_episode(run, uuid), console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    (second,) = (step for each, step in steps[1:] if each == uuid)
+    assert (
+        said.count("verdict  ") == 1 and f"used     in step {first}:" in said and f"used     in step {second}:" in said
+    )
 
 
 @pytest.mark.extra_slow

@@ -34,12 +34,12 @@ class Opener:
     address: str = ""
     """Of a store in MongoDB."""
 
-    def __call__(self, at: State = None) -> Store:
+    def __call__(self, at: State = None, **more: Any) -> Store:
         at = json.loads(json.dumps(at))
         self.folder.mkdir(exist_ok=True)
         if self.kind == "run folder":
-            return RunStore(self.folder / "pending", ledger="own", at=at)
-        return open_shared(self.address or f"sqlite:{self.folder}/store.sqlite", at=at, rolls=True)
+            return RunStore(self.folder / "pending", ledger="own", at=at, **more)
+        return open_shared(self.address or f"sqlite:{self.folder}/store.sqlite", at=at, rolls=True, **more)
 
 
 @pytest.fixture
@@ -198,6 +198,85 @@ def test_a_kill_on_either_side_of_the_checkpoint(opener: Opener) -> None:
     after = store.commit()
     assert ends(opener(before).closed()) == {1: ["c"]}
     assert opener(after).closed() == [] and orders(opener(after).lease(1)) == [2]
+
+
+def used(leases: list[Lease]) -> dict[int, tuple[int, ...]]:
+    return {lease.order: lease.used for lease in leases}
+
+
+def test_a_group_may_be_used_by_several_steps_and_each_use_is_of_a_checkpoint(opener: Opener) -> None:
+    store = opener()
+    for lease, names in zip(store.lease(3), ("ab", "c", "d"), strict=True):
+        closed(store, lease, *names)
+    store.use([0, 1], step=1, again=[0])
+    assert used(store.closed()) == {0: (1,), 2: ()} and store.begun() == [2]
+    first = store.commit()
+    store.use([0, 2], step=2, again=[0, 2])
+    store.use([0], step=3, again=[0])
+    second = store.commit()
+    assert used(store.closed()) == {0: (1, 2, 3), 2: (2,)} and store.begun() == []
+    store.use([0], step=4)
+    third = store.commit()
+    assert used(store.closed()) == {2: (2,)}
+    again = opener(second)
+    assert used(again.closed()) == {0: (1, 2, 3), 2: (2,)} and ends(again.closed()) == {0: ["a", "b"], 2: ["d"]}
+    assert orders(again.lease(1)) == [3], "what stays closed is nobody's to play"
+    assert used(opener(third).closed()) == {2: (2,)}
+    assert used(opener(first).closed()) == {0: (1,), 2: ()}, "uses that the checkpoint does not know never were"
+    again = opener(first)
+    again.use([0], step=2, again=[0])
+    again.discard([2], step=2, reason="stale")
+    assert used(opener(again.commit()).closed()) == {0: (1, 2)}
+    assert used(opener(second).closed()) == {0: (1, 2, 3), 2: (2,)}, "and those of another line are not of this one"
+
+
+def test_no_step_uses_a_group_twice_and_none_stays_that_is_not_closed(opener: Opener) -> None:
+    store = opener()
+    leases = store.lease(3)
+    closed(store, leases[0], "a")
+    closed(store, leases[1], "b")
+    store.use([0], step=5, again=[0])
+    for attempt in (
+        lambda: store.use([0], step=5),
+        lambda: store.use([1, 0], step=5, again=[1, 0]),
+        lambda: store.use([0], step=4),
+        lambda: store.discard([0], step=5, reason="stale"),
+        lambda: store.use([1, 2], step=6, again=[1, 2]),
+    ):
+        with pytest.raises(LeaseLost):
+            attempt()
+    assert used(store.closed()) == {0: (5,), 1: ()}, "and then none is used"
+    store.discard([0], step=6, reason="stale")
+    store.use([1], step=6)
+    assert opener(store.commit()).closed() == []
+
+
+def test_what_is_used_again_is_kept_until_no_checkpoint_goes_back_to_it(opener: Opener) -> None:
+    store = opener()
+    for lease, name in zip(store.lease(2), "ab", strict=True):
+        closed(store, lease, name)
+    store.use([0], step=1, again=[0])
+    store.use([1], step=1)
+    states = [store.commit()]
+    store.forget(1)
+    store.use([0], step=2, again=[0])
+    states.append(store.commit())
+    store.use([0], step=3)
+    states.append(store.commit())
+    store.forget(2)
+    assert ends(opener(states[1]).closed()) == {0: ["a"]} and used(opener(states[1]).closed()) == {0: (1, 2)}
+    store = opener(states[2])
+    store.forget(3)
+    assert store.closed() == [] and orders(store.lease(1)) == [2]
+
+
+def test_what_was_used_stays_even_where_it_could_not_be_used_for_the_first_time(opener: Opener) -> None:
+    store = opener()
+    for lease, name in zip(store.lease(2), "ab", strict=True):
+        closed(store, lease, name)
+    store.use([0], step=1, again=[0])
+    again = opener(store.commit(), usable=lambda kept: False)
+    assert ends(again.closed()) == {0: ["a"]} and orders(again.lease(2)) == [1, 2]
 
 
 def test_a_checkpoint_that_was_never_made_used_nothing(opener: Opener) -> None:

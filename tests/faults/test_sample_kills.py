@@ -21,6 +21,7 @@ from tests.mongod import Mongod
 from tests.sample_fixtures import project_in
 
 STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
+TIMES = "trainer_common.algorithm.max_trained_count"
 LAST = 14
 """The step at which the last one falls: long before the run is over, however fast it goes on meanwhile."""
 ORDER = ("trainer", "one", "two", "one", "two")
@@ -63,9 +64,9 @@ def by_mongodb(server: Mongod) -> Told:
 
 
 @pytest.mark.extra_slow
-@pytest.mark.parametrize(("kind", "seed"), [("sqlite", 1), ("sqlite", 2), ("mongodb", 3)])
+@pytest.mark.parametrize(("kind", "seed", "times"), [("sqlite", 1, 1), ("sqlite", 2, 2), ("mongodb", 3, 2)])
 def test_kill_9_of_trainer_and_samplers_at_random_moments(
-    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, seed: int, times: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     draw, log = random.Random(seed), tmp_path / "log"
     run, server = tmp_path / "runs" / "sums", None
@@ -83,7 +84,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     ledger = open_shared(address)
 
     def begun(name: str) -> Forked:
-        return start(*commands[name], *SETTINGS, cwd=tmp_path, log=log)  # type: ignore[return-value]
+        return start(*commands[name], *SETTINGS, f"{TIMES}={times}", cwd=tmp_path, log=log)  # type: ignore[return-value]
 
     def wait_for(steps: int) -> None:
         while len(metric_rows(run)) < steps and running["trainer"].poll() is None:
@@ -123,22 +124,32 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     recorded = [(step, e) for step in range(1, STEPS + 1) for e in EpisodeFiles(run / "episodes").read(step, "train")]
-    batches = Counter((episode.order, episode.repeat) for _, episode in recorded)
-    assert set(batches.values()) == {1}, "an attempt is in one batch"
-    groups = {order for order, _ in batches}
-    assert batches.keys() == {(order, repeat) for order in groups for repeat in range(REPEATS)}
+    batches = Counter((step, episode.order, episode.repeat) for step, episode in recorded)
+    assert set(batches.values()) == {1}, "an attempt is in a batch once"
+    used = {(step, order) for step, order, _ in batches}
+    groups = {order for _, order in used}
+    assert batches.keys() == {(*use, repeat) for use in used for repeat in range(REPEATS)}
+    assert max(Counter(order for _, order in used).values()) <= times
+    again = [order for row in rows for order in row.get("again", ())]
     dropped = {order for row in rows for order in row.get("discarded", ())}
     trained = {order for row in rows for order in row["tasks"]}
-    assert len(trained) == STEPS * GROUPS and trained | dropped == groups and not trained & dropped
+    assert sum(len(row["tasks"]) for row in rows) == len(trained) == STEPS * GROUPS - len(again)
+    assert trained | dropped == groups and not trained & dropped and set(again) <= trained
+    assert len(used) == STEPS * GROUPS + len(dropped)
 
     # by the ledger alone
     told = by_sqlite(tmp_path / "store.db") if server is None else by_mongodb(server)
-    assert set(told.uses.values()) <= {0, 1}
+    assert set(told.uses.values()) <= {*range(times + 1)}
     names = {"running": "leased", "completed": "closed"}
     states = {place: names.get(state, state) for place, state in told.states.items()}
+    waiting = {lease.order: list(lease.used) for lease in ledger.closed() if lease.used}
+    assert waiting == {order: sorted(step for step, each in used if each == order) for order in waiting}
     over = {place for place in range(told.begun) if states.get(place, "over") == "over"}
-    assert over == groups, "every position is over and in a batch, or waits to be played or trained: none is lost"
+    assert over | waiting.keys() == groups and not over & waiting.keys(), (
+        "every position is over and in a batch, or waits to be played or trained: none is lost"
+    )
     assert set(states.values()) <= {"over", "closed", "waiting", "leased"}
     report = prove_recorded(str(run), run.parent, ids_only=True)
     assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
-    print(f"{kind}: {dict(killed)}: {len(trained)} groups trained, {len(dropped)} discarded, 0 lost, 0 twice, 0 stuck")
+    done = f"{len(trained)} groups trained in {len(trained) + len(again)} uses, {len(dropped)} discarded"
+    print(f"{kind}: {dict(killed)}: {done}, 0 lost, 0 twice in a step, 0 stuck")

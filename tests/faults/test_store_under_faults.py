@@ -22,7 +22,7 @@ MONGO_FAULTS = 400
 def test_nothing_is_lost_and_nothing_is_trained_twice(
     least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, seed, counts, trained = [0.0], 0, Counter[str](), 0
+    clock, seed, counts, trained = [0.0], 0, Counter[str](), Counter[str]()
     monkeypatch.setattr(sqlite_store.time, "time", lambda: clock[0])
     connect = sqlite_store.connect
     while counts.total() < least:
@@ -32,7 +32,7 @@ def test_nothing_is_lost_and_nothing_is_trained_twice(
         clock[0] = 1_000_000.0
         trained += played(tmp_path / str(seed), lambda folder: SqliteGround(folder, clock), seed, faults)
         counts += faults.counts
-    assert set(counts) >= {"kill", "disk full", "stop", "clock"} and trained > seed
+    assert set(counts) >= {"kill", "disk full", "stop", "clock"} and trained["uses"] > trained["groups"] > seed
     report(counts, seed, trained)
 
 
@@ -57,7 +57,7 @@ def test_the_same_over_a_server_whose_connections_are_cut_and_which_is_killed(
         return asked(self, one, base)
 
     monkeypatch.setattr(connection.Connection, "_asked", with_faults)
-    seed, counts, trained = 0, Counter[str](), 0
+    seed, counts, trained = 0, Counter[str](), Counter[str]()
     wanted = {"kill", "connections cut", "mongod killed", "mongod stopped", "stop", "clock"}
     with Way(mongod.port) as way:
         while counts.total() < MONGO_FAULTS or not wanted <= set(counts):  # what is drawn depends on how it went
@@ -69,12 +69,12 @@ def test_the_same_over_a_server_whose_connections_are_cut_and_which_is_killed(
             finally:
                 ground.close()
             counts += armed[-1].counts
-    assert trained > seed
+    assert trained["uses"] > trained["groups"] > seed
     report(counts, seed, trained)
 
 
-def played(folder: Path, ground: Any, seed: int, faults: Faults) -> int:
-    """One world to its end. Answers how many groups were trained."""
+def played(folder: Path, ground: Any, seed: int, faults: Faults) -> Counter[str]:
+    """One world to its end. Answers how many groups were trained, and how many times in all."""
     folder.mkdir()
     world = World(folder, ground(folder), seed, faults)
     for _ in range(TURNS):
@@ -82,8 +82,10 @@ def played(folder: Path, ground: Any, seed: int, faults: Faults) -> int:
     world.calm()
     world.check()
     world.close()
-    return len(world.trainer.trained)
+    steps = world.trainer.steps.values()
+    return Counter(groups=len(steps), uses=sum(map(len, steps)))
 
 
-def report(counts: Counter[str], seeds: int, trained: int) -> None:
-    print(f"{counts.total()} faults ({dict(counts)}) over {seeds} seeds: {trained} groups trained, 0 lost, 0 twice")
+def report(counts: Counter[str], seeds: int, trained: Counter[str]) -> None:
+    done = f"{trained['groups']} groups trained in {trained['uses']} uses, 0 lost, 0 twice in a step"
+    print(f"{counts.total()} faults ({dict(counts)}) over {seeds} seeds: {done}")

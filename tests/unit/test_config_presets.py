@@ -67,7 +67,19 @@ def test_a_name_that_is_none_or_comes_too_late_is_refused(tmp_path):
         load_experiment(path)
 
 
-def test_training_twice_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match="The ledger gives each group to one step"):
-        of("grpo", max_trained_count=2)
-    assert of("grpo", max_trained_count=1, retrained_interval=3).ajet.trainer_common.algorithm.preset == "grpo"
+def ready(backbone: str, mode: str, times: int = 2, *, serving: bool = False) -> None:
+    tree = {"ajet": {"model": {"path": "embedded:tiny"}, "task_reader": {"type": "random_dummy"}}}
+    tree["ajet"] |= {"backbone": backbone, "rollout": {"user_workflow": "w.py->W"}}
+    tree["ajet"]["trainer_common"] = {"mode": mode, "algorithm": {"max_trained_count": times, "retrained_interval": 2}}
+    Experiment.from_dict(tree, base=Path("/somewhere")).require_ready(serving=serving)
+
+
+def test_training_twice_is_refused_where_no_group_waits_for_a_second_step():
+    assert of("grpo", max_trained_count=2).ajet.trainer_common.algorithm.max_trained_count == 2
+    for backbone, mode in (("local", "sync"), ("verl", "separate_async")):
+        ready(backbone, mode, 1)
+        with pytest.raises(ConfigError, match=f"trained on in one step on {backbone}, in mode: {mode}"):
+            ready(backbone, mode)
+    with pytest.raises(ConfigError, match="trained on in one step in ajet serve"):
+        ready("local", "async", serving=True)
+    ready("local", "async")

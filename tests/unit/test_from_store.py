@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from ajet.run import from_store as module
-from ajet.run.from_store import FromStore
+from ajet.run.closed_groups import ClosedGroups, Reuse
+from ajet.run.from_store import FromStore, ahead
 from ajet.schema.call import VersionRun
+from ajet.schema.episode import Group, Outcome
 from ajet.schema.task import Task
 from ajet.store import Kept, SharedStore, open_shared
 from tests.local_fixtures import config_of
@@ -29,7 +31,8 @@ class Trainer:
         config = config_of(**{"data__train_batch_size": 1, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, max_attempts=2)
         self.source = FromStore(self.store)  # type: ignore[arg-type]
-        self.source._store, self.source._ahead = self.store, 8
+        self.source._store, self.source._ahead = self.store, ahead(config)
+        self.source._closed = ClosedGroups(self.store, config.trainer_common)
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
@@ -54,10 +57,14 @@ class Trainer:
         return self.steps[-1]
 
     def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> None:
-        self.steps.append({"groups": [group.order for group in groups], **more})
+        """As the real one, with a learner that learns from each group."""
+        orders, reuse = [group.order for group in groups], more["reuse"]
+        self.steps.append({"groups": orders, **more})
         training.step += 1
         self.backbone.version += 1
-        self.store.use([group.order for group in groups], training.step)
+        outcomes = {each.uuid: Outcome(step=training.step) for group in groups for each in group.episodes}
+        self.store.use(orders, training.step, again=reuse.staying(groups, outcomes))
+        self.store.discard([*(group.order for group in more["unused"]["stale"]), *reuse.worn], training.step, "stale")
 
 
 @pytest.fixture
@@ -91,3 +98,72 @@ def test_a_position_that_is_given_up_is_said_once_and_stands_in_each_row(trainer
     assert list(first["given_up"]) == list(second["given_up"]) == [0]
     assert [len(why) for why in first["given_up"][0]] == [module.LONGEST_REASON] * 2
     assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
+
+
+TIMES = "algorithm__max_trained_count"
+REST = "algorithm__retrained_interval"
+AGE = "max_staleness"
+
+
+def test_a_group_is_trained_so_often_new_ones_first_and_with_steps_between(trainer: Callable[..., Trainer]) -> None:
+    made = trainer(**{TIMES: 3, REST: 2, AGE: None})
+    made.play(0)
+    assert made.step()["groups"] == [0]
+    for order in (1, 2):
+        made.play(order)
+    assert made.step()["groups"] == [1], "new ones first"
+    assert made.step()["groups"] == [2], "also where another may be used again"
+    found = [made.step() for _ in range(6)]
+    assert [step["groups"] for step in found] == [[0], [1], [2], [0], [1], [2]]
+    assert [list(step["reuse"].again) for step in found] == [[0], [1], [2], [], [], []]
+    assert all(step["reuse"].before == step["groups"] for step in found)
+    made.play(3)
+    assert made.step()["groups"] == [3] and made.store.depths().over == 3, "and then never again"
+
+
+def test_what_is_too_old_for_another_time_is_used_up_and_no_stale_group(trainer: Callable[..., Trainer]) -> None:
+    made = trainer(**{TIMES: 5, AGE: 1})
+    made.play(0)
+    assert [made.step()["groups"], made.step()["groups"]] == [[0], [0]]
+    made.play(1, version=2)
+    third = made.step()
+    assert (third["groups"], third["reuse"].worn, third["unused"]) == ([1], [0], {"stale": []})
+    depths = made.store.depths()
+    assert (depths.again, depths.closed, depths.over) == (1, 0, 1) and made.store.begun() == []
+
+
+def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_place(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(**{TIMES: 2, AGE: 1})
+    below: list[int] = []
+    monkeypatch.setattr(made.source, "_terms", SimpleNamespace(policy=lambda *given, **more: given[4]), raising=False)
+    monkeypatch.setattr(made.source, "_weights", lambda step: None)
+    monkeypatch.setattr(made.source, "_run", SimpleNamespace(run_id="run"), raising=False)
+    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
+    monkeypatch.setattr(made.store, "announce", below.append)
+    made.play(0)
+    late = made.store.lease(1)  # a long one, which two steps overtake
+    assert made.step()["groups"] == made.step()["groups"] == [0]
+    made.source._announce(made.training)
+    assert below == [2], "one under way is all that there may be"
+    made.store.give_back(late)
+    made.play(1)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: made.play(2, version=2))
+    third = made.step()  # begins with the stale one alone, and would wait for ever for another
+    assert below == [2, 3] and (third["groups"], [group.order for group in third["unused"]["stale"]]) == ([2], [1])
+
+
+def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:
+    groups = [Group(TASKS.task(order), order, [episode(f"{order}", order=order)]) for order in (0, 1, 2)]
+    outcomes = {"0": Outcome(step=4), "1": Outcome(untrained={"zero_variance": 2}), "2": Outcome(step=4)}
+    assert Reuse(again=[0, 1]).staying(groups, outcomes) == [0]
+
+
+@pytest.mark.parametrize(
+    ("times", "most", "groups"), [(1, 4, 20), (2, 4, 10), (3, 4, 7), (9, 4, 4), (1, None, 8), (3, None, 8)]
+)
+def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
+    times: int, most: int | None, groups: int
+) -> None:
+    assert ahead(config_of(**{"data__train_batch_size": 4, TIMES: times, AGE: most})) == groups

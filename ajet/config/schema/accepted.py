@@ -34,7 +34,6 @@ ACCEPTED: Mapping[str, str] = {
     "trainer_common.save_trajectory_as_json_file": _RECORDED,
     "trainer_common.val_print_to_markdown_file_path": _RECORDED,
     "trainer_common.train_print_to_markdown_file_path": _RECORDED,
-    "trainer_common.algorithm.retrained_interval": "an episode is trained on once (`max_trained_count`)",
     "trainer_common.val_max_num_task_clip_method": "all validation tasks are played",
     "trainer_common.optim.optimizer_impl": "it is torch's",
     "trainer_common.optim.zero_indexed_step": "the first step is 1",
@@ -70,11 +69,6 @@ UNCHANGED: Mapping[str, Unchanged] = {
     "trainer_common.val_only": Unchanged(False, "A training also trains; without a trainer, debug plays the tasks."),
     "trainer_common.val_max_num_task_each_validation": Unchanged(
         None, "All validation tasks are played: give the reader a smaller validation split."
-    ),
-    "trainer_common.algorithm.max_trained_count": Unchanged(
-        1,
-        "The ledger gives each group to one step, so that none is lost and none trained twice; "
-        "ajet.trainer_common.mini_batch_num makes several optimizer steps of it.",
     ),
     "trainer_common.ppo_epochs": Unchanged(
         1, "A batch is trained on once; ajet.trainer_common.mini_batch_num says in how many optimizer steps."

@@ -85,6 +85,21 @@ class Algorithm(Section):
         "AgentRL: the bounds narrow by exp(-this * age), the age of a token in policy versions; null: they do not.",
         ge=0,
     )
+    max_trained_count: int = key(
+        1,
+        "AgentRL: a group is trained on in up to so many steps, once in each, where new ones do not fill a batch and "
+        "it is no older than `max_staleness` (`mode: async` and --from-store, on local; elsewhere 1).",
+        idle={SERVE: "what clients play is trained on once"},
+        unless=("trainer_common.mode", "async"),
+        ge=1,
+    )
+    retrained_interval: int = key(
+        1,
+        "AgentRL: steps from one of these to the next, at least.",
+        idle={SERVE: "what clients play is trained on once"},
+        unless=("trainer_common.mode", "async"),
+        ge=1,
+    )
     balance_sample: bool = key(
         False,
         "AgentRL: of a group's attempts of reward 0 train at most one more than there are others, of the others at "

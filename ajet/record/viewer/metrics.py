@@ -13,7 +13,7 @@ from ajet.record.bounded_json import parse_object
 
 MOST_BYTES = 64 << 20
 """Of one answer; the rest is asked for next."""
-LEFT_OUT = ("tasks", "discarded", "waiting", "given_up")
+LEFT_OUT = ("tasks", "again", "discarded", "waiting", "given_up")
 """Of a row: what no curve shows."""
 
 

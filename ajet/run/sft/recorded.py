@@ -63,10 +63,13 @@ def require_same_words(lessons: Sequence[Lesson], words: Renderer, run: str) -> 
 
 def _groups(folder: Path) -> Iterator[list[Episode]]:
     """The usable episodes of each group, the best first."""
-    files = EpisodeFiles(folder / "episodes")
+    files, seen = EpisodeFiles(folder / "episodes"), set[str]()
     for step in files.steps():
         groups: dict[str, list[Episode]] = {}
         for episode in files.read(step):
+            if episode.uuid in seen:
+                continue  # several steps may have trained on it
+            seen.add(episode.uuid)
             if episode.scored and any(line.sampled for line in episode.timelines):
                 groups.setdefault(episode.group, []).append(episode)
         for members in groups.values():

@@ -86,9 +86,21 @@ def use(of: str, step: int, reason: str | None) -> Update:
     return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
 
-def unused(of: str) -> Update:
+def use_again(of: str, step: int) -> Update:
+    """Used, and still closed, for a later step."""
+    one = {"of": of, "step": step, "reason": None, "again": True}
+    return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
+
+
+def used_by(of: str, step: int) -> Document:
+    """Positions that this step has used, in this commit."""
+    return {"uses": {"$elemMatch": {"of": of, "step": step}}}
+
+
+def unused(of: str, step: int) -> Update:
     """Back, as it was before."""
-    rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$ne": ["$$use.of", of]}}}
+    this = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
+    rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": this}}}
     return [{"$set": {"status": "$was", "uses": rest}}]
 
 
@@ -97,6 +109,6 @@ def reopened() -> Update:
     return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
 
 
-def holding(names: Iterable[str]) -> Document:
-    """Positions whose use one of these commits has."""
-    return {"uses.of": {"$in": list(names)}}
+def last_use(names: Iterable[str]) -> Document:
+    """What a use is that ends its position and that one of these commits has."""
+    return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

@@ -26,7 +26,7 @@ from ajet.store.mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, task_of
 from ajet.store.mongo.ledger import Ledger
-from ajet.store.mongo.records import Records
+from ajet.store.mongo.records import Records, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
@@ -119,16 +119,19 @@ class MongoStore:
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
-            return self._records.leases(self._link.find(TASK, wanted, limit=count or 0))
+            found = self._link.find(TASK, wanted, limit=count or 0)
+            return self._records.leases(found, self._holding(found))
 
     def begun(self) -> list[int]:
         """See the contract."""
         wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
-        return [each["_id"] for each in self._link.find(TASK, wanted, {"_id": 1})]
+        found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
+        names = self._holding(found)
+        return [each["_id"] for each in found if not steps_of(each, names)]
 
-    def use(self, orders: Iterable[int], step: int) -> None:
+    def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
         """See the contract."""
-        self._end(orders, step, None)
+        self._end(orders, step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """See the contract."""
@@ -145,7 +148,8 @@ class MongoStore:
         with self._lock:
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
-            self._records.note_uses(self._link.find(TASK, {"uses.of": name}, {"uses": 1}))
+            used = self._link.find(TASK, {"uses.of": name}, {"uses": 1})
+            self._records.note_uses(used, self._holding(used, [name]))
             self._ledger.end_commit(name)
             return {"commit": name}
 
@@ -153,10 +157,9 @@ class MongoStore:
         """See the contract."""
         with self._lock:
             self._ledger.require_trainer()
-            of = {"of": {"$in": self._ledger.held()}, "step": {"$lte": step}}
-            found = self._link.find(
-                TASK, {"status": OVER, "uses": {"$elemMatch": of}, "ends": {"$ne": None}}, {"ends": 1}
-            )
+            last = changes.last_use(self._ledger.held())
+            last["$elemMatch"]["step"] = {"$lte": step}
+            found = self._link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
             orders = [each["_id"] for each in found]
             for start in range(0, len(found), 100):
                 self._records.remove([end["uuid"] for each in found[start : start + 100] for end in each["ends"]])
@@ -233,14 +236,27 @@ class MongoStore:
             self._expire()
             found = self._counted([{"$match": {"ends": {"$ne": None}}}, {"$sortByCount": "$status"}])
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
-            return Depths(**{name: found.get(state, 0) for name, state in names.items()}, next=self._last() + 1)
+            told = {name: found.get(state, 0) for name, state in names.items()}
+            kept = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
+            holding = self._holding(kept)
+            told["again"] = sum(bool(steps_of(each, holding)) for each in kept)
+            told["closed"] -= told["again"]
+            return Depths(**told, next=self._last() + 1)
 
     def _take_back_late_uses(self) -> None:
         """Of an earlier trainer, which was about to write them when this one began."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self._link.find(TASK, late, {"_id": 1}, limit=1):
-            holding = [*self._ledger.held(), self._ledger.open]
-            self._link.update(TASK, {"$and": [late, {"uses.of": {"$nin": holding}}]}, changes.reopened())
+            last = changes.last_use([*self._ledger.held(), self._ledger.open])
+            self._link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopened())
+
+    def _holding(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
+        """The commits that hold, the one that is to come included, as far as uses of these positions are of one;
+        `least`: those that do in any case."""
+        if all(use["of"] in least for each in positions for use in each["uses"]):
+            return set(least)
+        self._ledger.refresh()
+        return {*self._ledger.held(), self._ledger.open, *least}
 
     def _before_taking(self) -> None:
         if self._ledger.own:
@@ -299,29 +315,40 @@ class MongoStore:
             self._link.ask(lambda base: base[TASK].delete_many({"_id": {"$in": late}}))
         return [each for each in found if each["_id"] not in late]
 
-    def _end(self, orders: Iterable[int], step: int, reason: UntrainedReason | None) -> None:
+    def _end(
+        self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
+    ) -> None:
         wanted = sorted(set(orders))
+        stay, end = [order for order in wanted if order in again], [order for order in wanted if order not in again]
         with self._lock:
             self._ledger.require_trainer()
             name = self._ledger.open
-            there = {"_id": {"$in": wanted}, "status": {"$in": [RUNNING, CLOSED]}}
-            free = {each["_id"] for each in self._link.find(TASK, there, {"_id": 1})}
+            ending = {"_id": {"$in": end}, "status": {"$in": [RUNNING, CLOSED]}}
+            staying = {"_id": {"$in": stay}, "status": CLOSED, "ends.0": {"$exists": True}}
+            found = self._link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
+            names = self._holding(found)
+            free = {each["_id"] for each in found if max(steps_of(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
-                raise LeaseLost(f"positions {foreign} are not leased")
-            self._link.update(TASK, there, changes.use(name, step, reason))
-            ours = {"_id": {"$in": wanted}, "uses.of": name}
+                raise LeaseLost(f"positions {foreign} are not leased, or a step has used them")
+            ours = {"_id": {"$in": wanted}, **changes.used_by(name, step)}
+            if end:
+                self._link.update(TASK, ending, changes.use(name, step, reason))
+            if stay:
+                once = {"$nor": [changes.used_by(name, step)]}  # a try whose answer was lost may have done it
+                self._link.update(TASK, {**staying, **once}, changes.use_again(name, step))
             took = {each["_id"] for each in self._link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
-                self._link.update(TASK, {**ours, "status": OVER}, changes.unused(name))
+                self._link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.unused(name, step))
                 raise LeaseLost(f"positions {lost} are not leased")
 
     def _mend(self) -> None:
         """Let those uses hold that the ledger's head knows, and no other, and let nothing be there that is nobody's."""
         names = self._ledger.held()
-        self._link.update(TASK, {"status": {"$ne": OVER}, **changes.holding(names)}, [{"$set": {"status": OVER}}])
-        back = {"status": OVER, "uses.of": {"$nin": names}, "ends": {"$ne": None}}
-        orders = [each["_id"] for each in self._link.find(TASK, back, {"_id": 1})]
-        self._records.note_unused(orders)
+        last = changes.last_use(names)
+        self._link.update(TASK, {"status": {"$ne": OVER}, "uses": last}, [{"$set": {"status": OVER}}])
+        back = {"status": OVER, "uses": {"$not": last}, "ends": {"$ne": None}}
+        kept = {"status": CLOSED, "uses.again": True}
+        self._records.note_uses(self._link.find(TASK, {"$or": [back, kept]}, {"uses": 1}), names)
         self._link.update(TASK, back, changes.reopened())
         self._link.update(TASK, changes.of_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
         self._raise_floor()
@@ -329,8 +356,9 @@ class MongoStore:
 
     def _drop(self, usable: Usable) -> None:
         there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
-        for lease in self._records.leases(self._link.find(TASK, there)):
-            if not usable(lease.kept):
+        found = self._link.find(TASK, there)
+        for lease in self._records.leases(found, self._holding(found)):
+            if not lease.used and not usable(lease.kept):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove([one.episode.uuid for one in lease.kept])

@@ -8,7 +8,7 @@ of `mongo_store`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.secrets import Redactor
@@ -53,33 +53,32 @@ class Records:
         self._link.ask_quickly(parts)
         self._link.ask(lambda base: base[RECORD].delete_many({"_id": gone}))
 
-    def leases(self, positions: Iterable[Document | None]) -> list[Lease]:
-        """Positions with what was put of each."""
+    def leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
+        """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold."""
         tasks = [each for each in positions if each is not None]
         uuids = [end["uuid"] for each in tasks for end in each["ends"]]
         kept = self._kept(uuids) if uuids else {}
         return [
-            Lease(each["_id"], each["fence"], tuple(kept[end["uuid"]] for end in each["ends"])) for each in tasks
-        ]  # fmt: skip
+            Lease(each["_id"], each["fence"], tuple(kept[end["uuid"]] for end in each["ends"]), steps_of(each, names))
+            for each in tasks
+        ]
 
-    def note_uses(self, positions: Iterable[Document]) -> None:
-        """Records say what became of them: for readers; what counts is the position."""
-        steps: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
+        """Records say what became of them: for readers; what counts is the position. `names`: of the commits that
+        hold."""
+        alike: dict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
         for each in positions:
-            last = each["uses"][-1]
-            steps[last["step"], last["reason"] is None].append(each["_id"])
+            left = any(use["reason"] is not None for use in each["uses"] if use["of"] in names)
+            alike[steps_of(each, names), left].append(each["_id"])
 
         def say(base: Database[dict[str, Any]]) -> None:
-            for (step, trained), orders in steps.items():
-                said = {"trained_count": 1, "last_trained_step": step} if trained else {"status": "abandoned"}
+            for (steps, left), orders in alike.items():
+                said: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
+                if left and not steps:
+                    said = {"status": "abandoned"}
                 base[RECORD].update_many({"task": {"$in": orders}}, {"$set": said})
 
         self._link.ask_quickly(say)
-
-    def note_unused(self, orders: Sequence[int]) -> None:
-        """The same where a use does not hold."""
-        unused = {"$set": {"trained_count": 0, "last_trained_step": None}}
-        self._link.update(RECORD, {"task": {"$in": list(orders)}}, unused)
 
     def sweep(self) -> None:
         """Remove records that no position names, and whose put can't be under way: its lease is lost."""
@@ -143,3 +142,8 @@ class Records:
             record["_id"]: kept_of(record, *(parts[name][record["_id"]] for name in (CALL, DATA, BLOB)))
             for record in self._link.find(RECORD, {"_id": {"$in": list(uuids)}})
         }
+
+
+def steps_of(position: Document, names: Collection[str]) -> tuple[int, ...]:
+    """Of the updates that were over it. `names`: of the commits that hold."""
+    return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

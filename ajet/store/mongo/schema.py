@@ -36,7 +36,11 @@ def _indexed(base: Database[dict[str, Any]]) -> None:
         base[name].create_indexes([IndexModel(key) for key in keys])
 
 
-STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed,)
+def _used_again(base: Database[dict[str, Any]]) -> None:
+    """Uses may have `again`, which an earlier ajet would take for the last ones of their positions."""
+
+
+STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed, _used_again)
 """From the version that is its number to the next."""
 VERSION = len(STEPS)
 

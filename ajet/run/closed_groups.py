@@ -1,0 +1,110 @@
+"""Closed groups that the trainer has read from a shared store, and which of them a step may be made of.
+
+Invariants: a group that no step has trained on comes before one that a step has. None is trained on more often than
+`max_trained_count`, none again within `retrained_interval` steps, none that is older than `max_staleness`; how often
+and when it was is the store's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ajet.algorithm.staleness import freshness
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome
+
+if TYPE_CHECKING:
+    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.store import Lease, SharedStore
+    from ajet.task_reader import TaskOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Of a step's groups: positions that were trained on before, or may be once more."""
+
+    before: Collection[int] = ()
+    """A step has trained on these."""
+    again: Collection[int] = ()
+    """A later step may train on these, too."""
+    worn: Collection[int] = ()
+    """None of the step's: trained on before, and too old by now to be once more."""
+
+    def staying(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
+        """Those of `again` of which this step has trained on something: of the others no later one would, either."""
+        return [
+            group.order
+            for group in groups
+            if group.order in self.again
+            and any(outcomes.get(each.uuid, NO_OUTCOME).step is not None for each in group.episodes)
+        ]
+
+
+@dataclass(slots=True)
+class Ready:
+    """What there is for a step."""
+
+    groups: list[Group] = field(default_factory=list)
+    """To be trained on, in this order."""
+    stale: list[Group] = field(default_factory=list)
+    """Too old, and never trained on."""
+    worn: list[int] = field(default_factory=list)
+    """See `Reuse`."""
+
+
+class ClosedGroups:
+    """Of one store."""
+
+    def __init__(self, store: SharedStore, trainer: TrainerCommon) -> None:
+        self._store, self._trainer = store, trainer
+        self._held: dict[int, tuple[Group, tuple[int, ...]]] = {}
+        """Each with the steps that have trained on it."""
+
+    def read(self, tasks: TaskOrder) -> None:
+        """What has closed meanwhile."""
+        for lease in self._store.closed(but=self._held.keys()):
+            self._held[lease.order] = _group(lease, tasks), lease.used
+
+    def ready(self, version: int, step: int) -> Ready:
+        """For that step, an update of the policy's `version`."""
+        found, again = Ready(), list[tuple[int, Group]]()
+        rest = self._trainer.algorithm.retrained_interval
+        for order in sorted(self._held):
+            group, used = self._held[order]
+            if not fresh(group, version, self._trainer):
+                if used:
+                    found.worn.append(order)
+                else:
+                    found.stale.append(group)
+            elif not used:
+                found.groups.append(group)
+            elif used[-1] + rest <= step:
+                again.append((len(used), group))
+        found.groups += [group for _, group in sorted(again, key=lambda each: each[0])]
+        return found
+
+    def take(self, groups: Sequence[Group], stale: Sequence[Group], worn: Sequence[int]) -> Reuse:
+        """They are a step's, or nobody's any more; what is used again is read again."""
+        used = {group.order: self._held.pop(group.order)[1] for group in groups}
+        for order in (*(group.order for group in stale), *worn):
+            del self._held[order]
+        most = self._trainer.algorithm.max_trained_count
+        again = [order for order, steps in used.items() if len(steps) + 1 < most]
+        return Reuse([order for order, steps in used.items() if steps], again, worn)
+
+
+def fresh(group: Group, version: int, trainer: TrainerCommon) -> bool:
+    """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
+    weights that no checkpoint has any more."""
+    return newest(group.episodes, version) <= version and freshness(group.episodes, version, trainer).usable
+
+
+def newest(episodes: Iterable[Episode], version: int) -> int:
+    """The latest policy version that sampled in them; `version` where none did."""
+    return max((run.high for each in episodes for call in each.calls for run in call.versions), default=version)
+
+
+def _group(lease: Lease, tasks: TaskOrder) -> Group:
+    episodes = sorted((kept.episode for kept in lease.kept), key=lambda episode: episode.repeat)
+    return Group(tasks.task(lease.order), lease.order, episodes)
