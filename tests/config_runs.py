@@ -148,8 +148,8 @@ def _client(status: Path) -> None:
         time.sleep(0.02)
     admin = {"authorization": f"Bearer {KEY}"}
     with httpx.Client(base_url=url, timeout=60) as client:
-        for repeat in range(2):
-            opened = client.post("/episodes", json={}, headers=admin).raise_for_status().json()
+        for repeat, body in ((1, {"task": "What is 2 + 2?", "held_out": True}), (0, {}), (1, {})):
+            opened = client.post("/episodes", json=body, headers=admin).raise_for_status().json()
             body = {"model": opened["model"], "messages": [{"role": "user", "content": opened["task"]["main_query"]}]}
             own = {"authorization": f"Bearer {opened['api_key']}"}
             client.post(f"{opened['base_url']}/chat/completions", json=body, headers=own).raise_for_status()

@@ -22,6 +22,7 @@ from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import EVERYWHERE, SERVE, Reason, walk
 from ajet.config.schema.choices import is_reference
+from ajet.config.schema.reasons import OF_CLIENTS
 from ajet.config.schema.sft import IDLE as GIVEN
 
 RESOLVED = "# The resolved config of "
@@ -51,7 +52,8 @@ def idle_reason(
 ) -> Reason | None:
     """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
     the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
-    said = None if _chosen(notes.get("unless"), config) else _declared(notes, backbone, serving)
+    validates = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
+    said = None if _chosen(notes.get("unless"), config) else _declared(notes, backbone, serving, validates)
     reasons: list[Reason] = [said] if said is not None else []
     if config.sft.objective is not None and not serving and (why := _of_table(GIVEN, notes["path"])) is not None:
         reasons.append(why)
@@ -72,13 +74,14 @@ def _value(config: Any, key: str) -> Any:
     return config
 
 
-def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool) -> Reason | None:
+def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool) -> Reason | None:
     """What the innermost place says that says anything: the schema of `ajet serve` or of all backbones, or else the
-    backbone's descriptor."""
+    backbone's descriptor. `validates`: the server plays held-out tasks as a launch does."""
     for place in (SERVE,) * serving + (EVERYWHERE,):
         if place in notes["idle"]:
             reason: Reason | None = notes["idle"][place]
-            return reason
+            if not (validates and reason is not None and reason.why in OF_CLIENTS):
+                return reason
     return _of_table(backbone.idle, notes["path"])
 
 

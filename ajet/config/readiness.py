@@ -103,9 +103,10 @@ def _able(wanted: Capability) -> list[str]:
 
 def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
     """Raises ConfigError where a group is to be trained on by several steps and none waits for a second one."""
-    backbone, times = described(config.backbone), config.trainer_common.algorithm.max_trained_count
-    if times > 1 and "trains" in backbone.can and (serving or config.trainer_common.mode != "async"):
-        where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {config.trainer_common.mode}"
+    backbone, times = described(config.backbone), value_at(config, tuple(TIMES.split(".")))
+    mode = value_at(config, ("trainer_common", "mode"))
+    if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
+        where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {mode}"
         raise ConfigError(
             f"Each group is trained on in one step {where}.",
             where=f"{layers.where(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",

@@ -16,13 +16,13 @@ import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from loguru import logger
 
 from ajet.algorithm import discarded
-from ajet.algorithm.staleness import announce, staleness
+from ajet.algorithm.staleness import announce
 from ajet.record.console import console, counted, printable
 from ajet.record.learned import why_nothing
 from ajet.rollout.wiring import open_gateway
@@ -32,9 +32,10 @@ from ajet.run.launch import recorded, refuse_untrainable
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse
+from ajet.run.served_batch import Batch
+from ajet.run.served_held_out import conclude_late, validate_served, who_validates, will_validate
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
-from ajet.run.validation import conclude_held_out
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.schema.errors import UserError
 from ajet.store import RunStore
@@ -42,10 +43,11 @@ from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.config import AjetConfig, Experiment
+    from ajet.config import Experiment
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
+    from ajet.run.parts import Parts
     from ajet.store import Store
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
@@ -68,6 +70,9 @@ class ServeParts:
     store: Store
     tasks: TaskOrder | None
     """Those of the task reader; None: clients bring all."""
+    held_out: Parts | None = None
+    """Who plays the held-out tasks of the task reader, on the same gateway; None: nobody says how, or there are
+    none."""
 
 
 def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = False, rehearsal: bool = True) -> int:
@@ -124,7 +129,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
-    backbone = gateway = desk = None
+    backbone = gateway = desk = held_out = None
     try:
         reader = open_reader(experiment) if experiment.names_tasks else None
         require_rubrics(experiment, run)
@@ -139,6 +144,8 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
         tasks = _order(experiment, reader, backbone) if reader and known else None
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(experiment, backbone)
+        if reader is not None and backbone.trains:
+            held_out = who_validates(experiment, run, reader, judge, backbone, gateway)
         desk = Desk(
             experiment,
             gateway,
@@ -150,9 +157,9 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
             keeper=keeper or store,
         )
-        yield ServeParts(experiment, backbone, gateway, desk, store, tasks)
+        yield ServeParts(experiment, backbone, gateway, desk, store, tasks, held_out)
     finally:
-        for part in (desk, gateway, backbone):
+        for part in (desk, held_out.rollout if held_out is not None else None, gateway, backbone):
             if part is not None:
                 part.close()
 
@@ -192,8 +199,9 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
     settings, run, desk = training.parts.experiment.ajet, training.run, served.desk
     trainer = settings.trainer_common
     last = trainer.total_training_steps
-    batch = Batch(training.step + 1)
+    batch, late = Batch(training.step + 1), list[Episode]()
     try:
+        validate_served(training, served.held_out)
         while last is None or training.step < last:
             began = time.monotonic()
             run.status.set(phase="serving", step=batch.step)
@@ -203,6 +211,8 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
                     with suppress(queue.Empty):  # its time is over
                         result = desk.results.get(timeout=batch.patience(settings.serve.batch_seconds))
                         batch.add(result, training.parts.backbone.version, trainer.max_staleness)
+                if will_validate(training, served.held_out, batch.step):
+                    batch.held_out, late = [], batch.held_out  # a step has the numbers of one validation
                 learn(
                     training,
                     batch.groups,
@@ -214,7 +224,8 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
                 )
             if training.exhausted:
                 _warn_idle(training)
-            batch = Batch(training.step + 1)
+            batch, late = Batch(training.step + 1, held_out=late), []
+            validate_served(training, served.held_out)
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()
@@ -226,9 +237,9 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
         raise
     except KeyboardInterrupt:
         logger.warning("interrupted: saving what was learned up to step {}", training.step)
-        _leave(training, served, batch)
+        _leave(training, served, batch, late)
         raise
-    _leave(training, served, batch)
+    _leave(training, served, batch, late)
 
 
 def _warn_idle(training: Training) -> None:
@@ -238,77 +249,14 @@ def _warn_idle(training: Training) -> None:
     logger.warning("nothing could be learned in the last {} steps: {}", idle, why_nothing(rows))
 
 
-@dataclass(slots=True)
-class Batch:
-    """What came in for a step."""
-
-    step: int
-    groups: list[Group] = field(default_factory=list)
-    """With something to train on."""
-    useless: list[Group] = field(default_factory=list)
-    """Without any scored episode."""
-    stale: list[Group] = field(default_factory=list)
-    """Too old."""
-    alone: list[Episode] = field(default_factory=list)
-    """Recorded only, as their clients wished."""
-    held_out: list[Episode] = field(default_factory=list)
-    """The same, at held-out tasks."""
-    began: float | None = None
-    """When its first group came in, by the monotonic clock."""
-
-    def whole(self, settings: AjetConfig) -> bool:
-        """Whether a step is to be made of it, as `serve` says."""
-        size, serve = settings.data.train_batch_size, settings.serve
-        if self.began is not None and self.patience(serve.batch_seconds) == 0.0:
-            return True
-        if serve.batch_by == "tasks":
-            return len({group.task.task_id for group in self.groups}) >= size
-        if serve.batch_by == "episodes":
-            scored = sum(episode.scored for group in self.groups for episode in group.episodes)
-            return scored >= size * settings.rollout.num_repeat
-        return len(self.groups) >= size
-
-    def patience(self, seconds: float | None) -> float | None:
-        """How long it may wait still; None: for ever."""
-        if seconds is None or self.began is None:
-            return None
-        return max(0.0, self.began + seconds - time.monotonic())
-
-    @property
-    def results(self) -> list[Group | Episode]:
-        """All of it."""
-        return [*self.groups, *self.useless, *self.stale, *self.alone, *self.held_out]
-
-    @property
-    def unused(self) -> Unused:
-        """Those that no batch takes, by the reason."""
-        return {"no_score": self.useless, "stale": self.stale}
-
-    def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
-        """Take in one result of the desk's, for an update of the policy's `version`."""
-        if isinstance(result, Episode):
-            (self.held_out if result.split == "validation" else self.alone).append(result)
-            return
-        oldest = staleness(result.episodes, version)
-        stale = max_staleness is not None and oldest > max_staleness
-        if stale:
-            logger.warning(
-                "task {}: {:g} steps old, more than trainer_common.max_staleness: recorded, and not trained on",
-                result.task.task_id,
-                oldest,
-            )
-        (self.stale if stale else self.groups if result.scored else self.useless).append(result)
-        if self.groups and self.began is None:
-            self.began = time.monotonic()
-
-
-def _leave(training: Training, served: ServeParts, batch: Batch) -> None:
+def _leave(training: Training, served: ServeParts, batch: Batch, late: list[Episode]) -> None:
     """End what is under way, record what was not trained on with the last step, save. Before the first step there is
-    no checkpoint to record it with: then it stays in the store, too."""
+    no checkpoint to record it with: then it stays in the store, too. `late`: held-out attempts that the batch was not
+    to have."""
     served.desk.close()
     run, left = training.run, Batch(training.step)
     done = batch.step == training.step  # the interrupt came after its step
-    for result in [*(() if done else batch.results), *_rest(served.desk)]:
+    for result in [*(() if done else batch.results), *late, *_rest(served.desk)]:
         left.add(result)
     unused: Unused = {"oversampled": left.groups, **left.unused}
     groups = [group for each in unused.values() for group in each]
@@ -320,7 +268,7 @@ def _leave(training: Training, served: ServeParts, batch: Batch) -> None:
     if left.alone:
         run.episodes.write(left.step, "debug", left.alone)
     if training.step:
-        conclude_held_out(left.held_out, run, step=left.step, on_step=training.on_step, total=training.total_steps)
+        conclude_late(left.held_out, training, served.held_out)
         for reason, each in unused.items():
             served.store.discard([group.order for group in each], left.step, reason)
             training.left += [group.order for group in each if group.order >= 0]

@@ -221,8 +221,11 @@ def train(
     total = training.total_steps
     _review(parts, training.algorithm, len(tasks))
     try:
-        if _owes_validation(training, parts):  # before the first step, or what an interruption kept from happening
-            _validate(training, parts)
+        validates = parts.reader.has("validation")
+        if validates and owes_validation(
+            training, total
+        ):  # before the first step, or what an interruption kept from happening
+            validate(training, parts)
             training.saved_step = -1  # a checkpoint of this step there may be: it lacks what was just measured
         if source is not None:
             source.begun(training)
@@ -232,8 +235,8 @@ def train(
                     train_step(training, parts, tasks, interrupts)
             else:
                 source.step(training, tasks, interrupts)
-            if _owes_validation(training, parts):
-                _validate(training, parts)
+            if validates and owes_validation(training, total):
+                validate(training, parts)
             with interrupts.held():
                 if source is not None:
                     source.learned(training)
@@ -369,18 +372,19 @@ def due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _owes_validation(training: Training, parts: Parts) -> bool:
-    """Whether a validation is due after the present step and has not been."""
-    trainer = parts.experiment.ajet.trainer_common
-    if not parts.reader.has("validation") or training.validated == training.step:
+def owes_validation(training: Training, last: int | None) -> bool:
+    """Whether a validation is due after the present step and has not been. `last`: the last step; None: there is
+    none."""
+    trainer = training.parts.experiment.ajet.trainer_common
+    if training.validated == training.step:
         return False
     if training.step == 0:
         return trainer.val_before_train
-    last = training.step == training.total_steps
-    return due(training.step, trainer.test_freq) or (last and bool(training.last_validation))
+    return due(training.step, trainer.test_freq) or (training.step == last and bool(training.last_validation))
 
 
-def _validate(training: Training, parts: Parts) -> None:
+def validate(training: Training, parts: Parts) -> None:
+    """Play the held-out tasks after the present step."""
     training.last_validation, training.measured = evaluate(
         parts, training.run, step=training.step, on_step=training.on_step, total=training.total_steps
     )

@@ -12,6 +12,8 @@ from ajet.backbone.verl.config import verl_config
 from ajet.config import Experiment
 from ajet.config.idle import idle_reason
 from ajet.descriptors import READERS
+from ajet.record import EpisodeFiles
+from tests.ajet_command import metric_rows
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
 from tests.config_runs import launched, loaded, on_verl, scorers_recorded, served
 from tests.verl_fixtures import experiment as on_gpus
@@ -40,7 +42,7 @@ IN_VAIN: dict[str, dict[str, str]] = {
         **dict.fromkeys(OUTLOOK, "read for what debug says of a training"),
     },
     "local": {},
-    "serve": HELD_OUT | {"rollout.user_workflow": "its file may register a scorer"},
+    "serve": {},
     "verl": {
         "rollout.engine": "an endpoint is refused; which of the others it is makes no difference",
         **dict.fromkeys(SIZES, "with another strategy a size above 1 is refused"),
@@ -82,8 +84,8 @@ UNREAD: dict[str, dict[str, str]] = {
         **BY_STEP,
         **BY_LOSS,
         **BY_MODELS,
-        "task_judge.judges": "read where there is no other judge",
-        "rollout.min_group": "read where a group's deadline has passed",
+        **AGENT,
+        **IN_SANDBOX,
         "rollout.policy_failure_reward": "read where an episode failed",
     },
     "verl": {
@@ -128,6 +130,11 @@ def test_serve(tmp_path, monkeypatch):
     with recorded_reads() as reads:
         experiment = served(tmp_path, monkeypatch)
     assert differences("serve", experiment, reads) == []
+    run = tmp_path / "runs" / "x"
+    rows = [(row["step"], row["validation/episodes"]) for row in metric_rows(run) if "validation/episodes" in row]
+    assert rows == [(0, 1), (1, 1)], "the server's own held-out task, one row a validation"
+    asked = [each.task.main_query for each in EpisodeFiles(run / "episodes").read(1, "validation")]
+    assert asked == ["What is 1 + 2?", "What is 2 + 2?"], "a client's is recorded with it"
 
 
 @without_verl
