@@ -56,7 +56,10 @@ class Trained:
     waiting: Sequence[int] = ()
     """Orders of tasks that were begun and are in no step yet."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """By order, those that samplers failed at until they were given out no more, and why each attempt failed."""
+    """By order, those that samplers failed at until they were given out no more, and why each attempt failed, as far as
+    no step of this process said so."""
+    dead: int = 0
+    """How many there are in all."""
 
     def newest(self, episode: Episode) -> int:
         """The latest policy version that can have sampled it: what no update used may have ended after this one."""

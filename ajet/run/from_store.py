@@ -68,7 +68,7 @@ class FromStore:
         self._stale = 0
         """Groups that wait to be discarded with the next step."""
         self._given_up: set[int] = set()
-        """Positions of which that was said."""
+        """Positions of which that was said, and that are so still."""
 
     def open(self, parts: Parts, run: RunDirectory, tasks: TaskOrder, at: Mapping[str, Any] | None) -> SharedStore:
         """Raises UserError."""
@@ -133,17 +133,27 @@ class FromStore:
         self._on_first(episodes_of(groups))
         self._on_first = lambda episodes: None
         refuse_if_all_failed(episodes_of(groups), step)
-        given_up, stale = self._dead(tasks), ready.stale
-        learn(training, groups, interrupts, began=began, unused={"stale": stale}, given_up=given_up, reuse=reuse)
+        given_up = self._newly_dead(tasks)
+        learn(
+            training,
+            groups,
+            interrupts,
+            began=began,
+            unused={"stale": ready.stale},
+            given_up=given_up,
+            dead=len(self._given_up),
+            reuse=reuse,
+        )
 
-    def _dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
-        """Positions that are given out no more, with what went wrong each time."""
-        dead = {each.order: [why[:LONGEST_REASON] for why in each.reasons] for each in self._store.dead()}
-        for order in dead.keys() - self._given_up:
-            name, why = tasks.task(order).task_id, dead[order]
+    def _newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
+        """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
+        dead = {each.order: each.reasons for each in self._store.dead()}
+        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in dead.keys() - self._given_up}
+        for order, why in new.items():
+            name = tasks.task(order).task_id
             logger.warning("task {} (position {}) is given up after {} attempts: {}", name, order, len(why), why[-1])
-        self._given_up |= dead.keys()
-        return dead
+        self._given_up = set(dead)
+        return new
 
     def _wait(self, training: Training, there: int, size: int) -> None:
         self._announce(training)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import queue
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,7 +176,8 @@ class Sampler:
             raise WentBack
         folder = Path(policy.weights) if policy.weights else None
         try:
-            taken = self._backbone.take(folder, version, Probe.of(policy.told.get(PROBE)), self._renew)
+            with self._renewed_meanwhile():
+                taken = self._backbone.take(folder, version, Probe.of(policy.told.get(PROBE)), self._renew)
         except FileNotFoundError:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
@@ -206,6 +208,25 @@ class Sampler:
             for order in list(self._under_way):  # which of them, and what is played of those for nobody
                 with self._unless_lost(order):
                     self._store.renew([self._under_way[order].lease])
+
+    @contextmanager
+    def _renewed_meanwhile(self) -> Iterator[None]:
+        """Within the block a thread renews what is held: to load weights may take longer than a lease is long. What it
+        finds lost, or cannot ask for, is found again by the next sign of life."""
+        leases, over = [each.lease for each in self._under_way.values()], threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self._renew_every):
+                with suppress(LeaseLost, *CANNOT_NOW):
+                    self._store.renew(leases)
+
+        beside = threading.Thread(target=renew, name="ajet-leases", daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beside.join()
 
     def _begin(self, policy: Policy) -> None:
         while sum(each.left for each in self._under_way.values()) < self._most:

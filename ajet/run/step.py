@@ -52,7 +52,8 @@ def conclude(
         metrics["train/retrained"] = len(trained.again)
     if trained.given_up:
         more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
-        metrics["train/given_up"] = len(trained.given_up)
+    if trained.dead:
+        metrics["train/given_up"] = trained.dead
     run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
     gaming.look(episodes, step)
     return metrics

@@ -69,11 +69,12 @@ class Tally:
             unused.update(row.get("discarded", ()))
             if "tasks" in row:
                 ahead = set(row.get("waiting", ()))  # of the newest step
-                dead = {int(order): tuple(why) for order, why in row.get("given_up", {}).items()}
+                dead |= {int(order): tuple(why) for order, why in row.get("given_up", {}).items()}
             failed += int(row.get("train/failed", 0))
             forked += int(row.get("train/forks", 0))
             held_out += int(row.get("validation/failed", 0))
         expected = max({*seen, *unused}, default=-1) + 1
+        dead = {order: why for order, why in dead.items() if order not in {*seen, *unused, *ahead}}  # else revived
         return cls(
             trained=len(seen),
             skipped=len({*range(expected)} - {*seen, *unused, *ahead, *dead}),

@@ -302,11 +302,12 @@ def learn(
     alone: Sequence[Episode] = (),
     held_out: Sequence[Episode] = (),
     given_up: Mapping[int, Sequence[str]] | None = None,
+    dead: int = 0,
     reuse: Reuse | None = None,
 ) -> None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
     `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
-    step; `unfinished` are to be leased again; `given_up`: see `Trained`. `reuse`: which groups were trained on
+    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`. `reuse`: which groups were trained on
     before, and which may be again; None: none."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
@@ -350,6 +351,7 @@ def learn(
             discarded=[group.order for group in left],
             waiting=store.begun(),
             given_up=given_up or {},
+            dead=dead,
         )
         if alone:
             run.episodes.write(step, "debug", alone)

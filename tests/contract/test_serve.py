@@ -17,6 +17,7 @@ from ajet.record import EpisodeFiles
 from ajet.run.accounting import check_tokens
 from ajet.run.served_batch import Batch
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
+from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.schema.tool_use import digest_of
 from ajet.store import RunStore
@@ -88,6 +89,28 @@ def test_no_episode_begins_while_what_is_outside_fails_but_one_to_see(monkeypatc
         assert served.client.post("/episodes", json={"task": "x"}).status_code == 503
         assert served.ask(probe).status_code == 200 and served.finish(probe, reward=1.0).status_code == 200
         assert served.play(task="x")["status"] == "completed"
+
+
+def test_who_was_admitted_before_an_outage_is_no_probe_of_it(monkeypatch):
+    monkeypatch.setattr("ajet.rollout.breaker.FIRST_PAUSE", 0.0)
+    with counter(breaker={"share": 0.0, "window": 1}) as served:
+        breaker, bring = served.desk._breaker, served.store.bring
+
+        def meanwhile(fails=False):
+            breaker._recent.append("engine")
+            breaker._look()
+            assert breaker.is_open and breaker.may_probe()  # another client's
+            if fails:
+                raise UserError("The store does not answer.")
+            return bring()
+
+        monkeypatch.setattr(served.store, "bring", meanwhile)
+        opened = served.open(task="x")
+        assert served.finish(opened, reward=1.0).status_code == 200 and breaker.is_open, "it says nothing of the outage"
+        breaker._close()
+        monkeypatch.setattr(served.store, "bring", lambda: meanwhile(fails=True))
+        assert error(served.client.post("/episodes", json={"task": "x"})) == (503, "store_down")
+        assert not breaker.may_probe(), "the other client's probe is under way"
 
 
 def test_a_key_dies_with_its_episode_and_a_path_may_stand_for_it():

@@ -80,7 +80,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         each.store.disconnect()
 
 
-def test_a_position_that_is_given_up_is_said_once_and_stands_in_each_row(trainer: Callable[..., Trainer]) -> None:
+def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(trainer: Callable[..., Trainer]) -> None:
     said: list[str] = []
     sink = module.logger.add(lambda message: said.append(str(message)), level="WARNING")
     made = trainer()
@@ -95,7 +95,7 @@ def test_a_position_that_is_given_up_is_said_once_and_stands_in_each_row(trainer
     finally:
         module.logger.remove(sink)
     assert (first["groups"], second["groups"]) == ([1], [2])
-    assert list(first["given_up"]) == list(second["given_up"]) == [0]
+    assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
     assert [len(why) for why in first["given_up"][0]] == [module.LONGEST_REASON] * 2
     assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
 

@@ -3,6 +3,7 @@ begun with other weights than the announced ones. The rollout's answers come whe
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -163,3 +164,34 @@ def test_after_an_error_what_was_leased_is_to_be_had_at_once(
     monkeypatch.setattr(sampler._store, "give_back", give_back)
     sampler.release()
     assert (ledger.depths().leased, ledger.depths().waiting, sampler.played.given_back) == (0, 1, 1)
+
+
+def test_what_is_held_is_renewed_while_weights_are_loaded(
+    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: here until it was."""
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    sampler._look()
+    renew, renewed, many = sampler._store.renew, list[list[int]](), threading.Event()
+
+    def noted(leases: Any) -> None:
+        renew(leases)
+        renewed.append([lease.order for lease in leases])
+        if len(renewed) == 3:
+            many.set()
+        if len(renewed) == 2:
+            raise UserError("The store does not answer.")
+
+    def take(folder: Path, version: int, probe: object, waits: object) -> bool:
+        assert many.wait(60)
+        return True
+
+    monkeypatch.setattr(sampler._store, "renew", noted)
+    monkeypatch.setattr(sampler._backbone, "take", take)
+    sampler._renew_every = 0.001
+    ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
+    sampler._looked, sampler._renewed = float("-inf"), float("inf")
+    sampler._look()
+    assert renewed[:3] == [[0]] * 3
+    count = len(renewed)
+    assert not [thread for thread in threading.enumerate() if thread.name == "ajet-leases"] and len(renewed) == count

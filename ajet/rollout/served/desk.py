@@ -167,17 +167,17 @@ class Desk:
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
-        self._refuse_more()
+        probe = self._refuse_more()
         self._beginning += 1
         try:
-            return await self._begun(opening)
+            return await self._begun(opening, probe)
         except BaseException:
-            self._breaker.ended(None, probe=self._breaker.is_open, aborted=True)
+            self._breaker.ended(None, probe=probe, aborted=True)
             raise
         finally:
             self._beginning -= 1
 
-    async def _begun(self, opening: Opening) -> dict[str, Any]:
+    async def _begun(self, opening: Opening, probe: bool) -> dict[str, Any]:
         task, group = opening.task, None
         if task is not None:
             self._refuse_crowded(task)  # before the store gives it a position
@@ -192,7 +192,7 @@ class Desk:
         self._refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
         try:
-            served = self._served(opening, task, group, lease, repeat)
+            served = self._served(opening, task, group, lease, repeat, probe)
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
@@ -207,8 +207,10 @@ class Desk:
             "model": served.endpoint.model,
         }
 
-    def _served(self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int) -> Served:
-        """The episode with its session and key. Raises Refused."""
+    def _served(
+        self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, probe: bool
+    ) -> Served:
+        """The episode with its session and key. `probe`: it is the breaker's. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
         if opening.held_out and self._backlog is not None:
             split = "validation"
@@ -225,7 +227,7 @@ class Desk:
         )
         endpoint = session(opening.agent, opening.agent, None)
         stopped: asyncio.Future[str] = self._loop.create_future()
-        return Served(identity, session, endpoint, lease, group, stopped, probe=self._breaker.is_open)
+        return Served(identity, session, endpoint, lease, group, stopped, probe=probe)
 
     def _crowded(self, task: Task) -> bool:
         """Whether as many episodes of a task are under way as may be."""
@@ -242,7 +244,8 @@ class Desk:
                 param="task",
             )
 
-    def _refuse_more(self) -> None:
+    def _refuse_more(self) -> bool:
+        """Raises Refused where nothing may begin; answers whether what begins is the breaker's probe."""
         most = self._settings.rollout.max_env_worker
         if len(self._open) + self._beginning >= most:
             raise Refused(
@@ -256,13 +259,16 @@ class Desk:
                 status=429,
                 code="trainer_busy",
             )
-        if self._breaker.is_open and not self._breaker.may_probe():
-            raise Refused(
-                f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
-                status=503,
-                code="outage",
-                retry_after=1,
-            )
+        if not self._breaker.is_open:
+            return False
+        if self._breaker.may_probe():
+            return True
+        raise Refused(
+            f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
+            status=503,
+            code="outage",
+            retry_after=1,
+        )
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]) -> dict[str, Any]:
         if name not in self._ended:
