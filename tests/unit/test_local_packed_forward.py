@@ -29,12 +29,14 @@ def model(request):
     return MODELS[request.param]()
 
 
-@pytest.fixture(params=["dense", "by segment"])
+@pytest.fixture(params=["dense", "by segment", "computed again"])
 def attention(request, monkeypatch):
-    """Both ways of attending, the second in blocks of two queries."""
-    if request.param == "by segment":
+    """All ways of attending: the second in blocks of two queries, the third with nothing of them kept."""
+    if request.param != "dense":
         monkeypatch.setattr(tree_attention, "DENSE", 0)
         monkeypatch.setattr(tree_attention, "QUERY_BLOCK", 2)
+    if request.param == "computed again":
+        monkeypatch.setattr(tree_attention, "KEPT", 0)
 
 
 def packed_logprobs(forward, samples, rows, temperature=1.0):
@@ -78,6 +80,38 @@ def test_gradients(model, attention, monkeypatch, checkpointing):
     for name, parameter in model.named_parameters():
         largest = wanted[name].abs().max()
         assert (parameter.grad - wanted[name]).abs().max() <= 1e-5 * largest + 1e-6, name
+
+
+def kept_bytes(model, length):
+    """What the forward pass over a tree keeps for the backward pass, each storage once. The longer branch is half of
+    the longest path."""
+    draw = np.random.default_rng(length)
+    half = length // 2
+    prompt = draw.integers(0, 97, half).tolist()
+    samples = [sample_of(prompt + draw.integers(0, 97, end).tolist(), [(half, half + end)]) for end in (half, 40)]
+    (row,) = pack(samples, 10**6)
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        PackedForward(model, packed=True).hidden(row)
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "sliding window"])
+def test_memory_is_linear_in_the_longest_path(name, monkeypatch):
+    """A mask of queries by keys, kept in each block, would make it four times as much for twice the length; the
+    window of the second model is far below both."""
+    for knob, value in (("DENSE", 64), ("QUERY_BLOCK", 32), ("KEPT", 128)):
+        monkeypatch.setattr(tree_attention, knob, value)
+    model = MODELS[name]()
+    assert PackedForward(model).packed
+    small, large = kept_bytes(model, 1024), kept_bytes(model, 2048)
+    assert large < 2.1 * small
 
 
 def test_row_borders_change_nothing():

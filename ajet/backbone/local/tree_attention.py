@@ -1,11 +1,12 @@
 """Attention over packed trees: each token sees its own tree's path to the root and nothing else.
 
-Invariant: equal to attention over each sample alone, to float tolerance. Linear layers run over all tokens of a row
-at once; attention runs tree by tree, so that its cost has no term across trees. A small tree is one call under a
-dense mask; a tree beyond `DENSE` tokens goes segment by segment against the keys of its ancestors, in blocks of
-queries, so that neither work nor masks grow with the product of its branches. Soft-capped scores (Gemma 2) and sinks
-(gpt-oss), which torch's fused attention does not know, are written out, in blocks of queries that the backward pass
-computes again; any other keyword of a model's attention raises.
+Invariant: equal to attention over each sample alone, to float tolerance, in memory that is linear in the row and in
+its longest path. Linear layers run over all tokens of a row at once; attention runs tree by tree, so that its cost has
+no term across trees. A small tree is one call under a dense mask; a tree beyond `DENSE` tokens goes segment by segment
+against the keys of its ancestors, in blocks of queries; beyond `KEPT` keys the backward pass computes a block again, so
+that neither its mask nor its copy of the path's keys is kept. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which
+torch's fused attention does not know, are written out, in blocks of queries that the backward pass computes again; any
+other keyword of a model's attention raises.
 
 Registered with transformers as the attention implementation `ajet_tree`; a plan travels to it as the keyword
 argument `trees` of the model's forward pass.
@@ -13,8 +14,8 @@ argument `trees` of the model's forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from ajet.engine.attention_keywords import refuse_unknown
 
 NAME = "ajet_tree"
 DENSE = 640
-"""Largest branching tree that is one call under a dense mask."""
+"""Largest tree that branches, or outgrows its layer's window, and is one call under a dense mask."""
 QUERY_BLOCK = 1024
+KEPT = 4096
+"""Keys of the longest path up to which a block's mask and keys are kept for the backward pass."""
 WRITTEN_BLOCK = 256
 """Queries whose scores exist at a time where they are written out."""
 
@@ -49,16 +52,16 @@ class _How:
         return self.softcap is None and self.sinks is None
 
 
-@dataclass(slots=True)
 class TreePlan:
-    """Where the trees of one row lie, and the masks of each, made once and used by every layer."""
+    """Where the trees of one row lie, and the masks of each, made once and used by every layer. (No dataclass: FSDP
+    would take it apart and hand each layer a copy.)"""
 
-    trees: Sequence[Tree]
-    positions: Tensor
-    """[N] position of each token within its sample."""
-    masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
-    windows: dict[int, int | None] = field(default_factory=dict)
-    """The sliding window that each layer asked for."""
+    def __init__(self, trees: Sequence[Tree], positions: Tensor) -> None:
+        """positions: [N] of each token within its sample."""
+        self.trees, self.positions = trees, positions
+        self.masks: dict[tuple[int, int | None], Tensor] = {}
+        self.windows: dict[int, int | None] = {}
+        """The sliding window that each layer asked for."""
 
     @property
     def sizes(self) -> list[int]:
@@ -115,10 +118,10 @@ def tree_attention(
         window = sliding_window if sliding_window is not None and reach > sliding_window else None
         if tree.parents.size == 1 and window is None:
             outputs.append(_attend(q, k, v, None, how))
-        elif q.shape[2] <= DENSE or window is not None:
+        elif q.shape[2] <= DENSE:
             outputs.append(_attend(q, k, v, trees.dense_mask(index, window), how))
         else:
-            outputs.extend(_by_segment(tree, q, k, v, how))
+            outputs.extend(_by_segment(tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
@@ -131,29 +134,59 @@ def _reach(tree: Tree) -> int:
     return int(ends.max())
 
 
-def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How) -> list[Tensor]:
+def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How, window: int | None) -> list[Tensor]:
     """Segment by segment: queries of a segment against the keys of its ancestors and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
     queries, keys, values = q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2)
     outputs = []
     for segment, parent in enumerate(tree.parents.tolist()):
-        if parent < 0 and lengths[segment] <= QUERY_BLOCK:
+        if parent < 0 and window is None:
             outputs.append(_attend(queries[segment], keys[segment], values[segment], None, how))
             continue
         path = [segment]
         while (parent := int(tree.parents[path[-1]])) >= 0:
             path.append(parent)
-        own = lengths[segment]
-        path_keys = torch.cat([keys[index] for index in path[::-1]], 2)
-        path_values = torch.cat([values[index] for index in path[::-1]], 2)
-        before = path_keys.shape[2] - own
-        for start in range(0, own, QUERY_BLOCK):
-            stop = min(start + QUERY_BLOCK, own)
-            seen = before + stop
-            mask = torch.ones(stop - start, seen, dtype=torch.bool, device=q.device).tril(before + start)
-            block = queries[segment][:, :, start:stop]
-            outputs.append(_attend(block, path_keys[:, :, :seen], path_values[:, :, :seen], mask, how))
+        path.reverse()
+        end = sum(lengths[index] for index in path)
+        first = end - lengths[segment]
+        for block in queries[segment].split(QUERY_BLOCK, 2):
+            stop = first + block.shape[2]
+            low = 0 if window is None else max(0, first - window + 1)
+            pieces = [
+                (keys[index][:, :, a:b], values[index][:, :, a:b]) for index, a, b in _between(path, lengths, low, stop)
+            ]
+            if stop - low > KEPT and torch.is_grad_enabled():
+                outputs.append(
+                    checkpoint(
+                        _attend_path, block, pieces, first - low, window, how,
+                        use_reentrant=False, preserve_rng_state=False,
+                    )
+                )  # fmt: skip
+            else:
+                outputs.append(_attend_path(block, pieces, first - low, window, how))
+            first = stop
     return outputs
+
+
+def _between(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """The positions [low, stop) of a path as (segment, start, stop) within each of its segments."""
+    at = 0
+    for segment in path:
+        a, b = max(low - at, 0), min(stop - at, lengths[segment])
+        if a < b:
+            yield segment, a, b
+        at += lengths[segment]
+
+
+def _attend_path(
+    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], before: int, window: int | None, how: _How
+) -> Tensor:
+    """Queries [.., R, d], the first of which sees `before` keys ahead of its own, against a path's keys and values."""
+    keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
+    mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril_(before)
+    if window is not None:
+        mask.triu_(before - window + 1)
+    return _attend(q, keys, values, mask, how)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> Tensor:
@@ -169,23 +202,22 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> 
     parts = []
     for start in range(0, q.shape[2], WRITTEN_BLOCK):
         block = q[:, :, start : start + WRITTEN_BLOCK]
-        rows = block.shape[2]
-        if mask is None:  # as many keys as queries: those after the block's last are seen by none of it
-            seen = torch.ones(rows, start + rows, dtype=torch.bool, device=q.device).tril(start)
-        else:
-            seen = mask[start : start + rows]
-        keys, values = k[:, :, : seen.shape[1]], v[:, :, : seen.shape[1]]
+        # without a mask there are as many keys as queries: those after the block's last are seen by none of it
+        seen = start + block.shape[2] if mask is None else mask.shape[1]
+        which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
+        given = (block, k[:, :, :seen], v[:, :, :seen], which, how)
         if torch.is_grad_enabled():
-            parts.append(
-                checkpoint(_written_out, block, keys, values, seen, how, use_reentrant=False, preserve_rng_state=False)
-            )
+            parts.append(checkpoint(_written_out, *given, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_written_out(block, keys, values, seen, how))
+            parts.append(_written_out(*given))
     return torch.cat(parts, 2)
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, how: _How) -> Tensor:
-    """The same as two products, after transformers' eager attention."""
+def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _How) -> Tensor:
+    """The same as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
+    first query's own; a mask made here is not kept for the backward pass."""
+    if isinstance(seen, int):
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(seen)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
