@@ -9,7 +9,7 @@ those computed, the peak of resident memory above what the process holds before,
     window    one sample, layers that see the nearest 512 tokens
 
 `capture`: an agent plays through gateway and session with a scripted model: a thousand tokens a call, up to 128K, then
-it puts a summary in the place of its history and goes on. Printed: the milliseconds of a call (the scripted model's
+it puts a summary in the place of its history and goes on. Printed: the CPU milliseconds of a call (the scripted model's
 among them) and the bytes that a session keeps for each of its distinct tokens, against the length of its prompt.
 
 Limits: memory grows with at most the power 1.1 of the length; a call behind 128K tokens at most 5 ms.
@@ -142,14 +142,14 @@ def capture(longest: int) -> bool:
     seen = "The file has these lines and more of them follow. " * 14
 
     async def play(calls: int, name: str) -> list[tuple[int, float, int]]:
-        """Of each call: the tokens of its prompt, its milliseconds, and the memory that is held after it."""
+        """Of each call: the tokens of its prompt, its CPU milliseconds, and the memory that is held after it."""
         session = gateway.open(name, key=(0, 0, 0), sampling=Sampling(1 << 20), trainable=None)
         asked: list[dict[str, Any]] = [{"role": "user", "content": "Find the fault in this program."}]
         messages, found = list(asked), []
         for _ in range(calls):
-            began = time.perf_counter()
+            began = time.thread_time()
             reply = await session.turn(TurnRequest("default", messages))
-            spent = time.perf_counter() - began
+            spent = time.thread_time() - began
             call = session._ledger.recorder.capture.calls[-1]
             length = call.prefix + len(call.suffix_ids)
             held = tracemalloc.get_traced_memory()[0] if tracemalloc.is_tracing() else 0
@@ -169,13 +169,13 @@ def capture(longest: int) -> bool:
     spent = [statistics.median(each[call][1] for each in rounds) for call in range(len(lengths))]
     full = lengths.index(max(lengths))
     print(f"capture: {len(lengths)} calls; context {max(lengths):,} tokens at call {full + 1}, then compacted")
-    print(f"  {'call':>6} {'prompt':>9} {'ms':>7} {'kept since the start, B a distinct token':>42}")
+    print(f"  {'call':>6} {'prompt':>9} {'CPU ms':>7} {'kept since the start, B a distinct token':>42}")
     base = weighed[0][2]
     distinct = np.cumsum([max(1, lengths[0])] + [b - a if b > a else b for a, b in zip(lengths, lengths[1:])])  # noqa: B905
     for call in [0, full // 8, full // 4, full // 2, full, full + 1, full + 2, len(lengths) - 1]:
         kept_bytes = (weighed[call][2] - base) / distinct[call] if call else 0.0
         print(f"  {call + 1:6} {lengths[call]:9,} {spent[call]:7.2f} {kept_bytes:42.1f}")
-    return kept("ms of a call behind the longest prompt", spent[full], at_most=CALL_LIMIT_MS)
+    return kept("CPU ms of a call behind the longest prompt", spent[full], at_most=CALL_LIMIT_MS)
 
 
 def main() -> int:

@@ -7,14 +7,9 @@ reference model differs from the policy.
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,11 +23,10 @@ from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
 from tests.local_fixtures import calls_of, episode_of, timeline_of
-from tests.verl_fixtures import experiment, without_verl
+from tests.verl_fixtures import experiment, through_verl, without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 TC = "trainer_common"
 PLAIN = {
     "data.max_prompt_length": 64,
@@ -149,18 +143,7 @@ def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
 @pytest.fixture(scope="module")
 def updated(tmp_path_factory):
     """Each scenario through verl, by its number of ranks, in processes of their own."""
-    from torch.distributed import TCPStore
-
-    folder, worlds = tmp_path_factory.mktemp("verl"), [of_one_rank(), scenarios(RANKS, 2)]
-    for world, made in enumerate(worlds, 1):
-        (folder / f"{world}.scenarios").write_bytes(pickle.dumps(made))
-    stores = [TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) for _ in worlds]
-    own = {"VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
-    own |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}  # the stores are ours to serve
-    own |= {"VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu.platform", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "tests.contract.verl_update", str(folder), *(str(store.port) for store in stores)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | own, check=True, timeout=900)
-    return {world: pickle.loads((folder / f"{world}.results").read_bytes()) for world in (1, 2)}
+    return through_verl(tmp_path_factory.mktemp("verl"), [of_one_rank(), scenarios(RANKS, 2)])
 
 
 def of_one_rank() -> dict[str, Any]:
@@ -191,7 +174,9 @@ def two_ranks(updated):
     return updated[2]
 
 
-def local(ajet: dict[str, Any], gaps: Sequence[float | None] = (None, None)) -> dict[str, Any]:
+def local(
+    ajet: dict[str, Any], gaps: Sequence[float | None] = (None, None), steps: list[list[Group]] | None = None
+) -> dict[str, Any]:
     """The same by the local backbone. `gaps`: between engine and trainer, as the run measured them at each step."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -213,7 +198,7 @@ def local(ajet: dict[str, Any], gaps: Sequence[float | None] = (None, None)) -> 
 
     trainer._step = step
     metrics = []
-    for number, groups in enumerate(groups_of_steps(), 1):
+    for number, groups in enumerate(steps or groups_of_steps(), 1):
         batch = credit(
             groups,
             config,

@@ -93,7 +93,8 @@ def test_what_we_replace_is_verls_and_has_its_parameters(base):
 
     hooks = private(CreditHooks, base)
     assert hooks == [
-        "_init_resource_pool_mgr", "_get_required_batch_multiple", "_compute_advantage", "_update_actor"
+        "_init_resource_pool_mgr", "_balance_batch", "_get_required_batch_multiple", "_compute_advantage",
+        "_update_actor",
     ]  # fmt: skip
     for name in hooks:
         assert parameters(getattr(CreditHooks, name)) == parameters(getattr(base, name))

@@ -205,6 +205,10 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         setattr(transfer_queue, name, getattr(queue, name))
     trainer = trainer_of(config, queue, rank, world)
     engine = trainer.actor_rollout_wg.worker.actor.engine
+    if "random trees" in scenario:
+        from tests.contract.verl_random_trees import check
+
+        return {"worst": check(engine, scenario["random trees"])}
     found: list[dict[str, Any]] = []
     inner = engine.optimizer_step
 
@@ -219,7 +223,8 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         batch = play(queue, groups)
         metrics.append(step(trainer, batch))
         queue.rows.clear()
-    return {"gradients": found, "metrics": metrics, "weights": parameters(engine)}
+    packed = {"packed": getattr(engine, "packed", False), "computed": getattr(engine, "computed", None)}
+    return {"gradients": found, "metrics": metrics, "weights": parameters(engine), **packed}
 
 
 def rank_of(folder: Path, rank: int, world: int, port: str) -> None:

@@ -41,5 +41,24 @@ def test_ranks_get_equal_work():
     assert max(work) - min(work) <= 20
 
 
+@given(PARTS, st.integers(1, 4), st.data())
+def test_rows_that_share_tokens_stay_together(sizes, ranks, data):
+    """Each rank's rows are neighbours in the order of their kin, and all of a part are there."""
+    rows = sum(sizes)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    parts = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
+    kin = data.draw(st.lists(st.sampled_from("abc"), min_size=rows, max_size=rows))
+    lengths = data.draw(st.lists(st.integers(1, 9000), min_size=rows, max_size=rows))
+    for part, hands in zip(parts, cut(deal(parts, lengths, ranks=ranks, kin=kin), ranks, len(parts)), strict=True):
+        found = [row for hand in hands for row in hand if row is not None]
+        assert found == sorted(part, key=lambda row: (kin[row], row))
+
+
+def test_kin_are_split_only_for_equal_work():
+    hands = cut(deal([list(range(8))], [50] * 8, ranks=2, kin=list("abababab")), 2, 1)[0]
+    assert hands == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert cut(deal([[0, 1, 2]], [50, 50, 100], ranks=2, kin=list("aab")), 2, 1)[0] == [[0, 1], [2, None]]
+
+
 def test_nothing_to_deal():
     assert deal([], [], ranks=3) == []

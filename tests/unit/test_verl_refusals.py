@@ -133,6 +133,22 @@ def test_the_users_own_verl_sections_are_checked_by_the_names_used_there(key, va
     assert "experiment.yaml:" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("ajet", "verl", "model", "said"),
+    [
+        ({"trainer_common.ulysses_sequence_parallel_size": 2}, {}, QWEN, "Ulysses splits sequences over several"),
+        ({}, {}, ModelLimits(positions=32768, images=True), "Rows with images"),
+        ({}, {"model": {"use_fused_kernels": True}}, QWEN, "own forward pass"),
+        ({}, {"actor": {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}}, QWEN, "by tokens, not by rows"),
+        (MEGATRON, {}, QWEN, "by FSDP's engine alone"),
+    ],
+)  # fmt: skip
+def test_trees_are_refused_where_they_are_not_computed(ajet, verl, model, said):
+    roots = {"verl": {"actor_rollout_ref": {"ajet_trees": True, **verl}}}
+    assert said in str(refusal(ajet, model=model, **roots))
+    passes({}, **{"verl": {"actor_rollout_ref": {"ajet_trees": True}}})
+
+
 def test_all_problems_are_reported_together():
     error = refusal({"rollout.temperature": 0, "rollout.max_model_len": 40000, "rollout.max_num_seqs": 9000})
     assert error.what.startswith("3 settings") and error.what.count("experiment.yaml:") == 3

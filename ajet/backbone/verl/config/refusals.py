@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 VLLM_LARGEST_LORA_RANK = 512
+TREES = "actor_rollout_ref.ajet_trees"
+"""What rows share is computed once."""
 SYNC, SEPARATE = "ajet_sync", "ajet_separate_async"
 MODES = (SYNC, "ajet_colocate_async", SEPARATE)
 """The names of `ajet.backbone.verl.trainer.trainers`."""
@@ -140,6 +142,32 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
             ours,
             expected=f"a divisor of {heads}",
         )
+
+
+def _trees(s: Settings) -> Iterator[ConfigError]:
+    """What `ajet.backbone.verl.trainer.trees` does not compute."""
+    if not s.value(TREES, False):
+        return
+    off = f"verl.{TREES}: false"
+    if s.megatron:
+        yield s.problem("Trees are computed by FSDP's engine alone.", TREES, expected=f"strategy: fsdp2, or {off}")
+    elif s.count(ULYSSES[0]) > 1:
+        yield s.problem(
+            "Trees are computed on one GPU each, and Ulysses splits sequences over several.",
+            ULYSSES[0],
+            ULYSSES[1],
+            also=((TREES, TREES),),
+            expected=f"1 with trees, or {off}",
+        )
+    if s.model.images:
+        yield s.problem("Rows with images have no trees.", TREES, expected="false for a model that sees images")
+    if s.value("actor_rollout_ref.model.use_fused_kernels", False):
+        yield s.problem(
+            "Trees need the model's own forward pass.", "actor_rollout_ref.model.use_fused_kernels", expected="false"
+        )
+    for key in (f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"):
+        if not s.value(key, True):
+            yield s.problem("Trees fill a pass by tokens, not by rows.", key, expected=f"true, or {off}")
 
 
 def _engine(s: Settings) -> Iterator[ConfigError]:
@@ -346,6 +374,6 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
 
 
 RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
-    _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _engine, _memory, _lengths, _sampling, _learning,
-    checkpoints, _modes, _credit,
+    _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _trees, _engine, _memory, _lengths, _sampling,
+    _learning, checkpoints, _modes, _credit,
 )  # fmt: skip

@@ -1,10 +1,10 @@
 """All methods of verl's trainer that verl keeps private and we replace: for verl 0.9.1, held by a test.
 
 One is called once, `_init_resource_pool_mgr` (which workers train). The others stand between verl's own steps, in this
-order: `_get_required_batch_multiple` (how many rows the forward passes need), `_compute_advantage` (credit) and
-`_update_actor` (optimizer steps). Invariant: episodes are credited and
-mini batches are formed as on the local backbone; rows exist only so that verl can move tokens. Whatever verl adds to
-make numbers divisible trains nothing, and nothing is dropped for it.
+order: `_balance_batch` (which rank computes a row, where rows share tokens), in it `_get_required_batch_multiple` (how
+many rows the forward passes need), `_compute_advantage` (credit) and `_update_actor` (optimizer steps). Invariant:
+episodes are credited and mini batches are formed as on the local backbone; rows exist only so that verl can move
+tokens. Whatever verl adds to make numbers divisible trains nothing, and nothing is dropped for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.verl.rows import FIELDS, Rebuilt, rebuild
 from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
 from ajet.backbone.verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
-from ajet.backbone.verl.trainer.mini_batches import deal
+from ajet.backbone.verl.trainer.mini_batches import TREES, deal
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -79,6 +79,18 @@ class CreditHooks(PPOTrainer):
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
+
+    @property
+    def _trees(self) -> bool:
+        """Whether the workers compute once what rows share."""
+        return bool(self.config.actor_rollout_ref.get(TREES))
+
+    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """verl deals rows out by their lengths; where workers make trees of them, a task's rows stay together."""
+        batch = super()._balance_batch(batch, *args, **kwargs)
+        if self._trees:
+            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_task(batch.keys[row]), row)))
+        return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """verl would pad to whole mini batches of rows, so that one timeline more becomes another optimizer step; the
@@ -169,6 +181,7 @@ class CreditHooks(PPOTrainer):
             [tag["seq_len"] for tag in batch.tags],
             ranks=self._ranks,
             multiple=1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu),
+            kin=[_task(key) for key in batch.keys] if self._trees else None,
         )
         fields = [name for name in (*SEQUENCES, *PER_TOKEN) if name in (batch.fields or ())]
         padding = self._padding(batch, fields, order.count(None))
@@ -274,6 +287,11 @@ class CreditHooks(PPOTrainer):
         apart = self.config.trainer.v1.trainer_mode == "separate_async"
         gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)
         return {} if gap is None else {"canary_gap": gap}
+
+
+def _task(key: str) -> str:
+    """Of a row's key what the rows of its task have in common."""
+    return key.rsplit("_", 2)[0]
 
 
 def _rows(data: TensorDict, name: str) -> list[Any]:

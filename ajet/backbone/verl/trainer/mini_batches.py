@@ -9,20 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+TREES = "ajet_trees"
+"""The key of ours under verl's `actor_rollout_ref`: engines that compute what rows share once."""
 ATTENTION = 24576
 """At this length attention costs as much as the rest of a layer: six times the width of a model of seven billion
 parameters, the size at which dealing evenly begins to matter."""
 
 
-def deal(parts: Sequence[Sequence[int]], lengths: Sequence[int], *, ranks: int, multiple: int = 1) -> list[int | None]:
+def deal(
+    parts: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    *,
+    ranks: int,
+    multiple: int = 1,
+    kin: Sequence[str] | None = None,
+) -> list[int | None]:
     """Indices of rows in the order of the batch: rank by rank, and of each rank part by part; None is padding.
 
     parts: the rows of each optimizer step. lengths: [row] tokens; the ranks get about the same work. multiple: each
-    rank's rows of a part are a multiple of it (verl's fixed micro batches).
+    rank's rows of a part are a multiple of it (verl's fixed micro batches). kin: [row] whom a row shares tokens with,
+    where those are computed once: such rows go to one rank, if that is fair, whatever padding it takes.
     """
     size = max((-(-len(part) // ranks) for part in parts), default=0)
-    size = -(-size // multiple) * multiple
-    dealt = [_balance(part, lengths, ranks, size) for part in parts]
+    if kin is None:
+        size = -(-size // multiple) * multiple
+        dealt = [_balance(part, lengths, ranks, size) for part in parts]
+    else:
+        dealt = [_together(part, lengths, ranks, kin) for part in parts]
+        size = max((len(hand) for hands in dealt for hand in hands), default=0)
+        size = -(-size // multiple) * multiple
     return [row for rank in range(ranks) for part in dealt for row in _filled(part[rank], size)]
 
 
@@ -35,6 +50,17 @@ def _balance(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int)
         hands[rank].append(row)
         work[rank] += lengths[row] + lengths[row] ** 2 / ATTENTION
     return [sorted(hand) for hand in hands]
+
+
+def _together(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
+    """Kin beside each other, cut where the ranks' tokens are about equal."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    rows = sorted(part, key=lambda row: (kin[row], row))
+    whole, done = sum(lengths[row] for row in rows), 0
+    for row in rows:
+        hands[min(ranks - 1, (2 * done + lengths[row]) * ranks // (2 * whole))].append(row)
+        done += lengths[row]
+    return hands
 
 
 def _filled(hand: list[int], size: int) -> list[int | None]:

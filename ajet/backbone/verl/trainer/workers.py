@@ -1,5 +1,5 @@
-"""verl's workers with what they lack: a learning rate that falls linearly, steps that train nothing, and images in rows
-of one length.
+"""verl's workers with what they lack: a learning rate that falls linearly, steps that train nothing, images in rows of
+one length, and engines that compute what rows share once.
 
 Invariants: the rate follows the number of the training step, as on the local backbone; verl saves and restores the
 schedule as it does its own. The linear one is made where verl's engine makes its own in a private method, replaced on
@@ -9,6 +9,7 @@ token's place among images is the one that the agent loop told, however long the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from tensordict import TensorDict
@@ -19,6 +20,7 @@ from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from ajet.algorithm.learning_rate import Schedule
+from ajet.backbone.verl.trainer.mini_batches import TREES
 
 
 class LinearTraining(TrainingWorker):
@@ -40,6 +42,16 @@ class LinearTraining(TrainingWorker):
 
 class _Ours:
     """Mixed into verl's workers: mends what they are given before they look at it."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
+    def init_model(self) -> None:
+        """verl's, with the engines of `trees` where the configuration asks for them."""
+        worker: Any = self
+        trees = bool(worker.config.get(TREES))
+        if trees:
+            from ajet.backbone.verl.trainer.trees import chosen
+        with chosen(trees) if trees else nullcontext():
+            super().init_model()  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def pass_step(self) -> None:

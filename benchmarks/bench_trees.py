@@ -1,0 +1,203 @@
+"""Trees on verl: an update by verl's FSDP engine, row by row and with what rows share computed once.
+
+One process, a world of one rank, a tiny model. Each scene is one batch, given in turns to verl's own engine (with
+`sdpa`, rows of one pass as many as the budget holds) and to the engine of `actor_rollout_ref.ajet_trees: true`. verl
+0.9.1 has a key of its own, `actor.use_prefix_grouper`, which its FSDP engine does not read: with it verl computes the
+same rows, so that it is no third side.
+
+    group     eight replies of 512 tokens to one prompt of 4,096
+    agent     an episode of 16 calls whose context is compacted again and again behind a prompt of 4,096: each line
+              leaves another one at a random place
+    both      four episodes of such an agent with one prompt
+
+Printed: tokens of all rows over those computed; the bound, which is the same with attention counted (each layer's
+products, and 2 multiplications for each pair of tokens and number of a head, of forward and backward pass); the update
+as measured, medians; measured / bound. Goal: at least 0.75.
+
+    python benchmarks/bench_trees.py [--prompt 4096] [--rounds 3] [--scenes group,agent,both]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+from ratios import kept
+
+GOAL = 0.75
+Row = tuple[list[int], int]
+
+
+def rows_of(scene: str, prompt: int) -> list[Row]:
+    """Each row with the number of its tokens that are not trained."""
+    draw = np.random.default_rng(0)
+
+    def some(count: int) -> list[int]:
+        return draw.integers(3, 290, count).tolist()
+
+    begin = some(prompt)
+    if scene == "group":
+        return [(begin + some(512), prompt) for _ in range(8)]
+    rows = []
+    for _ in range(4 if scene == "both" else 1):
+        lines = [begin]
+        for _ in range(16):
+            base = lines[int(draw.integers(len(lines)))]
+            cut = int(draw.integers(prompt, len(base) + 1))
+            lines.append(base[:cut] + some(256))
+            rows.append((lines[-1], cut))
+    return rows
+
+
+def work(lengths: list[int], pairs: int, config: Any) -> float:
+    """Multiplications of a forward pass: of the layers' products, and of attention."""
+    hidden, wide, width = config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim
+    linear = 2 * hidden * (width + config.num_key_value_heads * config.head_dim) + 3 * hidden * wide
+    return config.num_hidden_layers * (sum(lengths) * linear + 2 * pairs * width)
+
+
+def engine_of(folder: Path) -> Any:
+    """verl's FSDP2 engine with trees, and without an optimizer step ever taken."""
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+    from verl.workers.engine import EngineRegistry
+
+    from ajet.backbone.verl.config import verl_config
+    from ajet.backbone.verl.trainer.trees import chosen
+    from ajet.config import Experiment
+
+    tree = {
+        "backbone": "verl", "model": {"path": str(folder)}, "rollout": {"max_model_len": 32768},
+        "trainer_common": {"device": "cpu", "strategy": "fsdp2", "n_gpus_per_node": 1, "use_kl_loss": False},
+    }  # fmt: skip
+    experiment = Experiment.from_dict({"ajet": tree}, base=folder)
+    config = OmegaConf.create(verl_config(experiment, model_folder=folder)).actor_rollout_ref
+    config.actor.optim.total_training_steps = 1
+    model: HFModelConfig = omega_conf_to_dataclass(config.model)
+    actor = omega_conf_to_dataclass(config.actor)
+    with chosen(True):
+        engine = EngineRegistry.new(
+            model_type="language_model", backend="fsdp2", model_config=model, engine_config=actor.engine,
+            optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,
+        )  # fmt: skip
+    engine.initialize()
+    assert engine.packed
+    return engine
+
+
+def batch(rows: list[Row], budget: int) -> Any:
+    """As verl's worker hands it over."""
+    import torch
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    def nested(values: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor([torch.tensor(each) for each in values], layout=torch.jagged)
+
+    fields = {
+        "input_ids": nested([ids for ids, _ in rows]),
+        "prompts": nested([ids[:start] for ids, start in rows]),
+        "responses": nested([ids[start:] for ids, start in rows]),
+        "position_ids": nested([list(range(len(ids))) for ids, _ in rows]),
+        "response_mask": nested([[1] * (len(ids) - start) for ids, start in rows]),
+        "loss_mask": nested([[1] * (len(ids) - start) for ids, start in rows]),
+    }
+    data = TensorDict(fields, batch_size=[len(rows)])
+    tu.assign_non_tensor(data, temperature=1.0, use_dynamic_bsz=True, max_token_len_per_gpu=budget)
+    tu.assign_non_tensor(data, use_remove_padding=False, use_fused_kernels=False, calculate_entropy=False)
+    return data
+
+
+def loss(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    """The sum of all trained tokens' log-probabilities."""
+    from verl.workers.utils.padding import no_padding_2_padding
+
+    mask = data["response_mask"].to_padded_tensor(0).bool()
+    return no_padding_2_padding(model_output["log_probs"], data)[mask].sum() / 1000, {}
+
+
+def measure(engine: Any, scene: str, prompt: int, rounds: int) -> float:
+    """Print a line; answers measured / bound."""
+    from ajet.backbone.local import tree_attention
+    from ajet.engine.same_model import attend_by
+
+    rows = rows_of(scene, prompt)
+    budget = 2 * max(len(ids) for ids, _ in rows)
+    spent: dict[bool, list[float]] = {True: [], False: []}
+    losses = {}
+    for _ in range(rounds + 1):  # the first is not counted
+        for packed in (False, True):
+            engine.packed = packed
+            attend_by(engine.module, tree_attention.NAME if packed else "sdpa")
+            with engine.train_mode():
+                engine.optimizer_zero_grad()
+                began = time.process_time()
+                found = engine.forward_backward_batch(batch(rows, budget), loss)
+                spent[packed].append(time.process_time() - began)
+            losses[packed] = sum(found["loss"])
+    assert abs(losses[True] - losses[False]) < 1e-3 * abs(losses[False])
+    lengths = [len(ids) for ids, _ in rows]
+    pairs = sum(length * (length + 1) // 2 for length in lengths)
+    unique, unique_pairs = _unique(rows)
+    config = engine.module.config
+    bound = work(lengths, pairs, config) / work([unique], unique_pairs, config)
+    by_rows, by_trees = (statistics.median(spent[packed][1:]) for packed in (False, True))
+    shared, faster = sum(lengths) / engine.computed, by_rows / by_trees
+    print(f"{scene:8} {len(rows):4} {sum(lengths):9,} {unique:9,} {engine.computed:9,} {shared:7.2f} {bound:7.2f} "
+          f"{by_rows:8.2f} {by_trees:8.2f} {faster:7.2f} {faster / bound:6.2f}", flush=True)  # fmt: skip
+    return by_rows / by_trees / bound
+
+
+def _unique(rows: list[Row]) -> tuple[int, int]:
+    """Tokens of the tree that holds all rows, and the tokens that each of them sees, added up."""
+    ordered = sorted(ids for ids, _ in rows)
+    count = pairs = 0
+    for before, ids in zip([[], *ordered], ordered, strict=False):
+        shared = next((at for at, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), len(before))
+        count += len(ids) - shared
+        pairs += (len(ids) * (len(ids) + 1) - shared * (shared + 1)) // 2
+    return count, pairs
+
+
+def main() -> int:
+    """Print the table; 1 below the goal."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scenes", default="group,agent,both")
+    arguments = parser.parse_args()
+    os.environ.update(
+        VERL_PLATFORM="cpu", VERL_ENGINE_DEVICE="cuda", VERL_USE_EXTERNAL_MODULES="ajet.backbone.verl.cpu.platform",
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
+    )  # fmt: skip
+    import torch
+    import verl  # noqa: F401 - before torch.distributed is asked for anything
+
+    from ajet.backbone.local.machine import bound_kernel_caches
+    from ajet.engine.embedded import shipped_folder
+
+    bound_kernel_caches()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        store = torch.distributed.FileStore(str(Path(folder) / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        engine = engine_of(shipped_folder("tiny-tools"))
+        print(f"{'':8} {'rows':>4} {'tokens':>9} {'unique':>9} {'computed':>9} {'total/c':>7} {'bound':>7} "
+              f"{'rows s':>8} {'trees s':>8} {'faster':>7} {'/bound':>6}")  # fmt: skip
+        found = [measure(engine, scene, arguments.prompt, arguments.rounds) for scene in arguments.scenes.split(",")]
+        torch.distributed.destroy_process_group()
+    return int(not kept("measured / bound, the worst", min(found), at_least=GOAL))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

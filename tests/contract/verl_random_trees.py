@@ -1,0 +1,125 @@
+"""verl's FSDP engine over random trees, as packed rows and one row at a time: loss, gradients, log-probabilities.
+
+In a process that `tests.contract.verl_update` set up, since the environment must be set before verl is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+TIGHT = 2e-6
+"""Of the largest gradient, in float32: two orders of the same additions differ by as much as 7e-7."""
+
+
+@st.composite
+def forests(draw: Any) -> list[tuple[list[int], int]]:
+    """Rows with the number of their tokens that are not trained: each begins as another one of its tree does."""
+    numbers = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        root = numbers.integers(3, 300, draw(st.integers(1, 60))).tolist()
+        lines = [root]
+        for cut, size in draw(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 24)), min_size=1, max_size=6)):
+            base = lines[int(numbers.integers(len(lines)))]
+            kept = base[: len(root) + round(cut * (len(base) - len(root)))]
+            lines.append(kept + numbers.integers(3, 300, size).tolist())
+            rows.append((lines[-1], len(kept)))
+    return rows
+
+
+def batch(rows: list[tuple[list[int], int]], budget: int) -> Any:
+    """As verl's worker hands it to the engine."""
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    from ajet.backbone.verl.trainer.losses import GAP, ON_POLICY, WEIGHTS
+
+    draw = np.random.default_rng(len(rows))
+
+    def nested(values: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
+
+    replies = [ids[start:] for ids, start in rows]
+    numbers = [[draw.normal(size=len(reply)).astype(np.float32) for reply in replies] for _ in range(3)]
+    ones = nested([[1] * len(reply) for reply in replies])
+    fields = {
+        "input_ids": nested([ids for ids, _ in rows]),
+        "prompts": nested([ids[:start] for ids, start in rows]),
+        "responses": nested(replies),
+        "position_ids": nested([list(range(len(ids))) for ids, _ in rows]),
+        "response_mask": ones,
+        "loss_mask": ones.clone(),
+        "advantages": nested(numbers[0]),
+        "old_log_probs": nested([-np.abs(each) for each in numbers[1]]),
+        "rollout_log_probs": nested([-np.abs(each) for each in numbers[2]]),
+        WEIGHTS: nested([[1 / len(rows)] * len(reply) for reply in replies]),
+    }
+    data = TensorDict(fields, batch_size=[len(rows)])
+    flags = {"use_dynamic_bsz": True, "use_remove_padding": False, "use_fused_kernels": False}
+    tu.assign_non_tensor(
+        data,
+        temperature=0.8,
+        calculate_entropy=True,
+        max_token_len_per_gpu=budget,
+        **flags,
+        **{GAP: 0.0, ON_POLICY: True},
+    )
+    return data
+
+
+def computed(engine: Any, loss: Any, data: Any, packed: bool) -> tuple[float, dict[str, Any], Any]:
+    """Loss, gradients, and what a pass without gradient finds of each row."""
+    from ajet.backbone.local import tree_attention
+    from ajet.engine.same_model import attend_by
+    from tests.contract.verl_update import gradients
+
+    engine.packed = packed
+    attend_by(engine.module, tree_attention.NAME if packed else "sdpa")
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        total = sum(engine.forward_backward_batch(data.clone(), loss)["loss"])
+        found = gradients(engine)
+    with engine.eval_mode():
+        output = engine.forward_backward_batch(data.clone(), None, forward_only=True)["model_output"]
+    return total, found, output
+
+
+def check(engine: Any, examples: int) -> dict[str, float]:
+    """The worst of all examples. Raises AssertionError for one that is beyond `TIGHT`, made as small as can be."""
+    from ajet.algorithm import opened
+    from ajet.algorithm.token_loss import TokenLoss
+    from ajet.backbone.verl.trainer.losses import WeightedSum
+    from tests.local_fixtures import config_of
+
+    assert engine.packed
+    config = config_of(algorithm__mismatch_alarm=None)
+    loss = WeightedSum(TokenLoss.from_settings(config.trainer_common, opened(config)))
+    worst = {"loss": 0.0, "gradient": 0.0, "logprob": 0.0, "entropy": 0.0, "total / unique": 0.0}
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(forests(), st.sampled_from([64, 256, 4096]))
+    def alike(rows: list[tuple[list[int], int]], budget: int) -> None:
+        data = batch(rows, max(budget, *(len(ids) for ids, _ in rows)))
+        mine, gradients, output = computed(engine, loss, data, True)
+        shared = sum(len(ids) for ids, _ in rows) / engine.computed
+        theirs, wanted, plain = computed(engine, loss, data, False)
+        largest = max(float(np.abs(values).max()) for values in wanted.values())
+        gaps = {"loss": abs(mine - theirs), "total / unique": shared}
+        gaps["gradient"] = (
+            max(float(np.abs(gradients[name] - values).max()) for name, values in wanted.items()) / largest
+        )
+        for name, key in (("logprob", "log_probs"), ("entropy", "entropy")):
+            parts = zip(output[key].unbind(), plain[key].unbind(), rows, strict=True)
+            gaps[name] = max(float((a - b)[start - 1 : -1].abs().max()) for a, b, (_, start) in parts)
+        for name, gap in gaps.items():
+            worst[name] = max(worst[name], gap)
+        assert gaps["gradient"] <= TIGHT, gaps
+        assert gaps["loss"] <= 1e-6 and gaps["logprob"] <= 5e-5 and gaps["entropy"] <= 5e-5, gaps
+
+    alike()
+    return worst
