@@ -28,6 +28,7 @@ from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.alone import decode, hold_against_eager
 from ajet.engine.transformers.attention import Probe, computing
+from ajet.engine.transformers.packed_weights import PackedWeights
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows
@@ -44,10 +45,10 @@ SEND_EVERY = 0.05
 class TransformersEngine:
     """Samples from a transformers causal language model, in this process.
 
-    The tensors of `model` are used as they are and never copied: change them in place between `weights_changed`
-    calls, under `paused()`. With `source_model`, `model` is a cast copy of it, which `weights_changed` refreshes.
-    `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept prefixes may take. Raises UserError
-    for a model that cannot be sampled this way.
+    The tensors of `model` are used as they are, and what is laid out anew for sampling does not outlive a pause: change
+    them in place between `weights_changed` calls, under `paused()`. With `source_model`, `model` is a cast copy of it,
+    which `weights_changed` refreshes. `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept
+    prefixes may take. Raises UserError for a model that cannot be sampled this way.
     """
 
     constrains = False
@@ -69,6 +70,7 @@ class TransformersEngine:
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
+        self._packed = PackedWeights(self._model)
         self._shape = shape = self._probe()
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
         self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
@@ -112,10 +114,12 @@ class TransformersEngine:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within the block no forward pass runs; calls wait. For whoever computes with the same cores or weights.
-        What only keeps a prefix is let go, so that the memory is free for the block."""
+        What only keeps a prefix, and the weights as sampling has them laid out, are let go, so that the memory is free
+        for the block."""
         with self._wake:
             self._pauses += 1
             self._wake.wait_for(lambda: not self._busy)
+            self._packed.forget()
             if not self._rows.active:
                 self._rows.forget()
         try:

@@ -1,0 +1,148 @@
+"""`ajet doctor --bench`: what this machine keeps up, and what a model may expect of it.
+
+Invariant: no weights are loaded and nothing is fetched: a model's dimensions come from its config.json or from the
+table of published ones. What is told of tokens a second is called a bound, or an expectation with its reason.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.engine.dimensions import PUBLISHED, Dimensions, Pace, dimensions, sampling_seconds, update_seconds
+from ajet.schema.finding import Finding
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig, Experiment
+    from ajet.run.footprint import Footprint
+
+USUAL = "SmolLM2-135M"
+"""Told of where no model is named: ajet's own `embedded:smollm2-135m`."""
+LADDER = ("SmolLM2-135M", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B")
+ROWS, TOKENS = 64, 64
+"""Calls sampled at once, each with a prompt and a reply of so many tokens."""
+SAMPLED, TRAINED = 0.45, 0.35
+"""What the engine, and an update, reach of the time that torch's products alone would take (benchmarks/bench_limit.py,
+two busy cores): the rest is attention, norms, draws, the optimizer."""
+SETTINGS = {
+    "data": {"max_prompt_length": 1024, "max_response_length": 1024, "train_batch_size": 8},
+    "rollout": {"num_repeat": 8, "max_model_len": 2048, "max_response_length_in_one_turn": 512, "max_num_seqs": 16},
+    "trainer_common": {"gradient_checkpointing": True, "use_kl_loss": False},
+}
+"""Of the memory that is told without a YAML: those of docs/sizes.md."""
+
+
+def bench(model: str | None, experiment: Experiment | None, *, processes: int) -> list[Finding]:
+    """Measure for some seconds; with `processes` > 1 also an all-reduce. Raises UserError for a model that is not
+    there."""
+    from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
+    from ajet.engine.ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, update_alone
+
+    settings = experiment.ajet if experiment is not None else _usual()
+    device = choose_device(settings.trainer_common.device)
+    threads = choose_threads(settings.trainer_common.threads, device)
+    dtype = choose_dtype(settings.model.dtype, device)
+    width, kind = dtype.itemsize, str(dtype).removeprefix("torch.")
+    name, of = _named(model, experiment)
+    product, size = matmul_pace(dtype, device)
+    pace = Pace(product, triad_pace(device))
+    attended = attention_pace(of, dtype, device, length=1024, budget=1.0)
+    where = f"{device.type}, {threads} thread{'s' * (threads != 1)}" if device.type == "cpu" else str(device)
+    found = [
+        _load(),
+        Finding("matrix products", "ok", f"{_giga(product)}FLOP/s in {kind} on {where} ({size} by {size})"),
+        Finding("bandwidth", "ok", f"{_giga(pace.bandwidth)}B/s of memory (STREAM triad)"),
+        Finding("attention", "ok", f"{_giga(attended)}FLOP/s over 1,024 tokens with the heads of {name}"),
+    ]
+    if processes > 1:
+        from ajet.engine.all_reduce import all_reduce_pace
+
+        sums = all_reduce_pace(processes)
+        text = f"{_giga(sums.bandwidth)}B/s between {processes} processes by {sums.transport} (a DTensor of 64 MiB)"
+        found.append(Finding("all-reduce", "ok", text))
+    sampled = ROWS * TOKENS / sampling_alone(of, dtype, device, rows=ROWS, prompt=TOKENS, new=TOKENS, budget=4.0)
+    trained = 4096 / update_alone(of, dtype, device, tokens=4096, wanted=4096, budget=4.0)
+    most, most_trained = _bounds(of, pace, width)
+    found.append(_expected(f"{name}: sampling", sampled * SAMPLED, most, f"{ROWS} calls at once"))
+    found.append(_expected(f"{name}: update", trained * TRAINED, most_trained, "every token trained"))
+    found.append(_memory(name, of, settings, wide=width == 4, device=settings.trainer_common.device))
+    if model is None and experiment is None:
+        found += [_size(each, PUBLISHED[each], pace, settings, width) for each in LADDER if each != name]
+    return found
+
+
+def _usual() -> AjetConfig:
+    from ajet.config import Experiment
+
+    return Experiment.from_dict({"ajet": {"backbone": "local", **SETTINGS}}, base=Path.cwd(), exp_dir=Path.cwd()).ajet
+
+
+def _named(model: str | None, experiment: Experiment | None) -> tuple[str, Dimensions]:
+    from ajet.engine.model_source import locate
+    from ajet.engine.models import folder_of
+    from ajet.schema.errors import UserError
+
+    base = experiment.base if experiment is not None else None
+    path = model or (experiment.ajet.model.path if experiment is not None else None)
+    if path is None:
+        return USUAL, PUBLISHED[USUAL]
+    of = dimensions(folder_of(locate(path, base=base, weights=False), weights=False))
+    if of is None:
+        raise UserError(
+            f"What {path} takes cannot be told from its config.json.",
+            where="ajet doctor --bench",
+            expected="a dense decoder (no mixture of experts) whose config.json has its dimensions",
+            do="leave the model out: the machine is measured, and a row of sizes told of",
+        )
+    return path, of
+
+
+def _load() -> Finding:
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
+    if load > cores / 2:
+        do = "measure again on a quiet machine: what else runs takes its share of every number here"
+        return Finding("load", "warning", f"{load:.1f} on {cores} cores", do)
+    return Finding("load", "ok", f"{load:.1f} on {cores} cores")
+
+
+def _bounds(of: Dimensions, pace: Pace, width: int) -> tuple[float, float]:
+    """Tokens a second at most, sampled and trained."""
+    sampled = sampling_seconds(of, pace, rows=ROWS, prompt=TOKENS, new=TOKENS, bytes_each=width)
+    trained = update_seconds(of, pace, tokens=4096, wanted=4096, longest=512, bytes_each=width)
+    return ROWS * TOKENS / sampled, 4096 / trained
+
+
+def _expected(topic: str, pace: float, most: float, how: str) -> Finding:
+    return Finding(
+        topic, "ok", f"about {min(pace, most):,.0f} tokens a second to expect ({how}); the bound is {most:,.0f}"
+    )
+
+
+def _footprint(of: Dimensions, settings: AjetConfig, *, wide: bool) -> Footprint:
+    from ajet.run.footprint import footprint
+
+    return footprint(of.size(), settings, wide=wide)
+
+
+def _memory(name: str, of: Dimensions, settings: AjetConfig, *, wide: bool, device: str) -> Finding:
+    from ajet.engine.machine import free_memory
+    from ajet.run.footprint import gib, memory_words
+
+    told, free = _footprint(of, settings, wide=wide), free_memory(device)
+    text = f"{of.size().parameters / 1e6:,.0f} million weights take {memory_words(told)}"
+    if free is not None and told.peak > free:
+        return Finding(f"{name}: memory", "warning", f"{text}; {gib(free)} are free", "docs/sizes.md says what helps")
+    return Finding(f"{name}: memory", "ok", text)
+
+
+def _size(name: str, of: Dimensions, pace: Pace, settings: AjetConfig, width: int) -> Finding:
+    from ajet.run.footprint import gib
+
+    sampled, trained = _bounds(of, pace, width)
+    memory = gib(_footprint(of, settings, wide=width == 4).peak)
+    return Finding(name, "note", f"at most {sampled:,.0f} tokens a second sampled, {trained:,.0f} trained; {memory}")
+
+
+def _giga(value: float) -> str:
+    return f"{value / 1e12:.1f} T" if value >= 1e12 else f"{value / 1e9:.{0 if value >= 1e10 else 1}f} G"

@@ -1,0 +1,202 @@
+"""How far rollout, update, logprobs and weights hand-over are from what this machine can do.
+
+The limit is measured in the same run, with the same threads and number format, between the phases: the best of the
+library's square matrix products over sizes, and a STREAM triad. From the two and the model's dimensions follows the
+least time of a phase: operations at the one, bytes at the other, whichever is longer (ajet/engine/dimensions.py; an
+update's two parts, products and optimizer, come one after the other). Beside it stands what torch's linear takes for
+the same products alone, at the model's shapes, out of weights that no cache holds. Rounds are interleaved; a ratio is
+the median of the rounds' own.
+
+Rollout: 64 prompts of 75 tokens that share nothing, 32 new tokens each. Update and logprobs: the quickstart's step, 8
+prompts of 75 tokens and 8 replies of 15 to each. Hand-over: with the engine of this process nothing is copied; with
+--vllm, vLLM's copy is refreshed. On a busy machine --processor-time counts a phase's own processor time; the limit's
+pieces are short enough to find the processor free in one of their rounds. Limits: 0.6 of the bound for rollout, 0.7
+for the update.
+
+    python benchmarks/bench_limit.py [--model embedded:smollm2-135m] [--dtype bfloat16] [--threads 2] [--rounds 5]
+                                     [--processor-time] [--profile] [--vllm]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
+import torch
+from bench_engine import by_engine
+from bench_memory import GROUPS, PROMPT, QUICKSTART, REPEATS, REPLY, Peak, batch
+from ratios import kept
+
+from ajet.backbone.local.engines import open_engine
+from ajet.backbone.local.machine import bound_kernel_caches
+from ajet.backbone.local.trainer import Trainer
+from ajet.config import load_experiment
+from ajet.engine import dimensions as least
+from ajet.engine.ceiling import matmul_pace, sampling_alone, triad_pace, update_alone
+from ajet.engine.dimensions import Dimensions, Pace
+from ajet.engine.model_source import locate
+from ajet.engine.models import folder_of, load_model
+from ajet.engine.weight_shapes import model_size
+from ajet.run.footprint import footprint, gib
+
+ROWS, NEW = 64, 32
+TRAINED = GROUPS * REPEATS * REPLY
+COMPUTED = GROUPS * (PROMPT + REPEATS * REPLY)
+"""Tokens of a step that have logits, and all that go through the model: prompts once a group."""
+ROLLOUT_LIMIT, UPDATE_LIMIT = 0.6, 0.7
+
+
+class Phase:
+    """Its seconds, round by round, and the least that they can be."""
+
+    clock = staticmethod(time.perf_counter)
+
+    def __init__(self, name: str, tokens: int, run: Callable[[], object], bound: Callable[[Pace], float]) -> None:
+        self.name, self.tokens, self.run, self.bound = name, tokens, run, bound
+        self.seconds: list[float] = []
+        self.shares: list[float] = []
+
+    def once(self, pace: Pace) -> None:
+        began = self.clock()
+        self.run()
+        self.seconds.append(self.clock() - began)
+        self.shares.append(self.bound(pace) / self.seconds[-1])
+
+    def __str__(self) -> str:
+        took = statistics.median(self.seconds)
+        share = statistics.median(self.shares)
+        spread = f"{min(self.shares):.2f} to {max(self.shares):.2f}"
+        return f"{self.name:10} {took:7.3f} s {self.tokens / took:8,.0f} tok/s   {share:.2f} of the bound ({spread})"
+
+
+def phases(trainer: Trainer, engine: Any, of: Dimensions, vocabulary: int) -> list[Phase]:
+    """What is measured."""
+    draw = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, vocabulary, (PROMPT,), generator=draw, dtype=torch.int32).numpy() for _ in range(ROWS)]
+    width = trainer.policy.weights.values.element_size()
+    step = [0]
+
+    def update() -> None:
+        step[0] += 1
+        with engine.paused():
+            trainer.update(batch(step[0], vocabulary))
+
+    def hand_over() -> None:
+        engine.weights_changed(trainer.version)
+
+    given = batch(0, vocabulary)
+    bound: dict[str, Callable[[Pace], float]] = {
+        "rollout": lambda pace: least.sampling_seconds(
+            of, pace, rows=ROWS, prompt=PROMPT, new=NEW, bytes_each=width
+        ),
+        "update": lambda pace: least.update_seconds(
+            of, pace, tokens=COMPUTED, wanted=TRAINED, longest=PROMPT + REPLY, bytes_each=width
+        ),
+        "logprobs": lambda pace: least.scoring_seconds(
+            of, pace, tokens=COMPUTED, wanted=TRAINED, longest=PROMPT + REPLY
+        ),
+    }  # fmt: skip
+    return [
+        Phase("rollout", ROWS * NEW, lambda: by_engine(engine, prompts, [NEW] * ROWS), bound["rollout"]),
+        Phase("update", TRAINED, update, bound["update"]),
+        Phase("logprobs", TRAINED, lambda: trainer.logprobs(given.samples), bound["logprobs"]),
+        Phase("hand-over", 0, hand_over, lambda pace: 3 * trainer.policy.weights.values.nbytes / pace.bandwidth),
+    ]
+
+
+def profiled(phase: Phase) -> None:
+    """Where its time goes, by torch's operators."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        phase.run()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    whole = sum(row.self_cpu_time_total for row in rows)
+    print(f"\n{phase.name}, by operator (own time, of {whole / 1e6:.2f} s):")
+    for row in rows[:12]:
+        print(f"  {row.self_cpu_time_total / whole:6.1%} {row.count:7}  {row.key}")
+
+
+def main() -> int:
+    """Print a line a phase; 1 where one is below its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="embedded:smollm2-135m")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processor-time", action="store_true", help="with one thread, on a busy machine")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--vllm", action="store_true", help="sample with vLLM in processes of its own")
+    args = parser.parse_args()
+    if args.processor_time:
+        if args.threads != 1 or args.vllm:
+            parser.error("--processor-time is of one thread of this process: --threads 1, without --vllm")
+        Phase.clock = staticmethod(time.process_time)
+    bound_kernel_caches()
+    torch.set_num_threads(args.threads)
+    engine_name = "vllm" if args.vllm else "transformers"
+    overrides = [
+        f"ajet.model.path={args.model}",
+        f"ajet.model.dtype={args.dtype}",
+        f"ajet.rollout.engine={engine_name}",
+    ]
+    overrides += ["ajet.rollout.max_num_seqs=64", "ajet.trainer_common.optim.lr=1e-7"]
+    config = load_experiment(QUICKSTART, backbone="local", overrides=overrides).ajet
+    source = locate(args.model)
+    folder = folder_of(source)
+    of, size = least.dimensions(folder), model_size(folder)
+    assert of is not None and size is not None, "no dense decoder, or one whose files do not say its dimensions"
+    dtype, device = getattr(torch, args.dtype), torch.device("cpu")
+    trainer = Trainer(load_model(source, dtype=dtype, device=device), config)
+    engine = open_engine(config, source, trainer.policy)
+    todo = phases(trainer, engine, of, of.vocabulary)
+    paces: list[Pace] = []
+    with Peak() as peak:
+        for phase in todo:
+            phase.run()  # warms up
+        for _ in range(args.rounds):
+            for phase in todo:
+                product, at = matmul_pace(dtype, device, budget=1.0)
+                paces.append(Pace(product, triad_pace(device, budget=0.5)))
+                phase.once(paces[-1])
+    load = os.getloadavg()[0]
+    product, moved = (statistics.median(values) for values in zip(*paces, strict=True))
+    print(f"{args.model} {args.dtype}, {args.threads} of {psutil.cpu_count()} cores, load {load:.1f}, {engine_name}")
+    print(f"this machine: {product / 1e9:,.0f} GFLOP/s (best square product, {at}), {moved / 1e9:.1f} GB/s (triad)")
+    for phase in todo[: 3 if not args.vllm else 4]:
+        print(phase)
+    if not args.vllm:
+        print(f"{todo[3].name:10} {statistics.median(todo[3].seconds) * 1e3:7.1f} ms: nothing is copied")
+    alone = {
+        "rollout": sampling_alone(of, dtype, device, rows=ROWS, prompt=PROMPT, new=NEW, budget=2.0),
+        "update": update_alone(of, dtype, device, tokens=COMPUTED, wanted=TRAINED, budget=2.0),
+    }
+    for phase in todo[:2]:
+        share = alone[phase.name] / statistics.median(phase.seconds)
+        print(f"{phase.name:10} torch's own linear alone, at its shapes: {alone[phase.name]:.2f} s, {share:.2f} of it")
+    told = footprint(size, config, wide=args.dtype == "float32", context=PROMPT + NEW)
+    print(f"memory: {gib(peak.bytes)} at its peak; `ajet plan` and `ajet doctor --bench` say {gib(told.peak)}")
+    if args.profile:
+        for phase in todo[:3]:
+            profiled(phase)
+    engine.close()
+    shares = {phase.name: statistics.median(phase.shares) for phase in todo}
+    within = [
+        kept("rollout at 64 against the bound", shares["rollout"], at_least=ROLLOUT_LIMIT),
+        kept("update against the bound", shares["update"], at_least=UPDATE_LIMIT),
+        kept("logprobs against the bound", shares["logprobs"]),
+    ]
+    return int(not all(within))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
