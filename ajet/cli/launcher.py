@@ -16,39 +16,16 @@ from typing import Any
 import typer
 
 import ajet
-from ajet.cli import (
-    audit,
-    chat,
-    cluster,
-    config,
-    doctor,
-    env,
-    export,
-    gc,
-    init,
-    judge,
-    plan,
-    prove,
-    rejudge,
-    report,
-    runs,
-    sample,
-    serve,
-    sft,
-    status,
-    stop,
-    view,
-)
-from ajet.cli import eval as evaluation
-from ajet.cli.exit import USER, Boundary, show_user_error
-from ajet.cli.launch import Launch, launch
+from ajet.cli.commands import Root
+from ajet.cli.exit import USER, show_user_error
+from ajet.cli.launch import launch
 from ajet.cli.other_flags import understood
 
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
     name="ajet",
-    cls=Boundary,
+    cls=Root,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     subcommand_metavar="[KEY=VALUE]...  |  COMMAND [ARGS]...",
@@ -78,31 +55,6 @@ _options.append(inspect.signature(root, eval_str=True).parameters["version"])
 root.__signature__ = inspect.Signature(_options)  # type: ignore[attr-defined]
 root.__annotations__ = {each.name: each.annotation for each in _options}
 app.callback()(root)
-
-app.command("launch", cls=Launch, hidden=True)(launch)
-app.command("init")(init.init)
-app.add_typer(config.app, name="config")
-app.command("plan")(plan.plan)
-app.command("serve")(serve.serve)
-app.command("sample")(sample.sample)
-app.command("sft")(sft.sft)
-app.command("status")(status.status)
-app.command("stop")(stop.stop)
-app.command("chat")(chat.chat)
-app.command("eval")(evaluation.evaluate)
-app.command("view")(view.view)
-app.command("runs")(runs.runs)
-app.command("episodes")(runs.episodes)
-app.command("prove")(prove.prove)
-app.command("audit")(audit.audit)
-app.command("rejudge")(rejudge.rejudge)
-app.command("export")(export.export)
-app.command("gc")(gc.gc)
-app.command("report")(report.report)
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(env.app, name="env")
-app.add_typer(judge.app, name="judge")
-app.command("doctor")(doctor.doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

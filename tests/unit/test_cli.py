@@ -83,6 +83,31 @@ main(["--help"])
     assert "typer" in loaded and not heavy & loaded
 
 
+def test_the_list_of_help_is_what_the_commands_say(run, monkeypatch):
+    """The list is written without them; with each built it is the same, to the character."""
+    from ajet.cli.commands import LAUNCH, LISTED, Root, built
+
+    for name, entry in LISTED.items():
+        first, _, _ = (built(name).help or "").partition("\n\n")
+        assert name == LAUNCH or entry.help == " ".join(first.split()), f"ajet/cli/commands.py: {name}"
+    text = run("--help")[1]
+    monkeypatch.delattr(Root, "get_command")
+    monkeypatch.delattr(Root, "list_commands")
+    assert run("--help")[1] == text
+
+
+def test_only_the_command_that_is_named_is_built(tmp_path):
+    code = "import sys\nfrom ajet.cli.launcher import main\ntry:\n    main([{0}])\nfinally:\n"
+    code += "    print(*(name for name in sys.modules if name.startswith('ajet.cli.')))"
+    loaded = {}
+    for argument in ("--help", "stop"):
+        given = [sys.executable, "-c", code.format(f"'{argument}', '--help'")]
+        done = subprocess.run(given, cwd=tmp_path, text=True, capture_output=True, env=environment())
+        loaded[argument] = set(done.stdout.splitlines()[-1].split())
+    assert loaded["stop"] - loaded["--help"] == {"ajet.cli.stop"}
+    assert not {"ajet.cli.stop", "ajet.cli.audit", "ajet.cli.env", "ajet.cli.config"} & loaded["--help"]
+
+
 def test_composing_imports_neither_torch_nor_transformers(tmp_path):
     (tmp_path / "x.yaml").write_text(READY)
     code = "import sys\nfrom ajet.config import load_experiment\nload_experiment('x.yaml').resolved_yaml()\n"
