@@ -7,7 +7,6 @@ Who asks for all (completion, the generated pages) gets all, in this order.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, ValuesView
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -116,11 +115,11 @@ class Commands(dict[str, Any]):
         """As a dict's."""
         return self[name] if name in self else default  # noqa: SIM401 — a dict's own get builds nothing
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> Any:
         """Of all, built."""
         return {name: self[name] for name in self}.items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> Any:
         """Of all, built."""
         return {name: self[name] for name in self}.values()
 
