@@ -163,7 +163,8 @@ def main() -> int:
     with Peak() as peak:
         for phase in todo:
             phase.run()  # warms up
-        for _ in range(args.rounds):
+        for turn in range(args.rounds):
+            print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
             for phase in todo:
                 product, at = matmul_pace(dtype, device, budget=1.0)
                 paces.append(Pace(product, triad_pace(device, budget=0.5)))
