@@ -123,7 +123,7 @@ class Recorder:
             prefix = len(before.ids) + len(calls[parent].response_ids)
             shared = len(before.text) + len(self.entries[parent].reply_text)
         elif parent is not None:
-            prefix = _common(prompt.ids, full_ids(calls, parent))
+            prefix = common_start(prompt.ids, full_ids(calls, parent))
             if prefix == 0:
                 parent = None
             else:
@@ -286,7 +286,8 @@ def _message_key(message: Mapping[str, Any]) -> Hashable:
     return json.dumps(message, sort_keys=True)
 
 
-def _common(a: Ids, b: Ids) -> int:
+def common_start(a: Ids, b: Ids) -> int:
+    """How many ids both begin with."""
     size = min(len(a), len(b))
     apart = np.flatnonzero(a[:size] != b[:size])
     return int(apart[0]) if len(apart) else size

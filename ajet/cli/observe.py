@@ -1,0 +1,49 @@
+"""`ajet observe`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import ExpDir
+
+_WHERE = "Where"
+
+
+def observe(
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="What it stands before, up to /v1.", show_default=False)
+    ],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of what is recorded.")] = "observed",
+    idle: Annotated[
+        float,
+        typer.Option("--idle", metavar="SECONDS", min=0, help="A session that is not used for so long is over."),
+    ] = 1800.0,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Ask the endpoint for token ids (vLLM gives them).")
+    ] = False,
+    host: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
+    ] = None,
+    exp_dir: ExpDir = None,
+) -> int:  # fmt: skip
+    """Record what a deployed agent and its model say, and what people think of it."""
+    from ajet.cli.screen import show_logs
+    from ajet.config.experiment import defaults_only
+
+    show_logs()
+    experiment = defaults_only(backbone="debug", name=name, exp_dir=exp_dir)
+
+    from ajet.run.observe import Observing
+    from ajet.run.observe import observe as run
+
+    return run(experiment, Observing(endpoint, host or "127.0.0.1", port or 0, idle, token_ids))

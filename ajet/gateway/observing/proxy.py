@@ -1,0 +1,342 @@
+"""Proxy: a client's request to an endpoint and the endpoint's bytes back, with a copy of both for its session.
+
+Invariant: method, path, query, body and reply are passed as they are, piece by piece; headers but for those of the
+connection and ajet's own. Keys go through and are kept nowhere: a session of a client that names none is called by a
+digest, keyed by a secret of this process. An endpoint that is not reached is a 502 in the client's dialect, one that
+breaks off breaks the client's stream off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+from loguru import logger
+
+from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse
+from ajet.gateway.limits import PEER, Held, after_wrong_key, welcome
+from ajet.gateway.observing.feedback import read_feedback
+from ajet.gateway.observing.requests import DIALECTS, without_keys
+from ajet.gateway.observing.sessions import CLIENT_LEFT, Ended, Sessions, settled_json
+from ajet.gateway.observing.streams import Stream
+from ajet.gateway.turn import Refused
+
+SESSION, AGENT = b"x-ajet-session", b"x-ajet-agent"
+"""Headers by which a client names its session, and which of several agents it is."""
+DEFAULT_AGENT = "agent"
+_CONNECTION = {
+    b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
+    b"proxy-authorization", b"proxy-authenticate", b"accept-encoding",
+}  # fmt: skip
+_KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+"""Seconds between bytes of a reply, and to connect."""
+
+
+class Proxy:
+    """The ASGI app. `endpoint` ends in /v1. `key`: what feedback must bear; None: nothing. `token_ids`: ask the
+    endpoint for them (vLLM's `return_token_ids`), which changes the request and adds to the reply."""
+
+    def __init__(self, endpoint: str, sessions: Sessions, *, key: str | None = None, token_ids: bool = False) -> None:
+        self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
+        self._key, self._token_ids = key, token_ids
+        self._salt = secrets.token_bytes(16)
+        self._client: httpx.AsyncClient | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        welcome(scope)
+        named, path = _named(scope["path"])
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            if path == "/health":
+                await answer(send, 200, {"status": "ok"})
+            elif path in ("/feedback", "/v1/feedback"):
+                await self._take_feedback(scope, headers, receive, send, named)
+            elif path.startswith("/v1/"):
+                await self._pass(scope, headers, receive, send, path.removeprefix("/v1/"), named)
+            else:
+                raise Refused(f"Not Found: {path}. What is passed on begins with /v1/.", status=404)
+        except Refused as refused:
+            if refused.status == 401:
+                await after_wrong_key(scope)
+            await refuse(send, refused, _error(path, refused))
+        finally:
+            self._running.discard(task)
+
+    async def close(self) -> None:
+        """End what is under way, which is recorded as such."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _take_feedback(
+        self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send, named: str | None
+    ) -> None:
+        if scope["method"] != "POST":
+            raise Refused("Feedback is a POST.", status=405)
+        if self._key is not None and not _bears(headers, self._key):
+            raise Refused("Incorrect key for feedback.", status=401, code="invalid_api_key")
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip()
+        if kind != b"application/json":  # no web page sends it here without being asked
+            raise Refused("Feedback is sent as content-type: application/json.", status=415)
+        body = await _body(scope, receive)
+        if body is None:
+            return
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
+        if named is not None and isinstance(said, dict):
+            said.setdefault("session", named)
+        await answer(send, 200, await self._sessions.feedback(read_feedback(said, time.time())))
+
+    async def _pass(
+        self,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
+        path: str,
+        named: str | None,
+    ) -> None:
+        body = await _body(scope, receive)
+        if body is None:
+            return
+        hidden = _Hidden(headers)
+        dialect = DIALECTS.get(path) if scope["method"] == "POST" else None
+        session, asked = None, None
+        if dialect is not None:
+            said = without_keys(settled_json(hidden(body)))
+            if isinstance(said, dict):
+                name = named or _header(headers, SESSION) or self._digest(headers)
+                agent = _header(headers, AGENT) or DEFAULT_AGENT
+                session, asked = self._sessions.begin(name, dialect, said, agent)
+                body = self._with_token_ids(body, dialect)
+        copy = _Copy(dialect or "", hidden)
+        passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
+        watching = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not passing.done():
+                copy.problem, copy.finish = CLIENT_LEFT, "aborted"
+        except asyncio.CancelledError:
+            copy.problem, copy.finish = "the proxy was ended before the reply was whole", "aborted"
+            raise
+        finally:
+            passing.cancel()
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await passing
+            if session is not None and asked is not None:
+                await asyncio.shield(self._sessions.call_ended(session, asked, copy.ended()))
+        if copy.broken:
+            _break_off(scope)
+
+    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: _Copy) -> None:
+        """Ask the endpoint and send on what it says."""
+        query = scope.get("query_string", b"").decode("latin-1")
+        url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
+        asked = [(name, value) for name, value in scope["headers"] if _passed(name)]
+        if self._client is None:
+            self._client = httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None))
+        request = self._client.build_request(
+            scope["method"], url, headers=[*asked, (b"accept-encoding", b"identity")], content=body or None
+        )
+        begun = False
+        try:
+            reply = await self._client.send(request, stream=True)
+            try:
+                told = [(name.lower(), value) for name, value in reply.headers.raw]
+                told = [each for each in told if each[0] == b"content-length" or each[0] not in _CONNECTION]
+                copy.begin(reply)
+                await send({"type": "http.response.start", "status": reply.status_code, "headers": told})
+                begun = True
+                async for part in reply.aiter_raw():
+                    copy.feed(part)
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            finally:
+                await reply.aclose()
+            copy.whole = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            copy.problem, copy.finish = CLIENT_LEFT, "aborted"
+        except httpx.HTTPError as problem:
+            why = f"{type(problem).__name__}: {problem}".rstrip(": ")
+            copy.finish = "error"
+            if begun:
+                copy.problem, copy.broken = f"the endpoint broke off its reply: {why}", True
+                return
+            copy.problem = f"the endpoint did not answer: {why}"
+            logger.warning("{}", copy.problem)
+            refused = Refused(copy.problem, status=502, code="endpoint_unreachable")
+            await refuse(send, refused, _error("/v1/" + path, refused))
+
+    def _with_token_ids(self, body: bytes, dialect: str) -> bytes:
+        if not self._token_ids or dialect not in ("chat", "completions"):
+            return body
+        return json.dumps({**json.loads(body), "return_token_ids": True}).encode()
+
+    def _digest(self, headers: Mapping[bytes, bytes]) -> str:
+        """A name for a client that gives none: the same for the same key while this process lives."""
+        offered = next((headers[name] for name in _KEYS if headers.get(name)), None)
+        return (
+            "anonymous" if offered is None else "key-" + hmac.new(self._salt, offered, hashlib.sha256).hexdigest()[:12]
+        )
+
+
+class _Copy:
+    """What of a reply is kept."""
+
+    def __init__(self, dialect: str, hidden: _Hidden) -> None:
+        self._dialect, self._hidden = dialect, hidden
+        self._stream: Stream | None = None
+        self._parts: list[bytes] = []
+        self._unpack: Callable[[bytes], bytes] | None = None
+        self._status = 200
+        self.whole = self.broken = False
+        self.problem = ""
+        self.finish: Any = None
+
+    def begin(self, reply: httpx.Response) -> None:
+        self._status = reply.status_code
+        if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
+            self._unpack = zlib.decompressobj(47).decompress
+        if reply.headers.get("content-type", "").startswith("text/event-stream"):
+            self._stream = Stream(self._dialect)
+
+    def feed(self, part: bytes) -> None:
+        if not self._dialect:
+            return
+        if self._unpack is not None:
+            try:
+                part = self._unpack(part)
+            except zlib.error:
+                part = b""
+        if self._stream is not None:
+            self._stream.feed(part)
+        else:
+            self._parts.append(part)
+
+    def ended(self) -> Ended:
+        """How the call ended."""
+        problem, finish = self.problem, self.finish
+        if self._stream is not None:
+            body = self._stream.body()
+            problem = problem or self._stream.problem
+            if not problem and not self._stream.ended:
+                problem = "the endpoint broke off its reply"
+        else:
+            data = b"".join(self._parts)
+            body = settled_json(data) if data else None
+        if self._status >= 400:
+            said = json.dumps(body, ensure_ascii=False)[:500]
+            return Ended(None, self._hidden.text(f"the endpoint refused with status {self._status}: {said}"), "error")
+        if problem and self._stream is None:
+            body = None  # half a JSON object says nothing
+        if problem and finish is None:
+            finish = "error"
+        return Ended(self._hidden.tree(body), self._hidden.text(problem), finish)
+
+
+class _Hidden:
+    """Takes the keys that a request bears out of what is kept of it and of its reply."""
+
+    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
+        offered = [headers[name].decode("latin-1") for name in _KEYS if name in headers]
+        self._keys = [key for each in offered if len(key := each.rpartition(" ")[2]) >= 8]
+
+    def __call__(self, data: bytes) -> bytes:
+        for key in self._keys:
+            data = data.replace(key.encode("latin-1"), b"[redacted key]")
+        return data
+
+    def text(self, text: str) -> str:
+        for key in self._keys:
+            text = text.replace(key, "[redacted key]")
+        return text
+
+    def tree(self, value: Any) -> Any:
+        return value if value is None else json.loads(self.text(json.dumps(value)))
+
+
+def _named(path: str) -> tuple[str | None, str]:
+    """(the session that a path /s/NAME/… names, the path after it)."""
+    if not path.startswith("/s/"):
+        return None, path
+    name, _, rest = path.removeprefix("/s/").partition("/")
+    return _checked(unquote(name)), "/" + rest
+
+
+def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else _checked(value.decode("utf-8", "replace").strip())
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Refused("A session or agent is named by 1 to 128 printable characters.", code="invalid_value")
+    return name
+
+
+def _passed(name: bytes) -> bool:
+    return name not in _CONNECTION and not name.startswith(b"x-ajet-")
+
+
+def _bears(headers: Mapping[bytes, bytes], key: str) -> bool:
+    offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
+    return hmac.compare_digest(offered, key.encode())
+
+
+def _error(path: str, refused: Refused) -> dict[str, Any]:
+    return anthropic.error_body(refused) if path.startswith("/v1/messages") else chat.error_body(refused)
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | None:
+    """The request's body; None if the client left meanwhile. Raises Refused."""
+    parts: list[bytes] = []
+    size = 0
+    with Held(scope) as held:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > MAX_BODY:
+                raise Refused(f"The request's body exceeds {MAX_BODY >> 20} MiB.", status=413)
+            held.add(len(part))
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _break_off(scope: Scope) -> None:
+    """Close the client's connection, as the endpoint did ours: an end without its mark."""
+    peer = scope.get("state", {}).get(PEER)
+    if peer is not None:
+        peer.transport.abort()

@@ -1,0 +1,149 @@
+"""`ajet observe`: a deployed agent's calls, on their way to any endpoint, as episodes of a run folder.
+
+Invariant: a session's file is deleted when its episode is on the disk, and not before; sessions that an earlier
+process of the same name left (it was killed) are gone on with.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from loguru import logger
+
+from ajet.record.console import console, counted, printable
+from ajet.record.status import read_status, recorded_processes
+from ajet.run.interrupt import Interrupts
+from ajet.run.launch import closed_by_outcome
+from ajet.run.recording import Recording
+from ajet.schema.episode import Episode
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+
+KEY = "AJET_ADMIN_KEY"
+"""Environment variable with the key that feedback must bear; needed where others than this machine can reach it."""
+OPEN, LATE = "open", "feedback.jsonl"
+"""Of the run folder: the files of sessions that are open, and feedback on what had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """What is wanted."""
+
+    endpoint: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    idle: float = 1800.0
+    token_ids: bool = False
+
+
+def observe(experiment: Experiment, wanted: Observing) -> int:
+    """Record until Ctrl-C or SIGTERM. Raises UserError, KeyboardInterrupt or a bug."""
+    from ajet.record import RunDirectory
+
+    endpoint, key = _endpoint(wanted.endpoint), os.environ.get(KEY)
+    if key is None and not _is_loopback(wanted.host):
+        raise UserError(
+            f"Others could reach this proxy at {wanted.host} and say what they like of your agent.",
+            where=f"the environment variable {KEY}",
+            expected="a key that feedback must bear, e.g. of `openssl rand -hex 16`",
+            do=f"set {KEY}; or leave --host out",
+        )
+    run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
+    with closed_by_outcome(run):
+        interrupts = Interrupts()
+        with interrupts.installed():
+            _record(run, wanted, endpoint, key)
+    return 0
+
+
+def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None) -> None:
+    from ajet.gateway.listener import listen
+    from ajet.gateway.observing import Proxy, Server, Sessions
+
+    closed: queue.SimpleQueue[tuple[Episode, Path]] = queue.SimpleQueue()
+    sessions = Sessions(
+        run.path / OPEN,
+        run.redact,
+        lambda episode, file: closed.put((episode, file)),
+        run.path / LATE,
+        run.run_id,
+        wanted.idle,
+    )
+    listening = listen(wanted.host, wanted.port, name="proxy", where="--host, --port")
+    host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
+    address = f"http://{host}:{listening.getsockname()[1]}"
+    if adopted := sessions.adopt(_left(run.path)):
+        logger.info("{} that an earlier process left are gone on with", counted(adopted, "session"))
+    server = Server(Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids), sessions, listening)
+    recording = Recording(run)
+    run.status.set(phase="serving", step=0, url=address)
+    _say(address, endpoint, run, key)
+    try:
+        while True:
+            _keep([closed.get()], recording)
+    finally:
+        server.stop()
+        rest = []
+        while not closed.empty():
+            rest.append(closed.get())
+        _keep(rest, recording)
+        recording.measure(last=True)
+
+
+def _keep(ended: Sequence[tuple[Episode, Path]], recording: Recording) -> None:
+    for episode, file in ended:
+        if episode.calls:
+            recording.rest([episode])
+            recording.measure()
+        file.unlink(missing_ok=True)
+        said = [counted(len(episode.calls), "call")]
+        said += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+        said += [printable(episode.failure.message[:200])] if episode.failure else []
+        console.print(f"{printable(episode.task.task_id)}: {', '.join(said)}", markup=False, soft_wrap=True)
+
+
+def _left(folder: Path) -> list[Path]:
+    """Files of sessions that earlier processes of this name left, whose runs are over."""
+    found: list[Path] = []
+    for other in sorted(folder.parent.iterdir()):
+        files = sorted((other / OPEN).glob("*.jsonl")) if other != folder else []
+        if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
+            found += files
+    return found
+
+
+def _endpoint(given: str) -> str:
+    """Up to /v1. Raises UserError."""
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise UserError(
+            "There is no endpoint.", where="--endpoint", expected="a URL such as http://127.0.0.1:8000/v1",
+        )  # fmt: skip
+    whole = given.rstrip("/")
+    return whole if parts.path.strip("/") else f"{whole}/v1"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _say(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
+    bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
+    console.print(
+        f"Observing on [bold]{address}/v1[/] what goes to {endpoint} · recording in {run.path}", soft_wrap=True
+    )
+    console.print(
+        f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
+        '-d \'{"session": "NAME", "liked": true}\'',
+        "\nCtrl-C ends it.",
+        sep="", markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
