@@ -120,10 +120,7 @@ READERS = {
     "data_generation": Part(
         "ajet.task_reader.generation->GenerationReader", first_key=("document_reader.document_path", "the documents")
     ),
-    "tracing": Part(
-        later="The tracing reader is not part of this version; write the recorded questions to a file and read it with "
-        "jsonl_dataset_file."
-    ),
+    "tracing": Part("ajet.task_reader.tracing->TracingReader", first_key=("sources", "the traces")),
 }
 WORKFLOWS = {
     "mcp_agent": Part(

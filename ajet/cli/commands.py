@@ -38,6 +38,7 @@ LISTED = {
         "serve.serve", "Give agents outside episodes over HTTP; with --backbone local, train on them."
     ),
     "observe": Entry("observe.observe", "Record what a deployed agent and its model say, and what people think of it."),
+    "traces": Entry("traces.traces", "Make tasks, rows to learn and pairs of what a deployed agent said."),
     "sample": Entry("sample.sample", "Play episodes for a trainer elsewhere; start as many as there is room for."),
     "sft": Entry(
         "sft.sft", "Learn from given replies: rows of messages, pairs of them, or a run's best episodes."

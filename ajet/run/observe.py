@@ -82,7 +82,7 @@ def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None
     host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_left(run.path)):
-        logger.info("{} that an earlier process left are gone on with", counted(adopted, "session"))
+        logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
     server = Server(Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids), sessions, listening)
     recording = Recording(run)
     run.status.set(phase="serving", step=0, url=address)

@@ -16,8 +16,8 @@ from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
+from ajet.task_reader.alike import by_letters, first_of_each
 from ajet.task_reader.generation.documents import ENDS, passages, text_of_file
-from ajet.task_reader.generation.likeness import by_letters, first_of_each
 from ajet.task_reader.generation.writer import marked, written
 from tests.judge_fixtures import SECRET, JudgeServer, judge_server
 

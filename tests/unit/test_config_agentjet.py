@@ -204,7 +204,7 @@ def test_what_is_understood_at_one_value_is_refused_at_another(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("task_reader: {type: tracing, feedback_tracing: {base_url: x, filters: [1]}}", ""),
+        ("environment: {sandbox: wasm, replay: some_run}", ""),
     ],
 )  # fmt: skip
 def test_a_refusal_is_one_sentence_however_many_keys_it_comes_from(tmp_path, text, sentence):

@@ -102,7 +102,6 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
             "`mode: async` needs a backbone that trains on what samplers play elsewhere, which trinity",
         ),
         ({"environment": {"sandbox": "wasm"}}, "Python compiled to WebAssembly is not part of this version"),
-        ({"task_reader": {"type": "tracing"}}, "The tracing reader is not part of this version"),
         ({"backbone": "verl", "rollout": {"enable_oversample": True}}, "needs a backbone that begins more groups"),
         (
             {"backbone": "verl", "rollout": {"deterministic": True}},

@@ -582,12 +582,6 @@ def test_reasoning_gym_errors(tmp_path: Path) -> None:
         gym(tmp_path, dataset="basic_arithmetic", params={"colour": "red"}).tasks("train")
 
 
-def test_readers_of_later_versions_refuse_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not part of this version") as caught:
-        open_reader(experiment(tmp_path, "tracing"))
-    assert "jsonl_dataset_file" in caught.value.expected
-
-
 def test_a_users_reader_by_reference(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from ajet import Task\n"

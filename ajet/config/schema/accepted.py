@@ -17,7 +17,8 @@ _JUDGES_MODEL = "judges read it from `task_judge`"
 _SERVED = "`ajet serve` is what agents elsewhere are served by"
 _RECORDED = "every episode is kept in the run directory's `episodes/`"
 _ALL_EXAMPLES = "all examples are looked at, until the stop rules end it"
-_TRACES = "the reader of traces is not part of this version"
+
+_TRACING = "feedback_tracing"
 
 ACCEPTED: Mapping[str, str] = {
     "rollout.mode": "requests are always asynchronous",
@@ -27,7 +28,11 @@ ACCEPTED: Mapping[str, str] = {
     "context_tracker.fix_retokenization_drift": "replies are kept as the exact ids that were sampled, so none drifts",
     "context_tracker.alien_llm_model": _JUDGES_MODEL,
     "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
-    "task_reader.feedback_tracing": _TRACES,
+    "task_reader.feedback_tracing.train_output_path": "the traces are read anew each time; `ajet traces` writes them",
+    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has filters of its own: only, agents, models, "
+    "longest; what is asked alike is always told apart",
+    "task_reader.feedback_tracing.alien_llm_model": "no model is asked about traces",
+    "task_reader.feedback_tracing.alien_llm_response_length": "no model is asked about traces",
     "task_judge.rubrics_auto_grader.sampling_mode": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.num_reference_samples": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.aggregation_mode": "what the labels agree with is kept",
@@ -90,6 +95,7 @@ MOVED: Mapping[str, str] = {
     "rollout.agentscope_learn_protocol": "rollout.user_workflow",
     "rollout.agentscope_disable_toolcalls": "rollout.force_disable_toolcalls",
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",
+    "task_reader.feedback_tracing.base_url": "task_reader.tracing.sources",
     "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
     "task_judge.rubrics_auto_grader.generate_number": "task_judge.rubrics_auto_grader.query_specific_generate_number",
     "lora.lora_rank": "trainer_common.lora.rank",
@@ -129,8 +135,9 @@ def accepted(path: Sequence[Any]) -> str | None:
 def without_accepted(tree: Any) -> Any:
     """A copy of what stands below `ajet` in which none of them is left."""
     left = _without(tree, ())
-    if isinstance(left, dict) and left.get("lora") == {}:
-        del left["lora"]  # a section that has keys of these tables only
+    for section, name in ((left, "lora"), (left.get("task_reader") if isinstance(left, dict) else None, _TRACING)):
+        if isinstance(section, dict) and section.get(name) == {}:
+            del section[name]  # a section that has keys of these tables only
     return left
 
 

@@ -186,6 +186,47 @@ class DataGeneration(Section):
     deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Leave out tasks that resemble others.")
 
 
+class Tracing(Section):
+    """What a deployed agent was asked and said, and what people thought of it."""
+
+    sources: str | list[str] = key(
+        [],
+        "Files of spans (AgentScope Studio's SQLite, OTLP JSON), and folders of `ajet observe` or of other runs.",
+        kind="path",
+    )
+    feedback: str | list[str] = key(
+        [],
+        "JSON lines with `reply` or `session`, and `reward`, `liked`, `corrected`; those of observed runs are read "
+        "unnamed.",
+        kind="path",
+    )
+    only: Literal["any", "rated", "liked", "corrected"] = key(
+        "any", "Which replies: all, those that somebody rated, liked or corrected ones, or corrected ones."
+    )
+    liked_from: float = key(0.5, "The least reward of a reply that counts as liked.")
+    answers: Literal["any", "liked"] = key(
+        "any",
+        "Which replies become the task's `metadata.answer`: all but disliked ones, or liked ones. A corrected text "
+        "always does.",
+    )
+    agents: list[str] = key([], "Agents whose replies are taken; empty: all.")
+    models: list[str] = key([], "Models whose replies are taken, as the traces call them; empty: all.")
+    longest: int | None = key(None, "Characters that a question may have; null: any number.", ge=1)
+    similarity_threshold: float = key(
+        0.8,
+        "Questions at least this alike, by their letters, go into the same split; 1: only equal ones.",
+        ge=0,
+        le=1,
+    )
+    validation_share: float = key(
+        0.3, "Of the questions, how many are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1
+    )
+    deidentify: bool = key(
+        True, "Put marks in the place of mail and network addresses, telephone and card numbers, keys and `names`."
+    )
+    names: list[str] = key([], "Names of people and places that are marked, too.")
+
+
 class Columns(Section):
     """Which columns of a row mean what; null finds the usual names."""
 
@@ -240,3 +281,4 @@ class TaskReader(Section):
     data_generation: DataGeneration = section(
         DataGeneration, "Tasks written by a model.", when=("task_reader.type", "data_generation")
     )
+    tracing: Tracing = section(Tracing, "Traces of a deployed agent.", when=("task_reader.type", "tracing"))

@@ -25,10 +25,10 @@ from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
+from ajet.task_reader.alike import Vectors, by_letters, first_of_each, normed
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.generation.documents import KEY, Passage, passages
 from ajet.task_reader.generation.kept import Kept
-from ajet.task_reader.generation.likeness import Vectors, by_letters, first_of_each, normed
 from ajet.task_reader.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
 
 if TYPE_CHECKING:

@@ -47,6 +47,14 @@ def first_of_each(vectors: Vectors, threshold: float, known: Vectors | None = No
     return kept
 
 
+def apart_from(vectors: Vectors, known: Vectors, threshold: float) -> list[int]:
+    """Places of those that are less alike than `threshold` to all `known`: what may be trained on, held-out ones
+    known."""
+    if not len(known) or not len(vectors):
+        return list(range(len(vectors)))
+    return [int(place) for place in np.flatnonzero((vectors @ known.T).max(axis=1) < threshold)]
+
+
 def _place(run: str) -> int:
     number = 0
     for character in run:

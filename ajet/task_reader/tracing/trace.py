@@ -1,0 +1,81 @@
+"""Trace: one reply of an agent's model, in its conversation, and what people thought of it.
+
+Invariant: messages have the shape of Chat Completions, whatever they came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ajet.schema.messages import text_of
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """What people said of it; None: nothing."""
+
+    reward: float | None = None
+    liked: bool | None = None
+    corrected: str | None = None
+    """What should have been said."""
+    comment: str | None = None
+
+    @property
+    def worth(self) -> float | None:
+        """The number; a like is 1, a dislike 0."""
+        return self.reward if self.reward is not None or self.liked is None else float(self.liked)
+
+    def then(self, later: Rating) -> Rating:
+        """With what was said later, which holds where both say something."""
+        said = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
+        return replace(self, **said)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """`where`: its place, for people."""
+
+    where: str
+    messages: tuple[Message, ...]
+    reply: Message
+    tools: tuple[Message, ...] = ()
+    agent: str = ""
+    model: str = ""
+    session: str = ""
+    id: str = ""
+    """Of the reply, as its endpoint gave it."""
+    rating: Rating = Rating()
+    alone: bool = False
+    """The rating is of this reply and not of the whole conversation."""
+
+    @property
+    def question(self) -> str:
+        """What was asked: the text of the first user's message."""
+        return next((text_of(each) for each in self.messages if each.get("role") == "user"), "")
+
+    def extended_by(self, other: Trace) -> bool:
+        """Whether the other goes on from its reply."""
+        here = len(self.messages)
+        if len(other.messages) <= here or other.messages[:here] != self.messages:
+            return False
+        return said_in(other.messages[here]) == said_in(self.reply)
+
+
+def said_in(message: Mapping[str, Any]) -> tuple[str, str]:
+    """What makes two replies the same: text, and names and arguments of calls."""
+    calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
+    return text_of(message), json.dumps(calls)
+
+
+def last_of_each(traces: Sequence[Trace]) -> list[Trace]:
+    """Those of one session that no other goes on from, and those with a rating of their own."""
+    return [
+        trace
+        for at, trace in enumerate(traces)
+        if trace.alone or not any(trace.extended_by(other) for other in traces[at + 1 :])
+    ]

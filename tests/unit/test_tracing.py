@@ -1,0 +1,292 @@
+"""The reader `tracing`: three kinds of sources, what people said, what is marked, what goes where."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ajet.config import load_experiment
+from ajet.record.episodes import EpisodeFiles
+from ajet.run.sft.rows import read_files
+from ajet.schema.call import Call
+from ajet.schema.episode import Episode, Verdict
+from ajet.schema.errors import TaskError
+from ajet.schema.task import Task
+from ajet.task_reader import open_reader
+from ajet.task_reader.contamination import overlap
+from ajet.task_reader.tracing import TracingReader
+from ajet.task_reader.tracing.deidentify import Deidentifier
+from ajet.task_reader.tracing.sources import read_sources
+from ajet.task_reader.tracing.trace import Trace
+
+ASKED = {"role": "user", "parts": [{"type": "text", "content": "What is 1 + 2?"}]}
+SAID = {"role": "assistant", "parts": [{"type": "text", "content": "Three."}], "finish_reason": "stop"}
+
+
+def flat_span(asked=ASKED, said=SAID, operation="chat", **more):
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.request.model": "m1",
+        "gen_ai.input.messages": json.dumps([asked]),
+        "gen_ai.output.messages": json.dumps([said]),
+        **more,
+    }
+
+
+def otlp(*spans, events=()):
+    listed = [
+        {
+            "traceId": trace, "spanId": f"s{at}", "name": "chat m1", "startTimeUnixNano": str(at),
+            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in attributes.items()],
+            "events": list(events),
+        }
+        for at, (trace, attributes) in enumerate(spans)
+    ]  # fmt: skip
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": listed}]}]})
+
+
+def studio(path: Path, *rows):
+    database = sqlite3.connect(path)
+    database.execute(
+        "CREATE TABLE span_table "
+        "(id TEXT, traceId TEXT, spanId TEXT, name TEXT, startTimeUnixNano TEXT, attributes TEXT)"
+    )
+    database.executemany(
+        "INSERT INTO span_table VALUES (?, ?, ?, ?, ?, ?)",
+        [(str(at), trace, str(at), name, str(at), json.dumps(told)) for at, (trace, name, told) in enumerate(rows)],
+    )
+    database.commit()
+    database.close()
+    return path
+
+
+def reader(folder: Path, **settings):
+    on_bad_row = settings.pop("on_bad_row", "error")
+    told = {"type": "tracing", "on_bad_row": on_bad_row, "tracing": settings}
+    (folder / "x.yaml").write_text(json.dumps({"ajet": {"backbone": "debug", "task_reader": told}}))
+    return TracingReader(load_experiment(folder / "x.yaml"))
+
+
+def test_agentscope_of_every_version(tmp_path):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    calls = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+    system = {"role": "system", "name": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    user = {"role": "user", "name": "user", "content": [{"type": "text", "text": "1 + 2?"}]}
+    went_on = [
+        system, user, {"role": "assistant", "name": "F", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "3", "name": "add"},
+    ]  # fmt: skip
+    called = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c1", "name": "add", "arguments": {"a": 1}}]}
+
+    def chat(messages, said):  # as agentscope 1.0.21 writes it: no gen_ai.input.messages
+        return {
+            "gen_ai.operation.name": "chat", "gen_ai.request.model": "m1", "gen_ai.conversation.id": '"run-1"',
+            "gen_ai.tool.definitions": '[{"type": "function", "name": "add"}]',
+            "agentscope.function.input": json.dumps({"args": [messages], "kwargs": {"tools": tools}}),
+            "gen_ai.output.messages": json.dumps([said]),
+        }  # fmt: skip
+
+    agent = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "Friday"}
+    agent |= flat_span(operation="invoke_agent")
+    quoted = "Msg(id='x', name='user', content='It\\'s 2 + 2, is it?', role='user', metadata=None, timestamp='t')"
+    said = "Msg(id='y', name='F', content=[{'type': 'text', 'text': 'Four.'}], role='assistant', metadata=None)"
+    file = studio(
+        tmp_path / "studio.db",
+        ("t1", "chat m1", chat([system, user], called)),
+        ("t1", "chat m1", chat(went_on, SAID)),
+        ("t1", "invoke_agent Friday", agent),
+        ("t1", "execute_tool add", {"gen_ai.operation.name": "execute_tool"}),
+        ("t2", "ReActAgent.reply", {"input": {"args": [], "kwargs": {"msg": quoted}}, "output": said}),
+        ("t3", "ReActAgent.reply", {"gen_ai": {
+            "input": {"messages": json.dumps(ASKED)}, "output": {"messages": json.dumps(SAID)}}}),
+    )  # fmt: skip
+    found = read_sources([file])
+    assert not found.bad and found.silent == 1
+    whole, first, second = found.traces
+    assert [each["role"] for each in whole.messages] == ["system", "user", "assistant", "tool"]
+    assert whole.messages[2]["tool_calls"] == calls and whole.tools[0]["function"]["name"] == "add"
+    assert whole.reply["content"] == "Three." and whole.session == "run-1" and whole.agent == "Friday"
+    assert (first.question, first.reply["content"]) == ("It's 2 + 2, is it?", "Four.")
+    assert (second.question, second.reply["content"]) == ("What is 1 + 2?", "Three.")
+    assert read_sources([file]).traces == found.traces
+
+
+def test_opentelemetry_with_feedback(tmp_path):
+    score = {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.75}}
+    label = {"key": "gen_ai.evaluation.score.label", "value": {"stringValue": "thumbs_up"}}
+    events = [{"name": "gen_ai.evaluation.result", "attributes": [score, label]}]
+    whole = {"gen_ai.response.id": "r1", "gen_ai.conversation.id": "c1"}
+    (tmp_path / "one.json").write_text(otlp(("t1", flat_span(**whole)), events=events))
+    other = otlp(
+        ("t2", flat_span({**ASKED, "parts": [{"type": "text", "content": "2 + 2?"}]}, **{"gen_ai.response.id": "r2"}))
+    )
+    silent = otlp(("t3", {"gen_ai.operation.name": "chat"}))
+    image = otlp(("t4", flat_span({"role": "user", "parts": [{"type": "blob", "content": "…"}]})))
+    (tmp_path / "lines.jsonl").write_text(f"{other}\n{silent}\nno json\n{image}\n")
+    (tmp_path / "said.jsonl").write_text('{"reply": "r2", "corrected": "Four."}\n{"reply": "r9", "liked": true}\n')
+    found = read_sources([tmp_path / "one.json", tmp_path / "lines.jsonl"], [tmp_path / "said.jsonl"])
+    first, second = found.traces
+    assert (first.rating.reward, first.rating.liked, first.session) == (0.75, True, "c1")
+    assert second.rating.corrected == "Four." and second.alone and found.loose == 1 and found.silent == 1
+    assert [why.split(" of ")[0] for _, why in found.bad] == ["no JSON", "a part"]
+    assert "lines.jsonl:3" in found.bad[0][0] and "span s0" in found.bad[1][0]
+
+
+def test_bad_rows_stop_the_reading_or_are_counted(tmp_path):
+    (tmp_path / "spans.jsonl").write_text(f"{otlp(('t1', flat_span()))}\nno json\n")
+    with pytest.raises(TaskError, match=r"1 of the rows .*spans.jsonl:2: no JSON"):
+        reader(tmp_path, sources="spans.jsonl").tasks("train")
+    counted = reader(tmp_path, sources="spans.jsonl", on_bad_row="skip")
+    assert [task.main_query for task in counted.tasks("train")] == ["What is 1 + 2?"]
+    assert counted.left["could not be read"] == 1
+    (tmp_path / "text.txt").write_text("hello")
+    with pytest.raises(TaskError, match="neither SQLite nor JSON"):
+        reader(tmp_path, sources="text.txt").tasks("train")
+    sqlite3.connect(tmp_path / "empty.db").execute("CREATE TABLE other (a)").connection.close()
+    with pytest.raises(TaskError, match="no database of spans: no such table: span_table"):
+        reader(tmp_path, sources="empty.db").tasks("train")
+    (tmp_path / "silent.json").write_text(otlp(("t3", {"gen_ai.operation.name": "chat"})))
+    with pytest.raises(TaskError, match="no replies") as caught:
+        reader(tmp_path, sources="silent.json").tasks("train")
+    assert "CAPTURE_MESSAGE_CONTENT" in caught.value.do
+
+
+def said_call(messages, name, index=0):
+    none, floats = np.empty(0, np.int32), np.empty(0, np.float32)
+    return Call(index, "agent", "agent", False, None, 0, none, none, floats, floats, (), "stop", messages, None,
+                len(messages), extra={"id": name, "model": "m1"})  # fmt: skip
+
+
+def observed(folder: Path, *said, split="debug"):
+    """A run in which each of `said` is a session of one call: (question, answer, verdict)."""
+    episodes = []
+    for at, (question, answer, rows) in enumerate(said):
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        call = said_call((0,), f"r{at}")
+        verdict = Verdict(None, details={"feedback": rows}) if rows else None
+        task = Task(main_query=question, task_id=f"session-{at}")
+        episodes.append(Episode(f"u{at}", task, 0, 0, split, calls=[call], messages=messages, verdict=verdict))
+    (folder / "episodes").mkdir(parents=True)
+    EpisodeFiles(folder / "episodes").write(0, split, episodes)
+    return folder
+
+
+def test_observed_runs_become_tasks_rows_and_pairs(tmp_path):
+    observed(
+        tmp_path / "run",
+        ("What is 1 + 2?", "Three.", [{"session": "session-0", "liked": True}]),
+        ("What is 1 + 2?", "Five.", [{"session": "session-1", "liked": False}]),
+        ("Name the capital of France.", "Lyon.", [{"reply": "r2", "corrected": "Paris."}]),
+        ("Who wrote Faust?", "Goethe.", None),
+        ("How many legs has a spider?", "Six.", [{"session": "session-4", "liked": False}]),
+    )
+    (tmp_path / "run" / "feedback.jsonl").write_text('{"session": "session-3", "reward": 0.9}\n')
+    made = reader(tmp_path, sources="run", validation_share=0.0)
+    tasks = {task.main_query: task.metadata for task in made.tasks("train")}
+    assert len(tasks) == 4 and made.left["asked again"] == 1
+    assert tasks["What is 1 + 2?"]["answer"] == "Three." and tasks["What is 1 + 2?"]["reward"] == 1.0
+    assert tasks["Name the capital of France."]["answer"] == "Paris."
+    assert tasks["Who wrote Faust?"]["reward"] == 0.9 and "answer" not in tasks["How many legs has a spider?"]
+    counts = made.write(tmp_path / "out")
+    assert counts == {
+        "tasks.train.jsonl": 4, "rows.train.jsonl": 3, "pairs.train.jsonl": 2,
+        "tasks.validation.jsonl": 0, "rows.validation.jsonl": 0, "pairs.validation.jsonl": 0,
+    }  # fmt: skip
+    rows = read_files("rows.train.jsonl", tmp_path / "out", pairs=False, key="")  # as `ajet sft` reads them
+    assert [row.talks[0].messages[-1]["content"] for row in rows] == ["Three.", "Paris.", "Goethe."]
+    both = read_files("pairs.train.jsonl", tmp_path / "out", pairs=True, key="")
+    assert [[talk.messages[-1]["content"] for talk in row.talks] for row in both] == [
+        ["Paris.", "Lyon."], ["Three.", "Five."],
+    ]  # fmt: skip
+    only = reader(tmp_path, sources="run", validation_share=0.0, only="liked")
+    assert len(only.tasks("train")) == 3 and only.left["not liked"] == 2
+
+
+def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
+    messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "Three."},
+                {"role": "user", "content": "And 2 + 2?"}, {"role": "assistant", "content": "Four."}]  # fmt: skip
+    calls = [said_call(tuple(range(2 * at + 1)), f"r{at}", index=at) for at in (0, 1)]
+    rows = [{"reply": "r1", "liked": True}]
+    verdict = Verdict(None, details={"feedback": rows})
+    episode = Episode("u", Task(main_query="1 + 2?"), 0, 0, "debug", calls=calls, messages=messages, verdict=verdict)
+    (tmp_path / "episodes").mkdir()
+    EpisodeFiles(tmp_path / "episodes").write(0, "debug", [episode])
+    made = reader(tmp_path, sources=".", validation_share=0.0)
+    assert len(made.traces("train")) == 1  # the first call is part of the second
+    made.write(tmp_path / "out")
+    [row] = read_files("rows.train.jsonl", tmp_path / "out", pairs=False, key="")
+    assert row.talks[0].learned == {3}
+    [task] = made.tasks("train")
+    assert task.main_query == "And 2 + 2?" and [each["role"] for each in task.init_messages] == [
+        "user",
+        "assistant",
+        "user",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("mail Ann.Lee+x@mail.example.org or ann.lee+X@mail.example.org", "mail <EMAIL_1> or <EMAIL_1>"),
+        ("card 4111 1111 1111 1111, not 4111 1111 1111 1112", "card <CARD_1>, not 4111 1111 1111 1112"),
+        ("call +49 (30) 901820 or 415-555-2671 or 13912345678", "call <PHONE_1> or <PHONE_2> or <PHONE_3>"),
+        ("from 10.1.2.3 and 2001:db8::1 to 127.0.0.1", "from <IP_1> and <IP_2> to 127.0.0.1"),
+        ("password: hunter2hunter2hunter2", "password: <KEY_1>"),
+        ("sk-abcdefghij0123456789abcd is it", "<KEY_1> is it"),
+        ("ANNA Schmidt met Anna, not Annabel", "<NAME_1> met <NAME_2>, not Annabel"),
+        ("2024-05-06 12:30:45, 3.14159265358979, 1,234,567 and v1.2.3.4.5", None),
+        ("In 1999 it was 12 x 13 = 156; ISBN-like 97 and 1000000007", None),
+        ("from math import sqrt; a[1:2]; 12:30", None),
+    ],
+)
+def test_personal_data_is_marked_and_numbers_are_not(text, marked):
+    told = Trace("x", ({"role": "user", "content": text},), {"role": "assistant", "content": "Good."})
+    found = Deidentifier(("Anna Schmidt", "Anna")).trace(told)
+    assert found.messages[0]["content"] == (text if marked is None else marked)
+
+
+def test_marks_reach_tools_corrections_and_sessions(tmp_path):
+    arguments = '{"to": "ann@mail.example.org"}'
+    calls = [{"id": "c", "type": "function", "function": {"name": "send", "arguments": arguments}}]
+    messages = [{"role": "user", "content": "Write to ann@mail.example.org"}]
+    (tmp_path / "x.json").write_text(otlp(("t1", flat_span(
+        {"role": "user", "parts": [{"type": "text", "content": messages[0]["content"]}]},
+        {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "send", "arguments": arguments}]},
+        **{"gen_ai.conversation.id": "ann@mail.example.org"}))))  # fmt: skip
+    (tmp_path / "said.jsonl").write_text(
+        '{"session": "ann@mail.example.org", "corrected": "ann@mail.example.org: hi"}\n'
+    )
+    made = reader(tmp_path, sources="x.json", feedback="said.jsonl")
+    [trace] = made.traces("train")
+    assert trace.reply["tool_calls"][0]["function"]["arguments"] == '{"to": "<EMAIL_1>"}' != calls
+    assert trace.rating.corrected == "<EMAIL_1>: hi" and trace.session == "<EMAIL_1>"
+    made.write(tmp_path / "out")
+    assert all("ann@" not in file.read_text() for file in (tmp_path / "out").iterdir())
+    plain = reader(tmp_path, sources="x.json", deidentify=False)
+    assert "ann@mail" in plain.tasks("train")[0].main_query
+
+
+def test_no_question_is_in_both_splits(tmp_path):
+    said = []
+    for number in range(20):
+        words = f"Please tell me what the sum of {number * 37 + 100} and {number * 91 + 7} comes to"
+        said += [(f"{words}?", "a", None), (f"{words.upper()} ?", "b", None), (f"Hi! {words}, ok?", "c", None)]
+    observed(tmp_path / "run", *said)
+    made = reader(tmp_path, sources="run", similarity_threshold=0.9)
+    train, held_out = made.tasks("train"), made.tasks("validation")
+    assert train and held_out and not overlap(train, held_out).found
+    numbers = [{word for word in task.main_query.split() if word.isdigit()} for task in (*train, *held_out)]
+    assert all(numbers)
+    again = reader(tmp_path, sources="run", similarity_threshold=0.9)
+    assert again.tasks("train") == train and again.tasks("validation") == held_out
+
+
+def test_agentjets_keys_are_read(tmp_path):
+    told = {"base_url": "studio.db", "train_output_path": "tasks.jsonl", "filters": [{"type": "llm_evaluate"}]}
+    studio(tmp_path / "studio.db", ("t", "ReActAgent.reply", flat_span(operation="invoke_agent")))
+    tree = {"ajet": {"task_reader": {"type": "tracing", "feedback_tracing": told}}}
+    (tmp_path / "x.yaml").write_text(json.dumps(tree))
+    [task] = open_reader(load_experiment(tmp_path / "x.yaml")).tasks("train")
+    assert (task.main_query, task.metadata["answer"]) == ("What is 1 + 2?", "Three.")
