@@ -37,6 +37,9 @@ def evaluate(
             rich_help_panel=_WHAT,
         ),
     ] = None,
+    training: Annotated[
+        bool, typer.Option("--training", help="The training tasks instead.", rich_help_panel=_WHAT)
+    ] = False,
     at_most: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -87,6 +90,16 @@ def evaluate(
             "--parquet", metavar="FILE", help="The same as Parquet.", show_default=False, rich_help_panel=_OUT
         ),
     ] = None,
+    mark: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--mark", metavar="FILE.jsonl", show_default=False, rich_help_panel=_OUT,
+            help="Write the tasks, and of each whether all of the first model's attempts solved it, or none did.",
+        ),
+    ] = None,
+    drop_marked: Annotated[
+        bool, typer.Option("--drop-marked", help="Leave those out of --mark's file.", rich_help_panel=_OUT)
+    ] = False,
     picture: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -116,7 +129,7 @@ def evaluate(
         settings.insert(0, target)
         target = None
     keys = tuple(by) if by else TAG_KEYS
-    asked = EvaluationOptions(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh)
+    asked = EvaluationOptions(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training)
     with beside_json(as_json):
         experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
         result = evaluate_models(experiment, models, asked)
@@ -124,6 +137,10 @@ def evaluate(
         typer.echo(spelled(result, keys))
     else:
         show(result, keys)
+    if mark is not None:
+        from ajet.run.evaluation.marks import write_marked
+
+        typer.echo(write_marked(result.played, result.evaluated[0], mark, drop=drop_marked), err=as_json)
     if csv is not None:
         write_csv(result, csv, keys)
     if parquet is not None:

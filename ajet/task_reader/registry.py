@@ -72,6 +72,21 @@ class OpenedReader:
         return tasks
 
 
+class OfTraining(OpenedReader):
+    """The same, whose training tasks are what is validated on: for a trial play of them."""
+
+    def __init__(self, reader: OpenedReader) -> None:
+        super().__init__(reader._reader, reader._name)
+
+    def has(self, split: TaskSplit) -> bool:
+        """See OpenedReader."""
+        return super().has("train")
+
+    def tasks(self, split: TaskSplit) -> Sequence[Task]:
+        """Those of training."""
+        return super().tasks("train")
+
+
 def open_reader(experiment: Experiment) -> OpenedReader:
     """The reader that the experiment names. Raises ConfigError, UnresolvedReference, MissingExtra, TaskError."""
     name, key = experiment.ajet.task_reader.type, "ajet.task_reader.type"

@@ -319,3 +319,35 @@ def test_an_agent_is_talked_to_on_a_task_of_the_split_that_there_is(split, proje
         launcher.main(["chat", "plain", "--agent", "--conf", "x.yaml", "--prompt", "hello", "--exp-dir", record])
     out = capsys.readouterr().out
     assert not ended.value.code and "is of the task 't0'" in out and "user: hello" in out, out
+
+
+def test_tasks_that_teach_nothing_are_marked(project, server, capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key-of-the-test")
+    text = (project / "x.yaml").read_text()
+    (project / "x.yaml").write_text(text.replace("      validation: {file_path", "      training: {file_path"))
+    asked = ["x.yaml", "--model", f"weak@{server}", "--training", "--repeat", "2", "--mark", "marked.jsonl"]
+    said = run(capsys, *asked)
+    assert "4 tasks are solved by every attempt, 4 by none; 0 of 8 can teach. 8 are in marked.jsonl" in said
+    reader = [json.loads(line) for line in (project / "marked.jsonl").read_text().splitlines()]
+    marks = [row["metadata"]["trial"]["mark"] for row in reader]
+    assert marks == ["everybody", "nobody"] * 4
+    assert reader[0]["metadata"]["trial"] | {"model": ""} == {
+        "model": "", "mark": "everybody", "attempts": 2, "solved": 2, "rewards": [1.0, 1.0],
+    }  # fmt: skip
+    (project / "x.yaml").write_text(text.replace("held_out.jsonl", "marked.jsonl"))
+    assert "8 tasks" in run(capsys, "x.yaml", "--model", f"weak@{server}", "--drop-marked", "--mark", "kept.jsonl")
+
+
+def test_marks_by_rewards():
+    from ajet.record.attempts import Attempt
+    from ajet.run.evaluation.marks import mark_of
+
+    def attempt(reward, success=False, judged=True, failure=""):
+        return Attempt("u", "t", 0, 0, "completed", reward, success, judged, False, failure)
+
+    assert mark_of([attempt(1.0, True)]) == "unknown"
+    assert mark_of([attempt(None), attempt(1.0, True)]) == "unknown"
+    assert mark_of([attempt(0.2), attempt(0.7)]) == "teaches"
+    assert mark_of([attempt(0.2), attempt(0.2)]) == "nobody"
+    assert mark_of([attempt(0.2, judged=False), attempt(0.2, judged=False)]) == "everybody"
+    assert mark_of([attempt(1.0, True), attempt(None, failure="agent: x: y")]) == "teaches"

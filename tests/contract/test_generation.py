@@ -291,3 +291,32 @@ def test_nothing_closes_its_own_marks(text: str) -> None:
 def test_a_reply_may_have_words_around_it() -> None:
     found = written('Sure! ```json\n{"tasks": [{"query": " a "}, {"query": "b", "answer": 2}]}\n``` Done.', 5)
     assert found is not None and [(each.query, each.answer) for each in found] == [("a", ""), ("b", "2")]
+
+
+def test_a_reply_that_could_not_be_read_is_asked_for_again(server: JudgeServer, tmp_path: Path) -> None:
+    given = {"task_num": 4}
+    server.say = lambda asked: "no list"
+    with pytest.raises(TaskError, match="Nothing that was written"):
+        read(tmp_path, server, split="validation", **given)
+    server.say = counted
+    assert len(read(tmp_path, server, split="validation", **given)) == 4
+
+
+def test_embeddings_of_another_length_are_one_error(server: JudgeServer, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    def embedded(asked: dict[str, Any]) -> Any:
+        if "input" not in asked:
+            return counted(asked)
+        calls.append(asked)
+        width = 3 if len(calls) == 1 else 2  # the held-out tasks are embedded first
+        return 200, {"data": [{"index": at, "embedding": [1.0] * width} for at, _ in enumerate(asked["input"])]}
+
+    server.say = embedded
+    params = {"base_url": server.url, "similarity_threshold": 0.99}
+    with pytest.raises(TaskError, match=r"different lengths \(2, 3 numbers\)"):
+        read(tmp_path, server, deduplication_filter={"params": params})
+
+
+def test_marks_are_too_long_to_be_guessed() -> None:
+    assert re.fullmatch(r"<text-[0-9a-f]{32}>\nword\n</text-[0-9a-f]{32}>", marked("word"))

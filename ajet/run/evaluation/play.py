@@ -51,6 +51,8 @@ class EvaluationOptions:
     judges: Sequence[str] = ()
     """References to judges, or YAMLs of some, that see what was played besides the experiment's own."""
     fresh: bool = False
+    training: bool = False
+    """The training tasks in place of the validation tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Result:
     sampling: str
     """In words."""
     seed: int
+    played: Sequence[Task] = ()
+    """Those tasks."""
     known: Overlap | None = None
     """Which of the tasks are trained on, where the reader has training tasks."""
 
@@ -105,12 +109,14 @@ def evaluate_models(experiment: Experiment, models: Sequence[Model], asked: Eval
 
 
 def _evaluated(experiment: Experiment, models: Sequence[Model], asked: EvaluationOptions) -> Result:
-    from ajet.task_reader import open_reader
+    from ajet.task_reader.registry import OfTraining, open_reader
 
     require_services(experiment)
     require_rubrics(experiment)
     judges = open_judges(experiment, asked.judges)
     reader = open_reader(experiment)
+    if asked.training:
+        reader = OfTraining(reader)
     evaluations = _evaluations(experiment, models, asked, reader)
     played: list[tuple[Model, Path, list[Attempt]]] = []
     for evaluation in evaluations:
@@ -128,7 +134,8 @@ def _evaluated(experiment: Experiment, models: Sequence[Model], asked: Evaluatio
         repeats=first.repeats,
         sampling=sampling_words(experiment),
         seed=experiment.ajet.seed,
-        known=_known(reader, [task for _, task in first.tasks[: first.count]]),
+        played=[task for _, task in first.tasks[: first.count]],
+        known=None if asked.training else _known(reader, [task for _, task in first.tasks[: first.count]]),
     )
 
 

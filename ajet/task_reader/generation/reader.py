@@ -138,8 +138,10 @@ class GenerationReader:
 
     async def _ask(self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any]) -> list[list[Written]]:
         async def one(name: str, prompt: str, count: int) -> list[Written]:
-            if name not in rows:
+            if not rows.get(name):  # one that could not be read is asked again with the next start
                 told = await writer.ask(prompt, count)
+                if not told:
+                    return []
                 rows[name] = [[each.query, each.answer] for each in told]
                 await asyncio.to_thread(kept.add, name, rows[name])
             return [Written(*each) for each in rows[name]]
@@ -170,6 +172,15 @@ class GenerationReader:
             for text, vector in zip(part, _embedded(part, params), strict=True):
                 rows[names[text]] = vector
                 kept.add(names[text], vector)
+        widths = sorted({len(value) for name, value in rows.items() if name.startswith("vector ")})
+        if len(widths) > 1:
+            raise TaskError(
+                f"{params.model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), also as "
+                "it gave them before: they cannot be compared.",
+                where=f"{SECTION}.deduplication_filter.params",
+                expected="one embedding model, as it was when the first tasks were embedded",
+                do=f"give the model a name of its own, or delete {kept.path}",
+            )
         return normed(np.asarray([rows[names[text]] for text in texts], np.float32))
 
     def _all_passages(self) -> list[Passage]:

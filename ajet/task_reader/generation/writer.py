@@ -17,7 +17,7 @@ from typing import Any
 from ajet.environment.chat_model import Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
 
-FORM = 1
+FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
 AGAIN = 3
 """Further requests to a model that does not answer."""
@@ -75,7 +75,7 @@ def variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: i
 
 def marked(text: str) -> str:
     """Between marks that it cannot hold, for they are made of it."""
-    mark = hashlib.sha256(text.encode()).hexdigest()[:12]
+    mark = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"<text-{mark}>\n{text}\n</text-{mark}>"
 
 
