@@ -69,6 +69,7 @@ LISTED = {
     "export": Entry(
         "export.export", "Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."
     ),
+    "deploy": Entry("deploy.deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."),
     "gc": Entry("gc.gc", "Say what of a run's record could go, by kind and bytes; --yes removes it."),
     "report": Entry(
         "report.report",

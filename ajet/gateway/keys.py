@@ -55,6 +55,11 @@ class Keys(Generic[S]):
             self._grants[secret] = grant
         return secret
 
+    def admit(self, secret: str, grant: Grant[S]) -> None:
+        """Have a key that somebody chose stand for it, and for nothing else from now on."""
+        with self._lock:
+            self._grants[secret] = grant
+
     def find(self, secret: str) -> Grant[S] | None:
         """What a key stands for; None for an unknown or dead one."""
         return self._grants.get(secret)

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.hints import Heard
-from ajet.gateway.keys import Keys
+from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Listener, listen
 from ajet.gateway.running_calls import Inspect, Load
@@ -149,6 +149,10 @@ class Gateway:
             inspect=inspect,
             terminate_on_inspect=terminate_on_inspect,
         )
+
+    def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
+        """Have a key that somebody chose open `session`, in place of the one that it opened before. Thread-safe."""
+        self._serving.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's loop, from any thread."""

@@ -86,6 +86,16 @@ class Session:
         return self._ledger.closed
 
     @property
+    def calls(self) -> int:
+        """That were asked so far."""
+        return len(self._ledger.recorder.capture.calls)
+
+    @property
+    def idle(self) -> bool:
+        """No call is under way."""
+        return self._ledger.idle
+
+    @property
     def last_call(self) -> float:
         """When a call was last under way, in seconds since the epoch: now while one is, 0 before the first."""
         if not self._ledger.idle:

@@ -13,6 +13,7 @@ from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import sync_tree
 from ajet.record.find_run import known_run
+from ajet.run.model_card import write_card
 from ajet.run.runner import runner_of
 from ajet.schema.errors import UserError
 
@@ -47,6 +48,7 @@ def export(
     aside.mkdir(parents=True)
     try:
         _fill(aside, checkpoint, dtype)
+        write_card(folder, checkpoint, aside)
         sync_tree(aside)
         aside.rename(target)
     except BaseException:

@@ -37,6 +37,9 @@ def test_a_local_runs_checkpoint_is_copied_without_the_trainers_state(record, tm
     folder = export("tool", record, step=1, out=tmp_path / "model")
     saved = record / "tool" / "checkpoints" / "step-1"
     names = {path.name for path in folder.iterdir()}
+    card = (folder / "model_card.md").read_text()
+    assert "tuned by ajet" in card and "# tool, step 1" in card
+    names.remove("model_card.md")
     assert names == {path.name for path in saved.iterdir()} - {"trainer", "state.json"}
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= names
     assert all((folder / name).read_bytes() == (saved / name).read_bytes() for name in names)

@@ -1,0 +1,57 @@
+"""`ajet deploy RUN`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from ajet.cli.options import RECORD, RunName, RunRoot
+
+_WHERE = "Where"
+
+
+class Engine(str, Enum):
+    """What samples."""
+
+    transformers = "transformers"
+    vllm = "vllm"
+
+
+def deploy(
+    run: RunName,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which weights.")
+    ] = "latest",
+    engine: Annotated[
+        Optional[Engine],  # noqa: UP045
+        typer.Option(
+            "--engine", metavar="transformers|vllm", show_default=False,
+            help="In process or by vLLM; otherwise as the run sampled.",
+        ),
+    ] = None,
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--name", metavar="NAME", help="Of the model, for clients (the run's).", show_default=False),
+    ] = None,
+    host: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
+            rich_help_panel=_WHERE,
+        ),
+    ] = None,
+    port: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
+    ] = None,
+    exp_dir: RunRoot = RECORD,
+) -> int:  # fmt: skip
+    """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""
+    from ajet.cli.screen import show_logs
+    from ajet.run.deploy import Deployment
+    from ajet.run.deploy import deploy as served
+
+    show_logs()
+    return served(Deployment(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name))

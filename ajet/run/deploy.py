@@ -1,0 +1,176 @@
+"""`ajet deploy RUN`: the model that a run has tuned, behind an address, for any client.
+
+Invariant: weights, renderer and engine are those of the run, and a reply is drawn as the run's validation was unless
+its request says otherwise; nothing is trained and nothing that is said is kept: what the gateway remembers of a session
+goes with it, and sessions are replaced as they fill. The key comes from the environment, or is shown once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.record.checkpoints import checkpoints_of
+from ajet.record.console import console
+from ajet.rollout.sampling import split_sampling
+from ajet.rollout.wiring import open_gateway
+from ajet.run.export import checkpoint_of, model_folder, run_of
+from ajet.run.interrupt import Interrupts
+from ajet.run.model_card import write_card
+from ajet.run.recorded_agent import recorded_settings
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.gateway import Gateway, Session
+    from ajet.record.checkpoint import Checkpoint
+
+KEY = "AJET_API_KEY"
+"""Environment variable with the key that clients bear."""
+MOST_CALLS = 256
+"""Calls after which a session is replaced; its Responses are found for so many calls more."""
+LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is wanted. `checkpoint`: latest, best or step-N."""
+
+    run: str
+    root: Path
+    checkpoint: str = "latest"
+    engine: str | None = None
+    """transformers or vllm; None: the one that the run sampled with."""
+    host: str | None = None
+    port: int = 0
+    name: str | None = None
+    """Of the model; None: the run's."""
+
+
+@dataclass(slots=True)
+class Deployed:
+    """A model that answers."""
+
+    gateway: Gateway
+    key: str
+    name: str
+    experiment: Experiment
+    _now: Session | None = None
+    _before: list[Session] = field(default_factory=list)
+
+    def open(self) -> Deployed:
+        """Let clients in."""
+        self._renew()
+        return self
+
+    def tend(self) -> None:
+        """Replace the session if it is full, and let go of those before it that nobody waits for."""
+        if self._now is None or self._now.calls >= MOST_CALLS:
+            self._renew()
+        for session in [each for each in self._before if each.idle]:
+            session.close()
+            self._before.remove(session)
+
+    def _renew(self) -> None:
+        session = self.gateway.open(
+            secrets.token_hex(8),
+            key=(self.experiment.ajet.seed, 0, time.time_ns() & 0x7FFFFFFF),
+            sampling=split_sampling(self.experiment.ajet, "validation"),
+            trainable=(),
+            model_name=self.name,
+        )
+        if self._now is not None:
+            session.kept.update(self._now.kept)
+            self._now.kept = {}
+            self._before.append(self._now)
+        self._now = session
+        self.gateway.admit(self.key, session)
+
+
+def deploy(wanted: Deployment) -> int:
+    """Serve until Ctrl-C or SIGTERM. Raises UserError, KeyboardInterrupt or a bug."""
+    with deployed(wanted) as model:
+        _say(model)
+        interrupts = Interrupts()
+        with interrupts.installed():
+            while True:
+                time.sleep(LOOK_S)
+                model.tend()
+
+
+@contextmanager
+def deployed(wanted: Deployment) -> Iterator[Deployed]:
+    """The model answers within the block. Raises UserError."""
+    from ajet.backbone import open_backbone
+    from ajet.config.dotenv import load_project_dotenv
+
+    key, folder = _key(), run_of(wanted.run, wanted.root)
+    checkpoint = named(folder, wanted.checkpoint)
+    model = model_folder(folder, checkpoint)
+    load_project_dotenv(record=folder)
+    experiment = recorded_settings(folder)
+    settings = experiment.ajet
+    settings.model.path = str(model.absolute())
+    settings.gateway.host, settings.gateway.port = wanted.host, wanted.port
+    if wanted.engine is not None:
+        settings.rollout.engine = "vllm" if wanted.engine == "vllm" else "transformers"
+    logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
+    backbone = open_backbone(experiment)
+    gateway = None
+    try:
+        gateway = open_gateway(experiment, backbone)
+        yield Deployed(gateway, key, wanted.name or folder.name, experiment).open()
+    finally:
+        if gateway is not None:
+            gateway.close()
+        backbone.close()
+
+
+def named(folder: Path, checkpoint: str) -> Checkpoint:
+    """That of the run in `folder`. Raises UserError."""
+    known = checkpoints_of(folder)
+    if checkpoint == "best":
+        return known.best() or checkpoint_of(known, None)
+    if checkpoint == "latest":
+        return checkpoint_of(known, None)
+    step = checkpoint.removeprefix("step-")
+    if not step.isdecimal():
+        raise UserError(
+            f"There is no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
+        )
+    return checkpoint_of(known, int(step))
+
+
+def _key() -> str:
+    given = os.environ.get(KEY)
+    if given is None:
+        return "ajet-" + secrets.token_hex(16)
+    if not given.isascii() or not given.isprintable() or " " in given or len(given) < 16:
+        raise UserError(
+            f"{KEY} is no key.",
+            where=f"the environment variable {KEY}, or a .env file",
+            expected="16 characters or more, without spaces",
+            do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
+        )
+    return given
+
+
+def _say(model: Deployed) -> None:
+    base = model.gateway.base_url
+    console.print(f"[bold]{model.name}[/] answers on [bold]{base}[/]", soft_wrap=True)
+    if KEY not in os.environ:
+        console.print(f"API key (shown once; {KEY} sets one of your own):", markup=False)
+        console.print(model.key, markup=False, highlight=False, soft_wrap=True)
+    root = base.removesuffix("/v1")
+    console.print(
+        f"OpenAI (Chat Completions, Responses): base_url={base}\nAnthropic: base_url={root}\nCtrl-C ends it.",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip

@@ -1,0 +1,150 @@
+"""model_card.md: what a model was made of and how well it did, out of its run's record.
+
+Invariant: every number is one of the record's, with where it is from; what the record does not have is said to be
+missing. Addresses and keys are in none of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.config import recorded_experiment
+from ajet.record.bounded_json import read_json
+from ajet.record.curve import Course, held_out_course, training_course
+from ajet.record.files import read_rows, write_atomically
+from ajet.record.secrets import SHAPES_ONLY
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
+    from ajet.record.checkpoint import Checkpoint
+
+FILE = "model_card.md"
+PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rft", "agentscope", "aworld")
+_FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
+SHOWN = 12
+"""Points of a curve."""
+
+
+def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
+    """Of a checkpoint of the run in `folder`, into `target` or the run's folder. Raises UserError, OSError."""
+    place = (target or folder) / FILE
+    write_atomically(place, SHAPES_ONLY(card(folder, checkpoint)))
+    return place
+
+
+def card(folder: Path, checkpoint: Checkpoint) -> str:
+    """As Markdown. Raises UserError."""
+    settings = recorded_experiment(folder / "resolved.yaml").ajet
+    metrics = folder / "metrics.jsonl"
+    rows = [row for row in read_rows(metrics)] if metrics.exists() else []
+    rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
+    base = _plain(settings.model.path)
+    parts = [
+        f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
+        f"# {folder.name}, step {checkpoint.step}",
+        f"{base}, tuned by ajet: {_how(settings)}. Written {time.strftime('%Y-%m-%d')} from the record of the run; "
+        "every number is of that record.",
+        "## Data\n\n" + _data(settings, rows),
+        "## Rewards\n\n" + _rewards(settings),
+        "## Curve\n\n" + _curve(rows),
+        "## Evaluation\n\n" + _evaluation(folder),
+        "## Versions\n\n" + _versions(folder),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how(settings: AjetConfig) -> str:
+    trainer = settings.trainer_common
+    what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
+    rank = trainer.lora.rank
+    adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
+    return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
+
+
+def _data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
+    if settings.sft.objective is not None:
+        given = settings.sft.train_files or f"the run {settings.sft.from_run}"
+        named = ", ".join(map(_plain, given if isinstance(given, list) else [given]))
+        return f"Given replies: {named}."
+    reader = settings.task_reader
+    section = getattr(reader, str(reader.type), None)
+    told = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
+    lines = [f"- {name}: {_plain(value)}" for name, value in _leaves(told)]
+    count = sum(len(row["tasks"]) for row in rows if isinstance(row.get("tasks"), list))
+    return "\n".join(
+        [f"Task reader `{_plain(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
+    )
+
+
+def _rewards(settings: AjetConfig) -> str:
+    if settings.sft.objective is not None:
+        return "None: replies were given."
+    named = [f"- {path[-1]}: `{_plain(value)}`" for path, value in settings.task_judge.named()]
+    return "\n".join(named) or "The workflow's own, or the task reader's judge."
+
+
+def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
+    tables = [_table(course) for course in (held_out_course(rows), training_course(rows)) if course.points]
+    return "\n\n".join(tables) or "The record has no metrics up to this step."
+
+
+def _table(course: Course) -> str:
+    points = course.points
+    values = [value for _, value in points]
+    shown = sorted({round(at * (len(points) - 1) / (SHOWN - 1)) for at in range(SHOWN)}) if len(points) > 1 else [0]
+    first, last, most, least = values[0], values[-1], max(values), min(values)
+    said = f"First {first:.4g}, last {last:.4g}, highest {most:.4g}, lowest {least:.4g}, of {len(points)} measurements."
+    body = "\n".join(f"| {points[at][0]:g} | {points[at][1]:.4g} |" for at in shown)
+    return f"{said}\n\n| step | {course.label} |\n|---|---|\n{body}"
+
+
+def _evaluation(folder: Path) -> str:
+    lines = [line for each in sorted((folder / "eval").glob("*")) for line in _evaluated(each)]
+    return "\n".join(lines) or "None by `ajet eval`."
+
+
+def _evaluated(folder: Path) -> Iterator[str]:
+    try:
+        about = read_json(folder / "evaluation.json") or {}
+        rows = list(read_rows(folder / "metrics.jsonl"))
+    except (OSError, ValueError, UserError) as problem:
+        yield f"- {folder.name}: its record cannot be read ({type(problem).__name__})"
+        return
+    for row in rows:
+        numbers = {name.removeprefix("validation/"): value for name, value in row.items() if name in _EVALUATED}
+        told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+        yield f"- {folder.name}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
+
+
+_EVALUATED = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
+
+
+def _versions(folder: Path) -> str:
+    try:
+        found = read_json(folder / "environment.json") or {}
+    except (OSError, ValueError) as problem:
+        return f"Not recorded ({type(problem).__name__})."
+    packages = found.get("packages") or {}
+    lines = [f"- {name} {packages[name]}" for name in PACKAGES if name in packages]
+    lines.append(f"- Python {str(found.get('python', '')).split(' ')[0]}")
+    lines += [f"- {each}" for each in found.get("gpus") or ()]
+    return "\n".join(lines)
+
+
+def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{before}{name}.")
+        elif value not in ([], "", False):
+            yield f"{before}{name}", value
+
+
+def _plain(value: Any) -> str:
+    """One line, as it may stand in Markdown, without the folders of this machine."""
+    return _FOLDERS.sub("", " ".join(str(value).split())).replace("|", "\\|").replace("`", "'")[:300]

@@ -1,0 +1,78 @@
+"""`ajet deploy`: what a run has tuned answers clients of every protocol, in bounded memory, and says what it is."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ajet.cli import launcher
+from ajet.run import deploy
+from ajet.run.deploy import Deployment, deployed
+from ajet.schema.errors import UserError
+
+pytestmark = pytest.mark.extra_slow
+ASK = [{"role": "user", "content": "What is 1 + 2?"}]
+KEY = "a-key-of-my-own-0123"
+
+
+@pytest.fixture(scope="module")
+def record(tool_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("deploy") / "launcher_record"
+    shutil.copytree(tool_project / "launcher_record" / "plain", folder / "tool")
+    return folder
+
+
+def post(base: str, path: str, body: dict, **headers: str) -> httpx.Response:
+    return httpx.post(base + path, json={"model": "any", **body}, headers=headers, timeout=120)
+
+
+def test_every_protocol_is_answered_as_the_run_was_evaluated(record, monkeypatch):
+    monkeypatch.setenv("AJET_API_KEY", KEY)
+    monkeypatch.setattr(deploy, "MOST_CALLS", 3)
+    bearer = {"authorization": f"Bearer {KEY}"}
+    with deployed(Deployment("tool", record, "step-1")) as model:
+        base = model.gateway.base_url
+        assert post(base, "/chat/completions", {"messages": ASK}).status_code == 401
+        told = {"messages": ASK, "max_tokens": 8}
+        replies = [post(base, "/chat/completions", told, **bearer).json() for _ in range(2)]
+        texts = {json.dumps(reply["choices"][0]["message"]) for reply in replies}
+        assert len(texts) == 1 and replies[0]["usage"]["completion_tokens"] > 0  # greedy, as it was evaluated
+        first = post(base, "/responses", {"input": "What is 1 + 2?", "max_output_tokens": 8}, **bearer).json()
+        assert first["status"] in ("completed", "incomplete")
+        model.tend()  # three calls: another session from here on
+        more = {"input": "And 2 + 2?", "previous_response_id": first["id"], "max_output_tokens": 8}
+        assert post(base, "/responses", more, **bearer).status_code == 200
+        claude = {"messages": ASK, "max_tokens": 8}
+        message = post(base, "/messages", claude, **{"x-api-key": KEY, "anthropic-version": "2023-06-01"}).json()
+        assert message["type"] == "message" and message["content"]
+        stream = post(base, "/chat/completions", {**told, "stream": True}, **bearer)
+        assert stream.text.endswith("data: [DONE]\n\n")
+        model.tend()
+        assert len(model._before) <= 1 and model._now is not None and model._now.calls < 3
+        assert httpx.get(base + "/models", headers=bearer).json()["data"][0]["id"] == "tool"
+    card = (record / "tool" / "model_card.md").read_text()
+    for part in ("base_model:", "# tool, step 1", "## Data", "## Rewards", "## Curve", "## Evaluation", "- torch "):
+        assert part in card
+    rows = [json.loads(line) for line in (record / "tool" / "metrics.jsonl").read_text().splitlines()]
+    measured = {f"{row['train/reward']:.4g}" for row in rows if row["step"] == 1 and "train/reward" in row}
+    assert all(number in card for number in measured)
+    assert KEY not in card and str(record.parent) not in card and "workflow.py->Prices" in card
+
+
+def test_mistakes_have_answers(record, monkeypatch, capsys):
+    with pytest.raises(UserError, match="no checkpoint newest"), deployed(Deployment("tool", record, "newest")):
+        pass
+    with pytest.raises(UserError, match="no checkpoint of step 9"), deployed(Deployment("tool", record, "step-9")):
+        pass
+    monkeypatch.setenv("AJET_API_KEY", "short")
+    with pytest.raises(UserError, match="AJET_API_KEY is no key"), deployed(Deployment("tool", record)):
+        pass
+    monkeypatch.delenv("AJET_API_KEY")
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["deploy", "nothing", "--exp-dir", str(record)])
+    assert ended.value.code == 2 and re.search(r"no run named nothing", capsys.readouterr().err)
