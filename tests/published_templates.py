@@ -16,7 +16,7 @@ import pytest
 
 from tests.chat_templates import made
 
-_FOLDER = Path(sys.prefix) / "share" / "published-templates" / "trl" / "chat_templates"
+_FOLDER = Path(sys.prefix) / "share" / "trl" / "trl" / "chat_templates"
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

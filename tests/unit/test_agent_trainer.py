@@ -99,7 +99,7 @@ def test_modules_are_checked_in_the_printed_order_and_then_trained(noted, folder
 def test_what_cannot_be_used_is_a_value_error_and_says_what_would_do(noted, folder):
     with pytest.raises(ValueError, match="agent is required"):
         AgentTrainer(agent=None, train_engine_name="noted")
-    with pytest.raises(ValueError, match="nope is not supported; there are: debug, local, noted, trinity, verl"):
+    with pytest.raises(ValueError, match="nope is not supported; there are: debug, local, noted, trinity, trl, verl"):
         AgentTrainer("a", train_engine_name="nope")
     with pytest.raises(ValueError, match="already registered"):
         AgentTrainer.register_processor("noted", Noted)

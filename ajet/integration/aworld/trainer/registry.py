@@ -16,6 +16,7 @@ from ajet.integration.aworld.trainer.run_processor import (
     VerlProcessor,
 )
 from ajet.integration.aworld.trainer.trainer_processor import TrainerProcessor
+from ajet.integration.trl import TrlTrainer
 
 GROUP = "ajet.train_processors"
 VERL = "verl"
@@ -24,6 +25,7 @@ TRAIN_PROCESSOR: dict[str, type[TrainerProcessor]] = {
     "local": LocalProcessor,
     "debug": DebugProcessor,
     "trinity": TrinityProcessor,
+    "trl": TrlTrainer,
 }
 
 

@@ -1,0 +1,56 @@
+"""Where TRL is installed. Nothing of it is imported.
+
+Invariant: one version, and never where verl's processes find it: verl patches a class of any trl, which this one does
+not have. So it lies in a folder (`ASIDE`) that only the trainer's process looks into, or in an environment without
+verl.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from ajet.schema.commands import installs
+from ajet.schema.errors import UserError
+
+VERSION = "1.16.0"
+"""The one whose trainer the adapter fits."""
+ASIDE = Path("share") / "trl"
+"""Below the environment: where `make setup` fetches it."""
+
+
+def require_trl() -> Path | None:
+    """The folder that the trainer's process has to look into; None where it is installed. Raises UserError without it,
+    for another version, and for one installed beside verl."""
+    folder = Path(sys.prefix) / ASIDE
+    brings = f"{installs(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
+    installed, aside = _version_in(None), _version_in(folder)
+    if installed is not None and find_spec("verl") is not None:
+        raise UserError(
+            f"trl {installed} is installed beside verl.",
+            where=sys.prefix,
+            expected="an environment of its own: verl 0.9.1 patches a class of any trl that it finds, and newer ones "
+            "do not have it",
+            do=f"uninstall trl, and put it where only its own process looks: {brings}",
+        )
+    found = installed or aside
+    if found is None:
+        raise UserError("The train engine trl needs the package trl, which is not installed.", do=brings)
+    if found != VERSION:
+        raise UserError(
+            f"trl {found} is installed.",
+            where=str(sys.prefix if installed else folder),
+            expected=f"trl {VERSION}: what the adapter hands to its trainer is experimental there",
+            do=installs(f"trl=={VERSION}") if installed else brings,
+        )
+    return None if installed else folder
+
+
+def _version_in(folder: Path | None) -> str | None:
+    places = (
+        metadata.distributions(name="trl") if folder is None else metadata.distributions(name="trl", path=[str(folder)])
+    )
+    return next((each.version for each in places), None)

@@ -1,0 +1,82 @@
+"""ajet's keys as GRPOConfig's.
+
+Invariant: a key means what it means on every backbone, or it is refused: nothing that was set is left unread. What
+only TRL has stands in the section `trl`, by TRL's own names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+SECTION = "trl"
+READ = {
+    "total_training_steps", "total_epochs", "use_kl_loss", "kl_loss_coef", "gradient_checkpointing", "threads",
+    "device", "optim.lr", "optim.lr_schedule", "optim.lr_warmup_steps", "optim.weight_decay", "optim.betas",
+    "optim.eps", "optim.grad_clip", "algorithm.adv_estimator", "algorithm.norm_adv_by_std", "algorithm.clip_low",
+    "algorithm.clip_high", "algorithm.loss_aggregation",
+}  # fmt: skip
+"""Of `trainer_common`."""
+_LOSSES = {"sequence": "grpo", "token": "dapo", "sequence-sum": "dr_grpo"}
+
+
+def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What GRPOConfig is made with, but for folders, steps and device. `given`: the `trainer_common` that somebody
+    wrote. Raises ValueError."""
+    unread = sorted(set(_paths(given)) - READ)
+    if unread:
+        raise ValueError(
+            f"TRL reads no trainer_common.{unread[0]}; it reads {', '.join(sorted(READ))}, and what else GRPOConfig "
+            f"has in the section {SECTION}, by its names"
+        )
+    config = experiment.ajet
+    trainer, credit, optim = config.trainer_common, config.trainer_common.algorithm, config.trainer_common.optim
+    if credit.adv_estimator != "grpo":
+        raise ValueError(f"TRL's GRPOTrainer has one adv_estimator, grpo, and no {credit.adv_estimator}")
+    ours = {
+        "num_generations": config.rollout.num_repeat,
+        "temperature": config.rollout.temperature,
+        "seed": config.seed,
+        "shuffle_dataset": config.data.shuffle,
+        "learning_rate": optim.lr,
+        "lr_scheduler_type": optim.lr_schedule,
+        "warmup_steps": max(optim.lr_warmup_steps, 0),
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.betas[0],
+        "adam_beta2": optim.betas[1],
+        "adam_epsilon": optim.eps,
+        "max_grad_norm": optim.grad_clip or 0.0,  # which is how transformers is told not to clip
+        "beta": trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
+        "epsilon": credit.clip_low,
+        "epsilon_high": credit.clip_high,
+        "scale_rewards": "group" if credit.norm_adv_by_std else "none",
+        "loss_type": _LOSSES[credit.loss_aggregation],
+        "max_completion_length": config.data.max_response_length,  # what dr_grpo divides by; nothing is cut to it
+        "gradient_checkpointing": trainer.gradient_checkpointing,
+        "num_iterations": 1,
+        "use_vllm": False,
+    }
+    users = dict(experiment.sections.get(SECTION) or {})
+    owned = {*ours, "max_steps", "num_train_epochs", "gradient_accumulation_steps", "steps_per_generation",
+             "generation_batch_size", "output_dir", "use_cpu", "mask_truncated_completions"}  # fmt: skip
+    if taken := sorted(owned & set(users)):
+        raise ValueError(f"{SECTION}.{taken[0]} is ajet's to set, from data, rollout and trainer_common")
+    rows = config.data.train_batch_size * config.rollout.num_repeat
+    at_once = int(users.get("per_device_train_batch_size", rows))
+    if at_once < 1 or rows % at_once:
+        raise ValueError(
+            f"{SECTION}.per_device_train_batch_size is {at_once}; expected a divisor of {rows}, a step's episodes"
+        )
+    ours |= {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": rows // at_once}
+    return {"bf16": False, "save_strategy": "no", "report_to": "none", "logging_steps": 1, **ours, **users}
+
+
+def _paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{before}{key}.")
+        else:
+            yield before + key
