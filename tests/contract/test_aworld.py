@@ -21,6 +21,7 @@ from loguru import logger
 from ajet.engine.scripted import ScriptedReply
 from ajet.environment.deployment.state import running
 from ajet.environment.gaia import SEED_NAMES
+from ajet.integration.aworld import tool_environment
 from ajet.run.environment.lifetime import down, up
 from ajet.run.prove import prove_recorded
 from tests.aworld_fixtures import (
@@ -44,14 +45,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory):
-    """An environment on this machine, whose one server keeps an episode's notes and has the nineteen names."""
+    """A small environment on this machine: one server, which keeps an episode's notes, of the nineteen names."""
     place = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AJET_STATE", str(place))
         for name in ("MCP_SERVER_URL", "MCP_SERVER_TOKEN"):
             patch.delenv(name, raising=False)
         file = place / "notes.yaml"
-        server = program(NOTES).replace("}", f", aliases: [{', '.join(SEED_NAMES)}]}}")
+        server = program(NOTES).replace("}", f", aliases: [{SEED_NAMES[0]}]}}")
         file.write_text(f"name: notes\nmcpServers: {{all: {server}}}\n")
         yield up(str(file), port=0)
         if running("notes") is not None:
@@ -108,7 +109,14 @@ def play_at_once(folder, monkeypatch, isolation, tasks, repeats, code=PRINTED) -
 
 
 def test_the_printed_agent_plays_episodes_at_once_each_with_tools_of_its_own(notes, tmp_path, monkeypatch):
+    tool_environment._told.clear()
+    said: list[str] = []
+    number = logger.add(said.append, format="{message}", level="WARNING")
     play_at_once(tmp_path, monkeypatch, "thread", 2, 1)
+    logger.remove(number)
+    [line] = [line for line in said if "has no server" in line]
+    names = line.partition("has no server ")[2].partition(":")[0].split(", ")
+    assert notes.address in line and names == list(SEED_NAMES[1:]), "the names of the page that this environment lacks"
 
 
 @pytest.mark.extra_slow

@@ -172,6 +172,12 @@ def test_servers_are_chosen_and_names_that_two_have_are_told_apart(shop, episode
     assert one.call("notes__notes") == "mine" and "mine" not in one.call("all__notes")
     one.headers["MCP_SERVERS"] = "all"
     assert "note" in {tool["name"] for tool in one.ask("tools/list").json()["result"]["tools"]}
+    one.headers["MCP_SERVERS"] = "all,one-of-another-environment"
+    assert "note" in {tool["name"] for tool in one.ask("tools/list").json()["result"]["tools"]}
+    other = Client(shop, MCP_SERVERS="x,all,y")
+    given = other.post({}, "/episodes").json()
+    assert given["lacks"] == ["x", "y"]
+    httpx.delete(f"{shop.address}/episodes/{given['episode']}", headers=other.headers)
     one.headers["MCP_SERVERS"] = "nothing"
     assert "no server 'nothing'" in one.ask("tools/list").json()["error"]["message"]
     unknown = Client(shop).post({"servers": ["nothing"]}, "/episodes")

@@ -1,7 +1,8 @@
 """The front over HTTP: who is let in, and which path is what.
 
     POST   /episodes            {"servers": [...]?} -> {"episode", "path"}: an episode of one's own; with the "url" that
-                                leads here, where several are behind one address
+                                leads here, where several are behind one address, and "lacks", names of the header
+                                MCP_SERVERS that are no servers here
     DELETE /episodes/NAME       it is over; {"lost"} says why, where it had lost a server
     POST   /e/NAME/mcp          MCP of both eras, for that episode
     *      /mcp                 MCP for clients that know nothing: by session (handshake era), or shared servers only
@@ -9,7 +10,8 @@
     GET    /health /metrics
 
 Invariant: a request passes, in this order, Host, Origin, token, size; what is refused is told in the words of the
-protocol that was spoken.
+protocol that was spoken. The header MCP_SERVERS is written once for many environments: of its names those that this one
+has count, and what it lacks is said; a header of which it has none is refused.
 """
 
 from __future__ import annotations
@@ -95,6 +97,14 @@ class Front:
 
     def servers_of(self, request: Request) -> list[str] | None:
         """Those that the header MCP_SERVERS selects; None: all."""
+        names = self._named(request)
+        return None if names is None else [name for name in names if name in self.episodes.servers] or names
+
+    def lacking(self, request: Request) -> list[str]:
+        """Names in that header that are no servers here."""
+        return [name for name in self._named(request) or () if name not in self.episodes.servers]
+
+    def _named(self, request: Request) -> list[str] | None:
         told = request.headers.get("mcp_servers") or request.headers.get("mcp-servers")
         if told is None:
             return None
@@ -185,7 +195,9 @@ def build_front(front: Front) -> Starlette:
         except NoSuchTool as unknown:
             return refused(400, str(unknown))
         path = f"/e/{episode.name}/mcp"
-        own = {"url": front.address + path} if front.address else {}
+        own: dict[str, Any] = {"url": front.address + path} if front.address else {}
+        if lacks := front.lacking(request):
+            own["lacks"] = lacks
         return JSONResponse({"episode": episode.name, "path": path, **own}, 201)
 
     async def end(request: Request) -> Response:

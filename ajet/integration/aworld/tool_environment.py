@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
+
+from loguru import logger
 
 from ajet.environment.deployment.state import all_running, token_for
 from ajet.environment.gaia.catalogue import SEED_NAMES
@@ -87,12 +89,13 @@ class EpisodeTools:
             at = _episodes_at(address, sent)
             if at is None:
                 return address
-            status, answer = _exchange("POST", at, sent, {})
+            status, answer = _exchange("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
         except OSError as problem:
             raise _unreached(address, problem) from problem
         if status != 201:
             raise EnvironmentFailure(f"{address} gives no episode (HTTP {status}): {answer.get('error', '')}")
         self._open[f"{at}/{answer['episode']}"] = sent
+        _tell(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
@@ -128,6 +131,21 @@ def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
         yield tools
     finally:
         _episode.reset(token)
+
+
+_told: set[tuple[str, ...]] = set()
+"""Address and names of servers that were said to be lacking there."""
+
+
+def _tell(address: str, lacks: Sequence[str]) -> None:
+    """Once in a process that these tools are not there."""
+    if lacks and (address, *lacks) not in _told:
+        _told.add((address, *lacks))
+        logger.warning(
+            "the environment at {} has no server {}: agents get the tools of those that it has",
+            address,
+            ", ".join(lacks),
+        )
 
 
 def _own(address: str, headers: Mapping[str, str]) -> str:
