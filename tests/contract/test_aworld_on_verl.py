@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from ajet.run.environment.lifetime import down, up
 from ajet.run.prove import prove_recorded
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES
+from tests.docs.snippets import ROOT
 from tests.gaia_packages import packages as packages
 from tests.plain_verl import EXAMPLE, ON_A_CPU, SMALL, environment, long_model, scratch
 from tests.verl_runs import accounted, skip_without_verl
@@ -68,6 +70,50 @@ def test_an_agent_of_aworlds_trains_on_verl(tmp_path):
             assert episode.failure is None, episode.failure
             assert {call.agent for call in episode.calls} == {"a"}
         assert accounted(recorded) == sum(episode.sampled_tokens for episode, _ in recorded) > 0
+    report = prove_recorded(str(run), run.parent, ids_only=True)
+    assert report.proof.ok, str(report.proof)
+
+
+AGENT_TRAINER = """
+from pathlib import Path
+from train.trainer.agent_trainer import AgentTrainer
+
+Path("agent.yaml").write_text("{name: adder, system_prompt: Say it.}")
+Path("score.py").write_text(
+    "def score(data_source, solution_str, ground_truth, extra_info=None):\\n    return len(solution_str) % 7 / 7\\n"
+)
+AgentTrainer(
+    agent="agent.yaml",
+    train_dataset=[{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 5)],
+    reward_func="score.py",
+    config={
+        "experiment_name": "life",
+        "model": {"path": "embedded:tiny-tools", "dtype": "float32"},
+        "data": {"train_batch_size": 2, "max_prompt_length": 256, "max_response_length": 128},
+        "rollout": {"num_repeat": 3, "max_model_len": 384, "max_response_length_in_one_turn": 12,
+                    "compute_madness_checklist": []},
+        "trainer_common": {"total_training_steps": 2, "save_freq": -1, "test_freq": -1, "use_kl_loss": False,
+                           "n_gpus_per_node": 1},
+    },
+    run_path="runs",
+).train()
+"""
+
+
+def test_agent_trainers_default_engine_trains(tmp_path):
+    skip_without_verl()
+    (tmp_path / "life.py").write_text(AGENT_TRAINER)
+    done = subprocess.run(
+        [sys.executable, "life.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=900, env={**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    run = tmp_path / "runs" / "life"
+    assert [row["step"] for row in metric_rows(run) if "tasks" in row] == [1, 2]
+    for step in (1, 2):
+        found = list(read_recorded(run / "episodes" / f"step-{step}.jsonl"))
+        assert len(found) == 6 and {call.agent for episode, _ in found for call in episode.calls} == {"adder"}
+        assert accounted(found) == sum(episode.sampled_tokens for episode, _ in found) > 0
     report = prove_recorded(str(run), run.parent, ids_only=True)
     assert report.proof.ok, str(report.proof)
 

@@ -195,3 +195,25 @@ def test_what_of_trinity_is_private_is_where_it_was():
     assert "result_metrics[f'experience_pipeline/{key}'] = float(value)" in handed_over
     for loop in (trains, plays):
         assert "except Exception:" in loop and "self.logger.error(" in loop, "errors come out of it now: listen no more"
+
+
+def test_why_its_sides_do_not_run_apart(settings, tmp_path):
+    """Its buffer between the modes explore and train: what `ajet.backbone.trinity.config.APART` says of it."""
+    from trinity.buffer.storage.sql import SQLExperienceStorage
+    from trinity.common.config import StorageConfig
+    from trinity.common.experience import EID, Experience
+
+    path = f"sqlite:///{tmp_path / 'rows.db'}"
+    told = StorageConfig(name="rows", storage_type="sql", schema_type="experience", path=path, max_read_timeout=60.0)
+
+    async def lives() -> tuple[list[int], list[int]]:
+        first = SQLExperienceStorage(told)
+        await first.prepare()
+        for step in (1, 2, 3, 4):
+            row = Experience(eid=EID(batch=step), tokens=[1, 2], prompt_length=1, logprobs=[0.0], reward=1.0)
+            await first.write([row])
+        read = await first.read(2)
+        second = SQLExperienceStorage(told)  # the first was killed before its checkpoint
+        return [row.eid.batch for row in read], [row.eid.batch for row in await second.read(2)]
+
+    assert asyncio.run(lives()) == ([4, 3], [2, 1]), "newest first, and 4 and 3 are lost with who read them"

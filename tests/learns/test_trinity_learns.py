@@ -1,8 +1,12 @@
 """The tool project on Trinity, to its end and on from there: real Ray, vLLM and FSDP2 on a CPU. The same tasks in the
 same order as on the local backbone, as many episodes of each, and the credit that either gives is the one that the
-recorded episodes give again."""
+recorded episodes give again. An agent of AWorld's trains there by AgentTrainer, and its reward rises."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +18,7 @@ from ajet.engine.embedded import shipped_folder
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Group
 from tests.ajet_command import ajet, metric_rows
+from tests.docs.snippets import ROOT
 from tests.trinity_here import skip_without_trinity
 from tests.verl_runs import accounted, tool_project
 
@@ -109,3 +114,51 @@ def test_a_finished_run_goes_on_and_its_model_is_exported(project, runs, tmp_pat
     )
     assert after.keys() == before.keys()
     assert max(np.abs(after[name].astype(np.float32) - before[name].astype(np.float32)).max() for name in after) > 1e-4
+
+
+AGENT_TRAINER = """
+from pathlib import Path
+from train.trainer.agent_trainer import AgentTrainer
+
+Path("agent.yaml").write_text("{name: adder, system_prompt: Say it.}")
+Path("lower.py").write_text(
+    "def lower(data_source, solution_str, ground_truth, extra_info=None):\\n"
+    "    return sum(letter.islower() for letter in solution_str) / max(len(solution_str), 1)\\n"
+)
+trainer = {"total_training_steps": %d, "save_freq": -1, "test_freq": -1, "use_kl_loss": False, "device": "cpu"}
+AgentTrainer(
+    agent="agent.yaml",
+    train_dataset=[{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)],
+    reward_func="lower.py",
+    config={
+        "experiment_name": "lower",
+        "model": {"path": "embedded:tiny-tools", "dtype": "float32"},
+        "data": {"train_batch_size": 4, "max_prompt_length": 256, "max_response_length": 128},
+        "rollout": {"num_repeat": 8, "max_model_len": 384, "max_response_length_in_one_turn": 16,
+                    "compute_madness_checklist": []},
+        "trainer_common": {**trainer, "n_gpus_per_node": 2, "optim": {"lr": 0.002}},
+    },
+    train_engine_name="trinity",
+    run_path="runs",
+).train()
+"""
+RISES, RISEN = 8, 0.15
+
+
+def test_agent_trainer_trains_on_trinity_and_the_reward_rises(tmp_path):
+    skip_without_trinity()
+    pytest.importorskip("aworld")
+    (tmp_path / "lower_case.py").write_text(AGENT_TRAINER % RISES)
+    done = subprocess.run(
+        [sys.executable, "lower_case.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=900, env={**os.environ, **ALIKE, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-6000:]
+    rows = steps_of(tmp_path / "runs" / "lower")
+    rewards = [row["train/reward"] for row in rows]
+    assert [row["step"] for row in rows] == list(range(1, RISES + 1))
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + RISEN, rewards
+    for row in rows:
+        found = recorded(tmp_path / "runs" / "lower", row["step"])
+        assert {call.agent for episode, _ in found for call in episode.calls} == {"adder"}
+        assert sum(episode.sampled_tokens for episode, _ in found) == accounted(found)

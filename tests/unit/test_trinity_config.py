@@ -92,8 +92,6 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
         (", trainer_common: {device: cpu}, rollout: {name: sglang}", "", "engine of SGLang"),
         (", trainer_common: {device: cuda, n_gpus_per_node: 2}, rollout: {name: sglang}", "", "engine of SGLang"),
         (", trainer_common: {device: mps}", "", "does not train on 'mps'"),
-        ("", "mode: explore", "modes explore and train"),
-        ("", "mode: train", "modes explore and train"),
         ("", "algorithm: {repeat_times: 3}", r"set ajet\.rollout\.num_repeat"),
         ("", "explorer: {max_repeat_times_per_runner: 1}", "max_repeat_times_per_runner is ajet's"),
         ("", "explorer: {max_retry_times: 2}", r"set ajet\.rollout\.max_retries"),
@@ -122,6 +120,13 @@ def test_every_wrong_key_is_named_at_once(tmp_path):
     with pytest.raises(ConfigError) as refused:
         refuse(wrong, "cpu")
     assert all(key in str(refused.value) for key in ("mini_batch_num", "trinity.mode", "trinity.buffer.batch_size"))
+
+
+@pytest.mark.parametrize("mode", ["explore", "train"])
+def test_a_mode_of_one_side_is_refused_with_the_reason_and_what_does_it(tmp_path, mode):
+    with pytest.raises(ConfigError) as refused:
+        refuse(experiment(tmp_path, ", trainer_common: {device: cpu}", f"mode: {mode}"), "cpu")
+    assert "rows as used when they are read" in refused.value.expected and "ajet sample" in refused.value.do
 
 
 def test_keys_that_trinity_does_not_have(tmp_path):

@@ -118,7 +118,7 @@ class Heard:
 def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]]], problem: Any = None) -> Heard:
     """What was heard in rounds of (whether the trainer has ended, letters)."""
     ray = pytest.importorskip("ray")
-    from ajet.backbone.verl.train import _listen
+    from ajet.backbone.verl.on_ray import Ears
 
     done, heard, left = object(), Heard(), iter(rounds)
     now: list[Any] = []
@@ -146,7 +146,9 @@ def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]
         ask_to_stop=SimpleNamespace(remote=lambda: "stop"),
     )
     try:
-        _listen(mailbox, done, heard, heard, Path("the logs"), Interrupts(), heard)  # type: ignore[arg-type]
+        told: Any = heard
+        asked_to_end = Ears("verl", mailbox, done, told, told, Path("the logs"), Interrupts(), told).listen()
+        assert asked_to_end == (heard.asked > 0)
     finally:
         assert next(left, None) is None, "it listens until nothing comes any more"
     return heard

@@ -88,7 +88,12 @@ OWNED: Mapping[str, str] = {
 """
 Keys = Mapping[str, Mapping[str, str]]
 """Dataclass -> field -> the name of its type."""
-EXPLORE_AND_TRAIN = "the modes explore and train, one side each, are not part of this version"
+APART = (
+    "Trinity's modes of one side each keep no account of what was trained: its SQL buffer marks rows as used when they "
+    "are read, not when a checkpoint has them, and hands out the newest first, so that a trainer that was killed has "
+    "lost rows, and a step mixes those of others"
+)
+"""Why not its modes explore and train. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +302,11 @@ def _of_section(experiment: Experiment) -> Iterator[ConfigError]:
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
             where=layers.where(("trinity", "mode"), value=True),
-            expected=f"both; {EXPLORE_AND_TRAIN}",
+            expected=f"both. {APART}" if mode in ("explore", "train") else "both",
+            do="to play and train in processes of their own: `ajet sample` and `ajet train --from-store` on the local "
+            "backbone, trainer_common.mode: separate_async on verl"
+            if mode in ("explore", "train")
+            else "",
         )
     for key, ours in OWNED.items():
         path = tuple(key.split("."))

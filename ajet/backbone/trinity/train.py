@@ -1,8 +1,7 @@
 """Train on Trinity, as the process that the person started sees it: start, listen, record, end.
 
-Invariants: what is wrong in the configuration is said before Ray starts; the first Ctrl-C ends the run after its
-present step with a checkpoint; whatever ends the run, nothing that it started lives on; a run that took fewer steps
-than it was asked for, and was not asked to stop, has failed.
+Invariants: what is wrong in the configuration is said before Ray starts; a run that took fewer steps than it was asked
+for, and was not asked to stop, has failed. How the launch itself goes, and ends, is `ajet.backbone.verl.on_ray`'s.
 """
 
 from __future__ import annotations
@@ -10,9 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +22,10 @@ from ajet.backbone.trinity.package import require_trinity
 from ajet.backbone.trinity.processes.here import told
 from ajet.backbone.trinity.record import BACKBONE, TrinityRecord
 from ajet.backbone.verl.cluster.gpus import refuse_busy
-from ajet.backbone.verl.cluster.leftovers import Leftovers
-from ajet.backbone.verl.cluster.ray_cluster import Needs, connected
-from ajet.backbone.verl.cluster.ray_errors import last_line
-from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.backbone.verl.cluster.ray_cluster import Needs
+from ajet.backbone.verl.on_ray import address_of, ended_by, run_on_ray
 from ajet.backbone.verl.tickets import Tickets, open_verl_store
-from ajet.backbone.verl.train import LISTEN_S, address_of
-from ajet.schema.errors import ConfigError, RunFailed
+from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
@@ -54,10 +47,7 @@ def train_on_trinity(
 ) -> None:
     """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
     UserError; and RunFailed with what Trinity's processes said."""
-    import ray
-
     from ajet.backbone.trinity.processes.stage import Stage
-    from ajet.backbone.verl.cluster.logs import kept
 
     folder = require_trinity()
     address, device = address_of(options), device_of(experiment)
@@ -77,90 +67,27 @@ def train_on_trinity(
     record = TrinityRecord(experiment, run, sink, tickets)
     _lay_out(config, run)
     run.status.set(phase="starting Ray", steps=steps)
-    began = time.monotonic()
     environment = _environment(folder, device)
     environment |= told(experiment, run_id=run.run_id, begun=begun, total=steps, ranks=demand.training[1])
     try:
-        with (
-            closing(Leftovers()) as leftovers,
-            connected(
-                _needs(demand, config["ray_namespace"], device),
-                address=address,
-                folder=experiment.base,
-                environment=environment,
-                temporary=leftovers.folder,
-                on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
-            ),
-            kept(run.path / "logs", run.redact),
-        ):
-            logger.info("Ray is there after {:.0f} s; Trinity's processes start", time.monotonic() - began)
-            mailbox = open_mailbox()
-            if record.tools.told is not None:
-                mailbox.pin.remote(record.tools.told)
-            stage: Any = ray.remote(num_cpus=1)(Stage).remote()
-            done = stage.run.remote(config)
-            listen = partial(_listen, mailbox, done, record, tickets, steps, run.path / "logs", interrupts, leftovers)
-            try:
-                listen()
-            except KeyboardInterrupt:
-                interrupts.heard()
-                logger.warning("interrupted: the run ends after its present step, with a checkpoint")
-                ray.get(mailbox.ask_to_stop.remote())
-                listen(stopping=True)
-                raise
+        stopped = run_on_ray(
+            "Trinity",
+            Stage,
+            config,
+            _needs(demand, config["ray_namespace"], device),
+            record,
+            tickets,
+            experiment=experiment,
+            run=run,
+            address=address,
+            environment=environment,
+            interrupts=interrupts,
+        )
     finally:
         shutil.rmtree(run.path / FOLDER, ignore_errors=True)
-
-
-def _listen(
-    mailbox: Any,
-    done: Any,
-    record: TrinityRecord,
-    tickets: Tickets,
-    steps: int,
-    logs: Path,
-    interrupts: Interrupts,
-    leftovers: Leftovers,
-    *,
-    stopping: bool = False,
-) -> None:
-    """Take letters and say what tickets are for, until the stage has ended and no letter is left; a first interrupt
-    waits until those that were taken are recorded. Raises RunFailed for what either side raised, and for fewer steps
-    than were asked for."""
-    import ray
-
-    while True:
-        with interrupts.held():
-            if due := tickets.due():
-                mailbox.know.remote(due, tickets.open())
-            if record.exhausted and not stopping:
-                stopping = True
-                logger.warning("nothing could be learned for so long that the run ends after its present step")
-                ray.get(mailbox.ask_to_stop.remote())
-            ended, _ = ray.wait([done], timeout=0)
-            letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
-            for letter in letters:
-                record.take(letter)
-            if any(isinstance(letter, Phase) for letter in letters):
-                leftovers.look()
-        if ended and not letters:
-            break
-    try:
-        ray.get(done)
-    except ray.exceptions.RayError as problem:
-        raise _failed(last_line(problem), logs) from problem
-    if record.step < steps and not stopping:
-        raise _failed(
-            f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well", logs
-        )
-
-
-def _failed(what: str, logs: Path) -> RunFailed:
-    return RunFailed(
-        f"Trinity ended the run: {what}",
-        where=str(logs),
-        do="each of its processes has a log there; the same command goes on from the last checkpoint",
-    )
+    if record.step < steps and not stopped:
+        what = f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well"
+        raise ended_by("Trinity", what, run.path / "logs")
 
 
 def _needs(demand: Demand, namespace: str, device: str) -> Needs:

@@ -1,19 +1,13 @@
 """Train on verl, as the process that the person started sees it: start, listen, record, end.
 
-Invariants: what is wrong in the configuration is said before Ray starts and before the run directory is made; the
-first Ctrl-C ends the run after its present step with a checkpoint; whatever ends the run, nothing that it started lives
-on.
+Invariant: what is wrong in the configuration is said before Ray starts and before the run directory is made. How the
+launch itself goes, and ends, is `on_ray`'s.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Mapping
-from contextlib import closing
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -22,19 +16,17 @@ from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.backbone.verl.cluster.gpus import refuse_busy
-from ajet.backbone.verl.cluster.leftovers import Leftovers
-from ajet.backbone.verl.cluster.ray_cluster import ADDRESS, joined
-from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.backbone.verl.cluster.ray_cluster import needs_of
 from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config import SYNC
 from ajet.backbone.verl.config.credit import credit_settings
-from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.backbone.verl.on_ray import address_of, run_on_ray
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.record import Record
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.backbone.verl.shipped_experiment import KEY, carried
 from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
-from ajet.schema.errors import ConfigError, RunFailed
+from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
@@ -46,8 +38,6 @@ if TYPE_CHECKING:
 
 LINKED = "resumed"
 """A folder of the run for a checkpoint that an earlier version made, while a launch goes on from it."""
-LISTEN_S = 1.0
-"""How long one look into the mailbox waits for a letter."""
 
 
 def train_on_verl(
@@ -55,10 +45,8 @@ def train_on_verl(
 ) -> None:
     """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
     UserError; and what verl raised."""
-    import ray
     from omegaconf import OmegaConf
 
-    from ajet.backbone.verl.cluster.logs import kept
     from ajet.backbone.verl.trainer.process import TrainerProcess
 
     address = address_of(options)
@@ -77,50 +65,22 @@ def train_on_verl(
     sink.begin(words, total=steps)
     record = Record(experiment, run, sink, tickets)
     run.status.set(phase="starting Ray", steps=steps)
-    began = time.monotonic()
     try:
-        with (
-            closing(Leftovers()) as leftovers,
-            joined(
-                config,
-                address=address,
-                folder=experiment.base,
-                environment=environment_of(config),
-                temporary=leftovers.folder,
-                on_wait=_waiting,
-            ),
-            kept(run.path / "logs", run.redact),
-        ):
-            logger.info("Ray is there after {:.0f} s; verl's processes start", time.monotonic() - began)
-            mailbox = open_mailbox()
-            if record.tools.told is not None:
-                mailbox.pin.remote(record.tools.told)
-            runner: Any = ray.remote(num_cpus=1)(TrainerProcess).remote()
-            done = runner.run.remote(OmegaConf.create(config))
-            listen = partial(_listen, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers)
-            try:
-                listen()
-            except KeyboardInterrupt:
-                interrupts.heard()
-                logger.warning("interrupted: the run ends after its present step, with a checkpoint")
-                ray.get(mailbox.ask_to_stop.remote())
-                listen()
-                raise
+        run_on_ray(
+            "verl",
+            TrainerProcess,
+            OmegaConf.create(config),
+            needs_of(config),
+            record,
+            tickets,
+            experiment=experiment,
+            run=run,
+            address=address,
+            environment=environment_of(config),
+            interrupts=interrupts,
+        )
     finally:
         shutil.rmtree(run.path / LINKED, ignore_errors=True)
-
-
-def address_of(options: RunnerOptions) -> str | None:
-    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
-    address = os.environ.get(ADDRESS)
-    if options.with_ray_cluster and not address:
-        raise ConfigError(
-            "--with-ray-cluster joins a Ray cluster, and none is named.",
-            where=ADDRESS,
-            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
-            do="use --with-ray to have one started on this machine",
-        )
-    return None if options.with_ray else address
 
 
 def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
@@ -131,56 +91,12 @@ def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, A
     return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
 
 
-def _listen(
-    mailbox: Any,
-    done: Any,
-    record: Record,
-    tickets: Tickets,
-    logs: Path,
-    interrupts: Interrupts,
-    leftovers: Leftovers,
-) -> None:
-    """Take letters and say what tickets are for, until the trainer has ended and no letter is left; a first interrupt
-    waits until those that were taken are recorded. Raises RunFailed for what the trainer raised."""
-    import ray
-
-    stopping = False
-    while True:
-        with interrupts.held():
-            if due := tickets.due():
-                mailbox.know.remote(due, tickets.open())
-            if record.exhausted and not stopping:
-                stopping = True
-                logger.warning("nothing could be learned for so long that the run ends after its present step")
-                ray.get(mailbox.ask_to_stop.remote())
-            ended, _ = ray.wait([done], timeout=0)
-            letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
-            for letter in letters:
-                record.take(letter)
-            if any(isinstance(letter, Phase) for letter in letters):
-                leftovers.look()
-        if ended and not letters:
-            try:
-                ray.get(done)
-            except ray.exceptions.RayError as problem:
-                raise _failed(problem, logs) from problem
-            return
-
-
 def announce_staleness(config: Mapping[str, Any]) -> None:
     """Say what stale tokens get where there can be any. `config`: verl's."""
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
         most = v1["sampler"]["max_off_policy_threshold"]
         announce(credit_settings(config).trainer_common, None if most is None else most - 1)
-
-
-def _failed(problem: Exception, logs: Path) -> RunFailed:
-    return RunFailed(
-        f"verl ended the run: {last_line(problem)}",
-        where=str(logs),
-        do="each of its processes has a log there; the same command goes on from the last checkpoint",
-    )
 
 
 def _config(
@@ -224,7 +140,3 @@ def _config(
         folder = without_rows(run.resumed.path / run.resumed.state["verl"], run.path / LINKED)
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
     return config, order, words
-
-
-def _waiting(found: int, wanted: int) -> None:
-    logger.info("waiting for the cluster: {} of {} GPUs", found, wanted)

@@ -41,23 +41,6 @@ PATIENCE_S = 600.0
 """How long the nodes of a cluster may take to come."""
 
 
-@contextmanager
-def joined(
-    config: Mapping[str, Any],
-    *,
-    address: str | None,
-    folder: Path,
-    environment: Mapping[str, str],
-    temporary: Path,
-    on_wait: Callable[[int, int], None] = lambda found, wanted: None,
-) -> Iterator[None]:
-    """Within the block this process is connected to Ray, for verl. config: verl's. The rest: see `connected`."""
-    with connected(
-        needs_of(config), address=address, folder=folder, environment=environment, temporary=temporary, on_wait=on_wait
-    ):
-        yield
-
-
 def needs_of(config: Mapping[str, Any]) -> Needs:
     """verl's, of its configuration."""
     device = config["trainer"]["device"]

@@ -1,0 +1,155 @@
+"""A launch on Ray, of verl or of Trinity: connect, start the one process that drives theirs, listen, end.
+
+Invariants: the first Ctrl-C ends the run after its present step with a checkpoint; letters that were taken are
+recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.backbone.runner import Interrupts, RunnerOptions
+from ajet.backbone.verl.cluster.leftovers import Leftovers
+from ajet.backbone.verl.cluster.ray_cluster import ADDRESS, Needs, connected
+from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.backbone.verl.mailbox import Phase, open_mailbox
+from ajet.schema.errors import ConfigError, RunFailed
+
+if TYPE_CHECKING:
+    from ajet.backbone.verl.record import Record
+    from ajet.backbone.verl.tickets import Tickets
+    from ajet.config import Experiment
+    from ajet.record import RunDirectory
+
+LISTEN_S = 1.0
+"""How long one look into the mailbox waits for a letter."""
+
+
+def address_of(options: RunnerOptions) -> str | None:
+    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+    address = os.environ.get(ADDRESS)
+    if options.with_ray_cluster and not address:
+        raise ConfigError(
+            "--with-ray-cluster joins a Ray cluster, and none is named.",
+            where=ADDRESS,
+            expected="the address of its head, such as 10.0.0.1:6379, or auto on one of its nodes",
+            do="use --with-ray to have one started on this machine",
+        )
+    return None if options.with_ray else address
+
+
+def run_on_ray(
+    whose: str,
+    actor: type[Any],
+    told: Any,
+    needs: Needs,
+    record: Record,
+    tickets: Tickets,
+    *,
+    experiment: Experiment,
+    run: RunDirectory,
+    address: str | None,
+    environment: Mapping[str, str],
+    interrupts: Interrupts,
+) -> bool:
+    """Have `actor().run(told)` run in a process of Ray's until it ends; answers whether it was asked to end early.
+
+    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for one of our own. `environment`:
+    variables for the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for what the
+    process raised; UserError without such a cluster.
+    """
+    import ray
+
+    from ajet.backbone.verl.cluster.logs import kept
+
+    began = time.monotonic()
+    with (
+        closing(Leftovers()) as leftovers,
+        connected(
+            needs,
+            address=address,
+            folder=experiment.base,
+            environment=environment,
+            temporary=leftovers.folder,
+            on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
+        ),
+        kept(run.path / "logs", run.redact),
+    ):
+        logger.info("Ray is there after {:.0f} s; {}'s processes start", time.monotonic() - began, whose)
+        mailbox = open_mailbox()
+        if record.tools.told is not None:
+            mailbox.pin.remote(record.tools.told)
+        process: Any = ray.remote(num_cpus=1)(actor).remote()
+        ears = Ears(whose, mailbox, process.run.remote(told), record, tickets, run.path / "logs", interrupts, leftovers)
+        try:
+            return ears.listen()
+        except KeyboardInterrupt:
+            interrupts.heard()
+            logger.warning("interrupted: the run ends after its present step, with a checkpoint")
+            ray.get(mailbox.ask_to_stop.remote())
+            ears.listen(stopping=True)
+            raise
+
+
+class Ears:
+    """The run's own side of the mailbox."""
+
+    def __init__(
+        self,
+        whose: str,
+        mailbox: Any,
+        done: Any,
+        record: Record,
+        tickets: Tickets,
+        logs: Path,
+        interrupts: Interrupts,
+        leftovers: Leftovers,
+    ) -> None:
+        """`done`: what is there once the process has ended."""
+        self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
+        self._record, self._tickets = record, tickets
+        self._interrupts, self._leftovers = interrupts, leftovers
+
+    def listen(self, *, stopping: bool = False) -> bool:
+        """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
+        interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
+        end. Raises RunFailed for what the process raised."""
+        import ray
+
+        mailbox = self._mailbox
+        while True:
+            with self._interrupts.held():
+                if due := self._tickets.due():
+                    mailbox.know.remote(due, self._tickets.open())
+                if self._record.exhausted and not stopping:
+                    stopping = True
+                    logger.warning("nothing could be learned for so long that the run ends after its present step")
+                    ray.get(mailbox.ask_to_stop.remote())
+                ended, _ = ray.wait([self._done], timeout=0)
+                letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
+                for letter in letters:
+                    self._record.take(letter)
+                if any(isinstance(letter, Phase) for letter in letters):
+                    self._leftovers.look()
+            if ended and not letters:
+                try:
+                    ray.get(self._done)
+                except ray.exceptions.RayError as problem:
+                    raise ended_by(self._whose, last_line(problem), self._logs) from problem
+                return stopping
+
+
+def ended_by(whose: str, what: str, logs: Path) -> RunFailed:
+    """The error for a run that verl or Trinity ended."""
+    return RunFailed(
+        f"{whose} ended the run: {what}",
+        where=str(logs),
+        do="each of its processes has a log there; the same command goes on from the last checkpoint",
+    )
