@@ -1,6 +1,6 @@
 """The tool project on Trinity, to its end and on from there: real Ray, vLLM and FSDP2 on a CPU. The same tasks in the
 same order as on the local backbone, as many episodes of each, and the credit that either gives is the one that the
-recorded episodes give again. An agent of AWorld's trains there by AgentTrainer, and its reward rises."""
+recorded episodes give again. AgentTrainer trains the same project there, and its reward rises."""
 
 from __future__ import annotations
 
@@ -117,48 +117,34 @@ def test_a_finished_run_goes_on_and_its_model_is_exported(project, runs, tmp_pat
 
 
 AGENT_TRAINER = """
-from pathlib import Path
+import sys
+import yaml
 from train.trainer.agent_trainer import AgentTrainer
 
-Path("agent.yaml").write_text("{name: adder, system_prompt: Say it.}")
-Path("lower.py").write_text(
-    "def lower(data_source, solution_str, ground_truth, extra_info=None):\\n"
-    "    return sum(letter.islower() for letter in solution_str) / max(len(solution_str), 1)\\n"
-)
-trainer = {"total_training_steps": %d, "save_freq": -1, "test_freq": -1, "use_kl_loss": False, "device": "cpu"}
+config = yaml.safe_load(open(sys.argv[1]))
+config["ajet"]["experiment_name"] = "rises"
+config["ajet"]["trainer_common"] |= {
+    "total_training_steps": int(sys.argv[2]), "optim": {"lr": 0.001}, "device": "cpu", "save_freq": -1,
+    "test_freq": -1, "val_before_train": False,
+}
 AgentTrainer(
-    agent="agent.yaml",
-    train_dataset=[{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 9)],
-    reward_func="lower.py",
-    config={
-        "experiment_name": "lower",
-        "model": {"path": "embedded:tiny-tools", "dtype": "float32"},
-        "data": {"train_batch_size": 4, "max_prompt_length": 256, "max_response_length": 128},
-        "rollout": {"num_repeat": 8, "max_model_len": 384, "max_response_length_in_one_turn": 16,
-                    "compute_madness_checklist": []},
-        "trainer_common": {**trainer, "n_gpus_per_node": 2, "optim": {"lr": 0.002}},
-    },
-    train_engine_name="trinity",
-    run_path="runs",
+    agent="workflow.py->PriceAgent", config=config, train_engine_name=sys.argv[3], run_path="runs-" + sys.argv[3]
 ).train()
 """
-RISES, RISEN = 8, 0.15
+RISES, RISEN = 8, 0.3
 
 
-def test_agent_trainer_trains_on_trinity_and_the_reward_rises(tmp_path):
-    skip_without_trinity()
-    pytest.importorskip("aworld")
-    (tmp_path / "lower_case.py").write_text(AGENT_TRAINER % RISES)
+def test_agent_trainer_trains_on_trinity_and_the_reward_rises(project):
+    (project.parent / "rises.py").write_text(AGENT_TRAINER)
     done = subprocess.run(
-        [sys.executable, "lower_case.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        timeout=900, env={**os.environ, **ALIKE, "PYTHONPATH": str(ROOT)},
+        [sys.executable, "rises.py", project.name, str(RISES), "trinity"], cwd=project.parent, text=True, timeout=900,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **ALIKE, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
-    rows = steps_of(tmp_path / "runs" / "lower")
-    rewards = [row["train/reward"] for row in rows]
-    assert [row["step"] for row in rows] == list(range(1, RISES + 1))
-    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + RISEN, rewards
-    for row in rows:
-        found = recorded(tmp_path / "runs" / "lower", row["step"])
-        assert {call.agent for episode, _ in found for call in episode.calls} == {"adder"}
-        assert sum(episode.sampled_tokens for episode, _ in found) == accounted(found)
+    run = project.parent / "runs-trinity" / "rises"
+    rewards = [row["train/reward"] for row in steps_of(run)]
+    assert [row["step"] for row in steps_of(run)] == list(range(1, RISES + 1))
+    assert np.mean(rewards[-3:]) > rewards[0] + RISEN, rewards
+    for step in range(1, RISES + 1):
+        found = recorded(run, step)
+        assert sum(episode.sampled_tokens for episode, _ in found) == accounted(found) > 0
