@@ -14,6 +14,7 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/calls", "count", "model calls"],
 ["(?:train|validation|debug)/sampled_tokens", "tokens", "sampled in all episodes"],
 ["(?:train|validation|debug)/trained_tokens", "tokens", "with mask 1 in the batch"],
+["(?:train|validation|debug)/retrained", "groups", "that an earlier step trained on, too; not in rows without one"],
 ["(?:train|validation|debug)/given_up", "positions", "that samplers failed at until they were given out no more, so far; not in rows without one"],
 ["(?:train|validation|debug)/staleness_max", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
 ["(?:train|validation|debug)/staleness_mean", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
