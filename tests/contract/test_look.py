@@ -45,8 +45,6 @@ def test_a_run_in_the_terminal(tmp_path):
     assert head.startswith("one  finished  step 3 of 9") and legend == "training reward (smoothed)"
     assert sum("│" in line for line in rest) == 10 and any(line.split()[:2] == ["3", "What"] for line in rest)
     assert "<script>" in done.stdout and "\x1b" not in done.stdout and "\u202e" not in done.stdout
-    missing = ajet("view", "nosuch", "--exp-dir", str(tmp_path), "--terminal", cwd=tmp_path)
-    assert missing.returncode == 2 and "There is no run named nosuch." in missing.stdout
 
 
 def test_one_of_a_thing_is_one(tmp_path):
