@@ -239,6 +239,7 @@ def test_runs_are_sorted_filtered_and_noted(tab, served):
     assert tab.evaluate("window.pwned") is None
 
 
+@pytest.mark.extra_slow
 def test_a_chart_over_the_whole_window_with_its_numbers_and_its_picture(tab, served):
     root, address = served
     for name, tokens in (("first", 100), ("second", 700)):
