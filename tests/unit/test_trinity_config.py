@@ -126,7 +126,7 @@ def test_every_wrong_key_is_named_at_once(tmp_path):
 def test_a_mode_of_one_side_is_refused_with_the_reason_and_what_does_it(tmp_path, mode):
     with pytest.raises(ConfigError) as refused:
         refuse(experiment(tmp_path, ", trainer_common: {device: cpu}", f"mode: {mode}"), "cpu")
-    assert "rows as used when they are read" in refused.value.expected and "ajet sample" in refused.value.do
+    assert "rows as used when they are read" in refused.value.expected and "separate_async on verl" in refused.value.do
 
 
 def test_keys_that_trinity_does_not_have(tmp_path):

@@ -303,8 +303,8 @@ def _of_section(experiment: Experiment) -> Iterator[ConfigError]:
             f"trinity.mode is {mode!r}.",
             where=layers.where(("trinity", "mode"), value=True),
             expected=f"both. {APART}" if mode in ("explore", "train") else "both",
-            do="to play and train in processes of their own: `ajet sample` and `ajet train --from-store` on the local "
-            "backbone, trainer_common.mode: separate_async on verl"
+            do="to play and train in processes of their own: trainer_common.mode async on the local backbone, "
+            "separate_async on verl"
             if mode in ("explore", "train")
             else "",
         )
