@@ -22,9 +22,9 @@ USUAL = "SmolLM2-135M"
 LADDER = ("SmolLM2-135M", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B")
 ROWS, TOKENS = 64, 64
 """Calls sampled at once, each with a prompt and a reply of so many tokens."""
-SAMPLED, TRAINED = 0.45, 0.35
-"""What the engine, and an update, reach of the time that torch's products alone would take (benchmarks/bench_limit.py,
-two busy cores): the rest is attention, norms, draws, the optimizer."""
+SAMPLED, TRAINED = 0.5, 0.3
+"""What the engine, and an update, reach of the time that torch's products alone would take (docs/measured.md: one
+thread of a busy processor with AMX, SmolLM2): the rest is attention, norms, draws, the optimizer."""
 SETTINGS = {
     "data": {"max_prompt_length": 1024, "max_response_length": 1024, "train_batch_size": 8},
     "rollout": {"num_repeat": 8, "max_model_len": 2048, "max_response_length_in_one_turn": 512, "max_num_seqs": 16},
