@@ -37,6 +37,13 @@ ALGORITHMS = {
         advantage="(r_i − mean) / (std + 1e-6) over the episodes of the whole batch",
         paper="REINFORCE++, arXiv 2501.03262, section 3",
     ),
+    "distillation": AlgorithmPart(
+        "ajet.algorithm.distillation->Distillation",
+        advantage="of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`",
+        paper="GKD, arXiv 2306.13649, equation 5; [Thinking Machines, "
+        "2025](https://thinkingmachines.ai/blog/on-policy-distillation/)",
+        needs=frozenset({"teacher"}),
+    ),
 }
 LOSSES = {
     "clipped": LossPart(
@@ -148,6 +155,7 @@ SERVICES = (
     "ajet.environment.mcp.reachable->services_of",
     "ajet.environment.browse.reachable->services_of",
     "ajet.engine.endpoint->services_of",
+    "ajet.engine.teacher_endpoint->services_of",
     "ajet.task_judge.model_judge.reachable->services_of",
 )
 CATALOGUE = Catalogue(

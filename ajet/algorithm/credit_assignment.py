@@ -64,6 +64,9 @@ def credit(
         if reference is None:
             raise ValueError("use_kl_in_reward needs the logprobs of the policy and of the reference model")
         _penalise(scored, reference, settings.kl_in_reward_coef)
+    if "teacher" in algorithm.needs:
+        for item in scored:
+            item.penalties = _untaught(item)
     advantages = _advantages(scored, algorithm, settings.equal_rewards)
     parts = add_process_credit(
         advantages,
@@ -110,7 +113,7 @@ def credit(
         "credit/left_out_groups": len(silent),
         **({"credit/parts": parts} if parts else {}),
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
-        **_metrics(scored, batch),
+        **_metrics(scored, batch, taught="teacher" in algorithm.needs),
     }
     return batch
 
@@ -161,6 +164,18 @@ def _penalise(scored: Sequence[_Scored], logprobs: Logprobs, coefficient: float)
             item.penalties = coefficient * np.concatenate(runs).astype(np.float64)
 
 
+def _untaught(item: _Scored) -> Row:
+    """[T_e] log policy - log teacher, as both were recorded. Raises ValueError where the teacher was not asked."""
+    gaps = []
+    for index, sample, where in _sampled_order(item):
+        call = item.episode.calls[index]
+        start = where.start - call.prefix - call.suffix_ids.size
+        if call.teacher is None or np.isnan(told := call.teacher[start : start + where.stop - where.start]).any():
+            raise ValueError(f"episode {item.episode.uuid}: no teacher was asked about its call {index}")
+        gaps.append(sample.timeline.logprobs_unit[where].astype(np.float64) - told)
+    return np.concatenate(gaps) if gaps else np.zeros(0)
+
+
 def _advantages(scored: Sequence[_Scored], algorithm: Algorithm, equal: float) -> list[Row]:
     """[T_e] per scored episode, in sampled order."""
     rewards = np.array([item.episode.reward for item in scored], np.float64)
@@ -195,14 +210,16 @@ def _write(item: _Scored, row: Row, weight: float) -> None:
         sample.weight = weight
 
 
-def _metrics(scored: Sequence[_Scored], batch: TrainingBatch) -> dict[str, float]:
+def _metrics(scored: Sequence[_Scored], batch: TrainingBatch, *, taught: bool) -> dict[str, float]:
     trained = [abs(each.advantage) for each in batch.outcomes.values() if each.advantage is not None]
     penalties = np.concatenate([item.penalties for item in scored]) if scored else np.zeros(0)
     metrics: dict[str, float] = {
         "credit/samples": len(batch.samples),
         "credit/advantage_abs_mean": float(np.mean(trained)) if trained else 0.0,
     }
-    if penalties.any():
+    if taught and penalties.size:
+        metrics["distillation/reverse_kl"] = float(penalties.mean())
+    elif penalties.any():
         metrics["credit/kl_penalty_mean"] = float(penalties.mean())
     return metrics
 

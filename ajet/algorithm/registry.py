@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm
+from ajet.config.backbones import IN_WORDS, described
 from ajet.config.catalogue import Need, own
 from ajet.config.handed import known
 from ajet.config.references import load_code, resolve_reference
@@ -37,7 +38,37 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
             where=f"{SECTION}.old_policy",
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
-    return made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
+    algorithm = made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
+    if "teacher" in algorithm.needs:
+        _require_teachable(algorithm, config)
+    return algorithm
+
+
+def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:
+    rollout, teacher = config.rollout, algorithm.settings.teacher
+    if "distils" not in described(config.backbone).can:
+        raise ConfigError(
+            f"{algorithm.name} needs a backbone that {IN_WORDS['distils']}, which {config.backbone} does not.",
+            where=KEY,
+            expected="--backbone local",
+        )
+    if config.trainer_common.mode != "sync":
+        raise ConfigError(
+            "Samplers in processes of their own ask no teacher.", where="ajet.trainer_common.mode", expected="sync"
+        )
+    if (teacher.path is None) == (teacher.base_url is None) or (teacher.base_url and not teacher.model):
+        raise ConfigError(
+            f"{algorithm.name} learns from a teacher, and "
+            + ("two are named." if teacher.path and teacher.base_url else "none is named in full."),
+            where=f"{SECTION}.teacher",
+            expected="path: a model that is loaded here, or base_url and model: one at a server with prompt_logprobs",
+        )
+    if rollout.truncates or rollout.temperature != 1:
+        raise ConfigError(
+            "A teacher is compared with the policy at temperature 1, and the rollout samples from something else.",
+            where="ajet.rollout.temperature",
+            expected="rollout.temperature: 1.0, top_p: 1.0 and top_k: -1",
+        )
 
 
 def made(name: str, base: str, settings: Settings) -> Algorithm:
@@ -70,6 +101,12 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
         )
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         loss_of(algorithm)  # a reference that leads nowhere is told before a step
+    if "teacher" in kind.needs and settings.use_kl_in_reward:
+        raise ConfigError(
+            f"{name} is told by a teacher, and penalties against the reference model are asked for in the reward, too.",
+            where=f"{SECTION}.use_kl_in_reward",
+            expected="false; trainer_common.use_kl_loss adds a KL term to the loss",
+        )
     if "reference" in kind.needs and not settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} needs the reference model's logprobs, and nothing asks for them.",

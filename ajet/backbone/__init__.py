@@ -8,7 +8,7 @@ the same on all of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import ConfigError
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from ajet.backbone.contract import Backbone, RecordedScorer
     from ajet.config import Experiment
+    from ajet.rollout.teaching import Teacher
 
-__all__ = ["open_backbone", "open_scorer", "saved_dtype", "saved_version"]
+__all__ = ["open_backbone", "open_scorer", "open_teacher", "saved_dtype", "saved_version"]
 
 
 def open_backbone(experiment: Experiment) -> Backbone:
@@ -44,6 +45,25 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
     run began with. Raises UserError."""
     opened: RecordedScorer = _scorer(experiment)(experiment, checkpoint)
     return opened
+
+
+def open_teacher(experiment: Experiment, tokenizer: Any) -> Teacher | None:
+    """Whom the experiment's algorithm learns from; None where it needs none. `tokenizer`: the policy's. Raises
+    UserError where the teacher cannot be asked, or has another one."""
+    from ajet.algorithm import opened
+
+    config = experiment.ajet
+    if "teacher" not in opened(config, base=experiment.base).needs:
+        return None
+    if config.trainer_common.algorithm.teacher.path is not None:
+        from ajet.backbone.local.teacher import LocalTeacher
+
+        return LocalTeacher(experiment, tokenizer)
+    from ajet.engine.teacher_endpoint import TeacherEndpoint
+
+    teacher = TeacherEndpoint(config.trainer_common.algorithm.teacher)
+    teacher.require_same_tokenizer(tokenizer)
+    return teacher
 
 
 def saved_dtype(checkpoint: Path) -> str:

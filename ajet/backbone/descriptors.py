@@ -34,7 +34,7 @@ _IN_THIS_PROCESS = {
 DEBUG = Descriptor(
     "debug",
     "plays episodes and trains nothing",
-    can=frozenset({"serves", "recomputes", "oversamples", "deterministic", "interactive"}),
+    can=frozenset({"serves", "recomputes", "oversamples", "deterministic", "interactive", "distils"}),
     opens="ajet.backbone.debug->DebugBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",
     idle={
@@ -65,7 +65,10 @@ LOCAL = Descriptor(
     "local",
     "trains in this process",
     can=frozenset(
-        {"trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive", "teaches"}
+        {
+            *("trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"),
+            *("teaches", "distils"),
+        }
     ),
     opens="ajet.backbone.local->LocalBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",

@@ -34,6 +34,7 @@ Capability = Literal[
     "interactive",
     "spreads",
     "teaches",
+    "distils",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
@@ -41,7 +42,8 @@ recomputes: log-probabilities can be computed a second time (`ajet prove`). stre
 are trained on. decouples: they are played by samplers, processes that come and go (`ajet sample`). replaces: another
 task is played in place of one that nobody could score. oversamples: more groups are begun than a batch needs.
 deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may be defined in the running
-program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`)."""
+program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`).
+distils: a teacher is asked about what was sampled (`adv_estimator: distillation`)."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
@@ -49,6 +51,7 @@ IN_WORDS: Mapping[Capability, str] = {
     "oversamples": "begins more groups than a batch needs",
     "deterministic": "repeats a killed run bit for bit",
     "teaches": "trains on replies that are given",
+    "distils": "asks a teacher about what was sampled",
 }
 """Of those that a key's value may need: what such a backbone does."""
 

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
 """Of parts that a key names, or of which it refers to one of the user's own. A backbone has a name only."""
-Need = Literal["group", "reference"]
+Need = Literal["group", "reference", "teacher"]
 """group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which has the
-reference model asked for its logprobs."""
+reference model asked for its logprobs. teacher: the log-probabilities that `algorithm.teacher` gives the attempts'
+tokens."""
 
 
 GROUPS: Mapping[Kind, str] = {"tracker": "ajet.trackers"}

@@ -204,6 +204,8 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     row |= {"terms": told} if (told := {k: v for k, v in terms.items() if v != getattr(DEFAULTS, k)}) else {}
     row |= {name: arrays.ints(getattr(call, name)) for name in CALL_IDS}
     row |= {name: arrays.floats(getattr(call, name)) for name in CALL_FLOATS}
+    if call.teacher is not None:
+        row["teacher"] = arrays.floats(call.teacher)
     return row
 
 
@@ -215,6 +217,8 @@ def _decode_call(row: dict[str, Any], ints: _Stored, floats: _Stored) -> Call:
     known["terms"] = _terms(row.get("terms", {}))
     known |= {name: ints.part(row[name]).astype(np.int32) for name in CALL_IDS}
     known |= {name: floats.part(row[name]).astype(np.float32) for name in CALL_FLOATS}
+    if "teacher" in row:
+        known["teacher"] = floats.part(row["teacher"]).astype(np.float32)
     return Call(**known)
 
 

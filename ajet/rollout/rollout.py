@@ -28,6 +28,7 @@ from ajet.rollout.play import Closed, GivenBack, Play, Tally, Wanted
 from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
+from ajet.rollout.teaching import Teaching
 from ajet.rollout.train_turn import TrainTurn, built
 from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, first
 from ajet.schema.episode import Episode, Group, Split
@@ -37,6 +38,7 @@ from ajet.schema.task import Task
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway
+    from ajet.rollout.teaching import Teacher
     from ajet.task_judge import Judge
 
 STOP_TIME = 5.0
@@ -58,9 +60,10 @@ class Rollout:
         run_id: str,
         on_episode: Callable[[Episode], None] | None = None,
         pins: Pins | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         """`on_episode` sees each episode as it ends, aborted ones too, in the thread that iterates over `play`. `pins`:
-        the run's tools; without it, those of this rollout.
+        the run's tools; without it, those of this rollout. `teacher`: whom what is trained on is shown to.
 
         Raises ConfigError for settings that exclude each other.
         """
@@ -70,6 +73,7 @@ class Rollout:
         self._rounds = _rounds_of(gateway, settings)
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self._verdicts = Verdicts(judge, settings, gateway.decode)
+        self._teaching = Teaching(teacher, settings) if teacher is not None else None
         self._train_turn = TrainTurn.of(experiment)
         self._loop = asyncio.new_event_loop()
         self._attempts = Attempts(experiment, gateway, workflow_class, self._loop, pins or Pins())
@@ -328,6 +332,8 @@ class Rollout:
                 if played.failure is None:
                     verdict = await self._verdicts.compared(ranking, identity, played, group.stopped, turn)
                     turn.back()
+            if self._teaching is not None:
+                await self._teaching.ask(identity, played, verdict, group.stopped)
             if played.attempts > number and not told:
                 turn.ended(played.failure, aborted=played.aborted is not None)
             if not await turn.taken(played.failure, group.stopped):

@@ -39,7 +39,7 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
 
     from ajet.record import RunDirectory
 
-    refuse_untrainable(experiment)
+    refuse_untrainable(experiment, elsewhere=options.from_store is not None)
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
@@ -88,14 +88,20 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
             viewer.end()
 
 
-def refuse_untrainable(experiment: Experiment) -> None:
+def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
     """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
-    nothing is trained."""
+    nothing is trained. `elsewhere`: attempts are played by other processes, which ask no teacher."""
     from ajet.run.parts import algorithm_of
 
     if "trains" not in experiment.backbone.can:
         return
-    algorithm_of(experiment)
+    algorithm = algorithm_of(experiment)
+    if elsewhere and "teacher" in algorithm.needs:
+        raise UserError(
+            f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
+            where="ajet.trainer_common.algorithm.adv_estimator",
+            do="train with `ajet --conf FILE.yaml`, without clients, samplers and stores",
+        )
     if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
             "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",

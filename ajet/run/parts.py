@@ -71,13 +71,13 @@ def assemble(
     """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
     whatever happens. `split`: the one whose tasks must be there. `pins`: the run's tools. `reader`: the experiment's,
     if it is open already. `opens` the backbone; None: the one that the experiment names. Raises UserError."""
-    from ajet.backbone import open_backbone
+    from ajet.backbone import open_backbone, open_teacher
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import open_gateway, workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
-    backbone = gateway = rollout = None
+    backbone = gateway = rollout = teacher = None
     try:
         reader = reader or open_reader(experiment)
         judge = open_judge(experiment, reader_judge=reader.judge)
@@ -85,10 +85,14 @@ def assemble(
         reader.tasks(split)
         backbone = (opens or open_backbone)(experiment)
         gateway = open_gateway(experiment, backbone)
-        rollout = Rollout(experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode, pins=pins)
+        if backbone.trains and split == "train":
+            teacher = open_teacher(experiment, backbone.tokenizer)
+        rollout = Rollout(
+            experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode, pins=pins, teacher=teacher
+        )
         yield Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
     finally:
-        for part in (rollout, gateway, backbone):
+        for part in (rollout, teacher, gateway, backbone):
             if part is not None:
                 part.close()
 

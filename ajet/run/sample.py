@@ -58,7 +58,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     from ajet.record.run_directory import redactor_of
 
     experiment.require_ready()
-    refuse_untrainable(experiment)
+    refuse_untrainable(experiment, elsewhere=True)
     _refuse_in_turns(experiment)
     warn_of_unconfined(experiment)
     name = options.name or f"{socket.gethostname()}-{os.getpid()}"

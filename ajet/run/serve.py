@@ -81,7 +81,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     from ajet.record import RunDirectory
 
     experiment.require_ready(serving=True)
-    refuse_untrainable(experiment)
+    refuse_untrainable(experiment, elsewhere=True)
     key, given = _admin_key()
     trains = "trains" in experiment.backbone.can
     experiment = experiment.served() if trains else experiment

@@ -122,6 +122,8 @@ class Call:
     """How often its client left and came back for it."""
     checks: tuple[str, ...] = ()
     """Abnormal-output checks that fired on it."""
+    teacher: Floats | None = None
+    """[R] the teacher's log-probability at temperature 1, nan where it was not asked; None: there is no teacher."""
     extra: dict[str, Any] = field(default_factory=dict)
     """For people: the model's name as asked for, what of the request was set aside. Nothing reads it back."""
 

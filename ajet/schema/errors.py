@@ -116,6 +116,12 @@ class SandboxFailure(BoundaryError):
     boundary, retryable = "sandbox", True
 
 
+class TeacherFailure(BoundaryError):
+    """A teacher that is asked for log-probabilities did not answer, or not with what was asked for."""
+
+    boundary, retryable = "judge", True
+
+
 class JudgeFailure(BoundaryError):
     """The judge raised or returned something that is no verdict."""
 

@@ -36,7 +36,10 @@ def folder(tmp_path_factory) -> Path:
     return made
 
 
-@pytest.fixture(params=[*ALGORITHMS, *OWN])
+COMPARE = [name for name in ALGORITHMS if "teacher" not in ALGORITHMS[name].needs]
+
+
+@pytest.fixture(params=[*COMPARE, *OWN])
 def config(request, folder) -> AjetConfig:
     made = config_of(
         algorithm__adv_estimator=request.param, algorithm__use_kl_in_reward=True, algorithm__kl_in_reward_coef=0.1
@@ -122,7 +125,8 @@ def test_the_loss_of_a_token_has_a_gradient(config):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_each_line_of_the_table_is_its_class(name):
-    settings = AjetConfig.model_validate({"trainer_common": {"algorithm": {"adv_estimator": name}}})
+    asked = {"adv_estimator": name, "teacher": {"path": "embedded:tiny-tools"}}
+    settings = AjetConfig.model_validate({"rollout": {"temperature": 1.0}, "trainer_common": {"algorithm": asked}})
     algorithm = opened(settings)
     assert (algorithm.name, algorithm.needs) == (name, ALGORITHMS[name].needs)
     told = {".".join(path): described(field) for path, field, _ in walk(AjetConfig)}
@@ -136,7 +140,7 @@ def test_the_schema_and_verls_layer_take_the_same(value, taken):
     if taken:
         assert Experiment.from_dict(tree, base=Path()).ajet.trainer_common.algorithm.adv_estimator == value
     else:
-        with pytest.raises(UserError, match="one of grpo, rloo, gigpo, reinforce_plus_plus, or a ref"):
+        with pytest.raises(UserError, match="one of grpo, rloo, gigpo, reinforce_plus_plus, distillation, or a ref"):
             Experiment.from_dict(tree, base=Path())
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,13 @@ import psutil
 import pytest
 import torch
 
+from ajet.config.schema.trainer_common import Teacher
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
+from ajet.engine.model_source import locate
+from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.schema.errors import EngineFailure, UserError
 from tests.contract.vllm_bench import PROMPT, Bench
+from tests.local_fixtures import timeline_of
 from tests.vllm_fixtures import VOCABULARY, tiny_folder, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.boots]
@@ -318,3 +323,23 @@ def test_a_server_that_says_one_logprob_is_asked_nothing_else() -> None:
         with pytest.raises(EngineFailure, match="processed_logprobs"):
             ask(engine, request_of(20, temperature=0.5))
         engine.close()
+        teaches(url + "/v1", reply.ids)
+
+
+def teaches(url: str, reply: list[int]) -> None:
+    """It says of given tokens what transformers does, and that their ids are those of the policy."""
+    from ajet.engine.models import load_tokenizer
+
+    tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
+    teacher = TeacherEndpoint(Teacher(base_url=url, model=str(tiny_folder())))
+    teacher.require_same_tokenizer(tokenizer)
+    line = timeline_of([*PROMPT.tolist(), *reply], [(len(PROMPT), len(PROMPT) + len(reply))])
+    (found,) = asyncio.run(teacher.logprobs([line]))
+    assert np.abs(unit_logprobs(PROMPT, reply) - found[line.mask]).max() < 1e-4 and not found[~line.mask].any()
+    shifted = SimpleNamespace(
+        get_vocab=tokenizer.get_vocab,
+        get_added_vocab=tokenizer.get_added_vocab,
+        decode=lambda ids: tokenizer.decode([(one + 1) % VOCABULARY for one in ids]),
+    )
+    with pytest.raises(UserError, match="another tokenizer than the policy: id"):
+        teacher.require_same_tokenizer(shifted)

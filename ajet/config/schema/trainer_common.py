@@ -18,6 +18,36 @@ ALARM = 0.5
 """What `mismatch_alarm: auto` is of that."""
 
 
+ESTIMATOR = "trainer_common.algorithm.adv_estimator"
+
+
+class Teacher(Section):
+    """Who is asked for the log-probabilities of what the policy sampled."""
+
+    path: str | None = key(
+        None,
+        "A model that is loaded beside the policy, named as `model.path` is; it must have the policy's tokenizer.",
+        kind="path",
+    )
+    base_url: str | None = key(
+        None,
+        "In its place: an OpenAI-compatible server that answers `prompt_logprobs`, such as vLLM, `http://HOST:PORT/v1`.",
+        training=False,
+    )
+    model: str | None = key(None, "The teacher's name at that server.")
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds the server's key.", training=False)
+    weight: float = key(1.0, "Weight of what the teacher says.", gt=0)
+    reward_weight: float = key(
+        0.0, "Weight of what the rewards say, as GRPO has it; 0: the teacher alone counts.", ge=0
+    )
+    bound: float | None = key(
+        None, "Most nats that the teacher can say of one token; null: as many as there are.", gt=0
+    )
+    timeout: float = key(120.0, "Seconds of one request to the server.", training=False, gt=0)
+    max_retries: int = key(3, "Further requests where the server does not answer.", training=False, ge=0)
+    max_parallel: int = key(16, "Requests to it at once.", training=False, ge=1)
+
+
 class Algorithm(Section):
     """The policy gradient."""
 
@@ -25,6 +55,7 @@ class Algorithm(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to an algorithm of your own.",
         part="algorithm",
+        needs={"distillation": "distils"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
@@ -126,6 +157,12 @@ class Algorithm(Section):
     step_discount: float = key(0.95, "GiGPO: how much of a step's reward counts for the step before it.", ge=0, le=1)
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
+    teacher: Teacher = section(
+        Teacher,
+        "Who is asked for the log-probabilities of what the policy sampled, with `adv_estimator: distillation`.",
+        when=(ESTIMATOR, "distillation"),
+        or_own=True,
+    )
 
 
 class Optim(Section):

@@ -1,0 +1,69 @@
+"""LocalTeacher: log-probabilities of given tokens from a second model beside the policy.
+
+Invariant: one timeline after another through the trainer's own forward pass, so that the same tokens get the same bits
+whoever else asks at that time. Its vocabulary is the policy's, id by id, or it is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ajet.backbone.local.scorer import Scorer
+from ajet.backbone.scoring import scored
+from ajet.config.schema.trainer_common import Lora
+from ajet.engine.teacher_endpoint import other_tokenizer
+from ajet.environment.services.threads import in_thread
+from ajet.schema.batch import Sample
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.schema.call import Floats
+    from ajet.schema.timeline import Timeline
+
+
+class LocalTeacher:
+    """The model of `algorithm.teacher.path`. Raises UserError where it cannot be loaded, or has another tokenizer."""
+
+    def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import load_tokenizer
+
+        settings = experiment.ajet.model_copy(deep=True)
+        settings.model.path = path = settings.trainer_common.algorithm.teacher.path
+        assert path is not None
+        trusted = settings.model.trust_remote_code
+        require_same_vocabulary(
+            tokenizer, load_tokenizer(locate(path, base=experiment.base, trust_remote_code=trusted))
+        )
+        settings.trainer_common.lora = Lora()
+        self._tokens = settings.trainer_common.micro_batch_tokens
+        self._scorer = Scorer(replace(experiment, ajet=settings))
+        self._lock = threading.Lock()
+
+    async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
+        """[T] per line, 0 where its mask is, at temperature 1."""
+        return await in_thread(self._computed, lines)
+
+    def close(self) -> None:
+        """Let the model go."""
+        with self._lock:
+            del self._scorer
+
+    def _computed(self, lines: Sequence[Timeline]) -> list[Floats]:
+        samples = [Sample(line, "", 0, np.zeros(line.ids.size, np.float32), 0.0) for line in lines]
+        with self._lock:
+            return scored(self._scorer, samples, tokens=self._tokens, temperature=1.0)
+
+
+def require_same_vocabulary(policy: Any, teacher: Any) -> None:
+    """Raises ConfigError at the first id that is not the same token."""
+    own, other = ({token: text for text, token in each.get_vocab().items()} for each in (policy, teacher))
+    for token in sorted(own.keys() | other.keys()):
+        if own.get(token) != other.get(token):
+            here, there = own.get(token), other.get(token)
+            raise other_tokenizer(f"id {token} is {here!r} to the policy and {there!r} to the teacher")

@@ -1,0 +1,159 @@
+"""TeacherEndpoint: log-probabilities of given tokens from a server with `prompt_logprobs`, such as vLLM.
+
+Invariant: ids in, the numbers of exactly these ids out, at temperature 1; anything else is a TeacherFailure. Ids mean
+the same on both sides: before a run the server spells a sample of them, all added tokens included, and is refused where
+it spells one otherwise. Its key comes from the environment and is in no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import numpy as np
+
+from ajet.config.other_models import outside
+from ajet.config.services import Service, why_no_model
+from ajet.engine.endpoint import RETRYABLE
+from ajet.schema.errors import ConfigError, TeacherFailure
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+    from ajet.config.schema.trainer_common import Teacher
+    from ajet.schema.call import Floats
+    from ajet.schema.timeline import Timeline
+
+KEY = "ajet.trainer_common.algorithm.teacher"
+PROBED = 512
+"""Ids, about, that the server spells before a run."""
+PAUSE = 0.5
+"""Seconds before the second request; doubled before each further one."""
+UNKNOWN = "�"
+
+
+class TeacherEndpoint:
+    """The one of `algorithm.teacher`. Its requests are awaited on one loop."""
+
+    def __init__(self, settings: Teacher) -> None:
+        assert settings.base_url is not None and settings.model is not None
+        self._url, self._model = settings.base_url.rstrip("/"), settings.model
+        self._retries, self._timeout = settings.max_retries, settings.timeout
+        self._key = outside(settings.api_key_env) or None
+        self._places = asyncio.Semaphore(settings.max_parallel)
+        self._client: httpx.AsyncClient | None = None
+
+    def require_same_tokenizer(self, tokenizer: Any) -> None:
+        """Raises ConfigError where the server spells an id otherwise than `tokenizer`, or does not answer."""
+        ids = probe_ids(tokenizer)
+        try:
+            with httpx.Client(headers=self._headers(), timeout=self._timeout) as client:
+                response = client.post(f"{self._url}/completions", json=self._asked(ids))
+            rows = self._rows(response, ids)
+        except (httpx.HTTPError, TeacherFailure) as problem:
+            raise ConfigError(
+                f"The teacher cannot be asked: {problem}",
+                where=f"{KEY}.base_url ({self._url})",
+                expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
+            ) from problem
+        for token, row in zip(ids[1:], rows, strict=True):
+            here, there = tokenizer.decode([token]), row.get("decoded_token")
+            if there is None or UNKNOWN in here or UNKNOWN in there:
+                continue
+            if here.lstrip(" ") != there.lstrip(" "):
+                raise other_tokenizer(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
+
+    async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
+        """[T] per line, 0 where its mask is. Raises TeacherFailure."""
+        return list(await asyncio.gather(*(self._of(line) for line in lines)))
+
+    def close(self) -> None:
+        """No further requests. The connections end with their loop."""
+        self._client = None
+
+    async def _of(self, line: Timeline) -> Floats:
+        ids = line.ids.tolist()
+        async with self._places:
+            rows = await self._answered(ids)
+        found = np.zeros(len(ids), np.float32)
+        for at in np.flatnonzero(line.mask).tolist():
+            found[at] = rows[at - 1]["logprob"]
+        return found
+
+    async def _answered(self, ids: list[int]) -> list[dict[str, Any]]:
+        for number in range(self._retries + 1):
+            try:
+                return self._rows(await self._post(ids), ids)
+            except TeacherFailure as problem:
+                if not problem.retryable or number == self._retries:
+                    raise
+            await asyncio.sleep(PAUSE * 2**number)
+        raise AssertionError("unreachable")
+
+    async def _post(self, ids: list[int]) -> httpx.Response:
+        if self._client is None:
+            self._client = httpx.AsyncClient(headers=self._headers(), timeout=self._timeout)
+        try:
+            return await self._client.post(f"{self._url}/completions", json=self._asked(ids))
+        except httpx.HTTPError as problem:
+            raise TeacherFailure(
+                f"the teacher at {self._url} did not answer: {type(problem).__name__}: {problem}", own=True
+            ) from problem
+
+    def _asked(self, ids: list[int]) -> dict[str, Any]:
+        return {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def _rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
+        """What it says of each id but the first."""
+        status = response.status_code
+        if status >= 400:
+            said = response.text.replace(self._key, "[redacted]") if self._key else response.text
+            again = status >= 500 or status in RETRYABLE
+            raise TeacherFailure(f"the teacher refused with status {status}: {said[:300]}", retryable=again, own=True)
+        try:
+            told = response.json()["choices"][0]["prompt_logprobs"]
+            rows = [row[str(token)] for token, row in zip(ids[1:], told[1:], strict=True)]
+            if len(told) == len(ids) and all(math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows):
+                return rows
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            pass
+        raise TeacherFailure(
+            "the teacher did not answer prompt_logprobs of the ids it was sent", retryable=False, own=True
+        )
+
+
+def probe_ids(tokenizer: Any) -> list[int]:
+    """Of the tokenizer's ids all that were added to its vocabulary, and some of the rest, evenly."""
+    added = sorted(tokenizer.get_added_vocab().values())[:PROBED]
+    rest = sorted({*tokenizer.get_vocab().values()} - {*added})
+    return [*rest[:: max(1, len(rest) // PROBED)], *added]
+
+
+def other_tokenizer(why: str) -> ConfigError:
+    """The refusal of a teacher whose ids are other tokens."""
+    return ConfigError(
+        f"The teacher has another tokenizer than the policy: {why}.",
+        where=KEY,
+        expected="a teacher of the policy's own family: it is asked about the ids that the policy sampled",
+    )
+
+
+def services_of(experiment: Experiment) -> Iterator[Service]:
+    """For the list of what a run stands on: the teacher's server."""
+    teacher = experiment.ajet.trainer_common.algorithm.teacher
+    if teacher.base_url is None or teacher.model is None or "trains" not in experiment.backbone.can:
+        return
+    base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, outside(teacher.api_key_env) or None
+    yield Service(
+        "teacher",
+        base_url,
+        f"{KEY}.base_url",
+        lambda seconds: why_no_model(base_url, model, key, seconds, named="the teacher's server"),
+        f"an OpenAI-compatible server that has {model} and answers prompt_logprobs",
+        f"start it, or mend {KEY}.base_url and model",
+    )

@@ -1,0 +1,65 @@
+"""On-policy distillation: a policy that was taught something else becomes its teacher again, and the record proves it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.ajet_command import ajet, metric_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
+ITEMS = {"eel": 71, "ham": 18, "jam": 43, "fig": 90}
+STEADY = ["model.dtype=float32", "trainer_common.threads=1", "seed=1"]
+AGENT = """
+async def agent(task, tuner):
+    client = tuner.as_raw_openai_sdk_client()
+    await client.chat.completions.create(
+        model="x", messages=[{"role": "user", "content": task.main_query}], max_tokens=16
+    )
+    return 0.0
+"""
+YAML = """
+ajet:
+  backbone: local
+  task_reader: {type: jsonl_dataset_file, jsonl_dataset_file: {training: {file_path: tasks.jsonl}}}
+  rollout: {user_workflow: agent.py->agent, num_repeat: 8, temperature: 1.0, deterministic: true}
+  data: {train_batch_size: 4}
+  trainer_common:
+    use_kl_loss: false
+    total_training_steps: 12
+    save_freq: 6
+    optim: {lr: 1.0e-3}
+    algorithm: {adv_estimator: distillation, loss_aggregation: token, teacher: {path: 'embedded:tiny-tools'}}
+"""
+
+
+def test_the_policy_becomes_its_teacher(tmp_path):
+    asked = {item: f"What does the {item} cost?" for item in ITEMS}
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": asked[item]},
+                {"role": "assistant", "content": f"\\boxed{{{price}}}"},
+            ]
+        }
+        for item, price in ITEMS.items()
+    ]
+    tasks = [{"main_query": question} for question in asked.values()]
+    for name, lines in (("rows", rows), ("tasks", tasks)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "distil.yaml").write_text(YAML)
+    settings = ["data.train_batch_size=4", "trainer_common.total_training_steps=10", "trainer_common.optim.lr=0.002"]
+    named = ["--model", "embedded:tiny-tools", "--data", "rows.jsonl"]
+    taught = ajet("sft", *named, *STEADY, *settings, cwd=tmp_path)
+    assert taught.returncode == 0, taught.stdout
+
+    policy = tmp_path / "launcher_record" / "sft" / "checkpoints" / "step-10"
+    done = ajet("--conf", "distil.yaml", *STEADY, f"model.path={policy}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    apart = [row["distillation/reverse_kl"] for row in metric_rows(tmp_path / "launcher_record" / "distil")]
+    assert apart[0] > 0.8 and sum(apart[-3:]) / 3 < apart[0] / 3, apart
+
+    proven = ajet("prove", "distil", cwd=tmp_path)
+    assert proven.returncode == 0 and "Credit of 12 steps computed again" in proven.stdout, proven.stdout
