@@ -37,10 +37,17 @@ ALGORITHMS = {
         advantage="(r_i − mean) / (std + 1e-6) over the episodes of the whole batch",
         paper="REINFORCE++, arXiv 2501.03262, section 3",
     ),
+    "gdpo": AlgorithmPart(
+        "ajet.algorithm.gdpo->Gdpo",
+        advantage="A / std(A) over the batch, A the sum over the scorers n of `reward_weights` × (r_n,i − mean(r_n)) / "
+        "(std(r_n) + 1e-6)",
+        paper="GDPO, arXiv 2601.05242",
+        needs=frozenset({"group"}),
+    ),
     "distillation": AlgorithmPart(
         "ajet.algorithm.distillation->Distillation",
         advantage="of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`",
-        paper="GKD, arXiv 2306.13649, equation 5; [Thinking Machines, "
+        paper="GKD, arXiv 2306.13649; [Thinking Machines, "
         "2025](https://thinkingmachines.ai/blog/on-policy-distillation/)",
         needs=frozenset({"teacher"}),
     ),
@@ -71,6 +78,17 @@ LOSSES = {
         "ajet.algorithm.losses.sft->Sft",
         formula="−A·log π",
         paper="supervised fine-tuning where A = 1: InstructGPT, arXiv 2203.02155, section 3.5",
+    ),
+    "clip_cov": LossPart(
+        "ajet.algorithm.losses.clip_cov->ClipCov",
+        formula="that of `clipped`; 0 for `covariance.share` of the tokens, drawn from those whose covariance "
+        "(log π − mean)·(A − mean) lies between `low` and `high`",
+        paper="Clip-Cov, arXiv 2505.22617, section 4",
+    ),
+    "kl_cov": LossPart(
+        "ajet.algorithm.losses.kl_cov->KlCov",
+        formula="−A·ρ, plus `covariance.beta`·abs(log ρ) for the `share` of the tokens with the largest covariance",
+        paper="KL-Cov, arXiv 2505.22617, section 4",
     ),
     "minirl": LossPart(
         "ajet.algorithm.losses.minirl->Minirl",

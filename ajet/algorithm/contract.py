@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ajet.algorithm.overlong import shaped_rewards
 from ajet.config.catalogue import Need
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -70,6 +71,12 @@ class Algorithm:
                 rows[index] = np.full(penalties_E_T[index].size, value)
         return rows
 
+    def of_episodes(
+        self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
+    ) -> list[Row]:
+        """The same for who looks at more of an attempt than its reward. `rewards_E`: see `advantages`."""
+        return self.advantages(rewards_E, penalties_E_T, groups_E)
+
     def parts(self, episode: Episode) -> Sequence[ProcessReward]:
         """The parts of a scored episode that have a reward of their own: those of its verdict."""
         return episode.verdict.process if episode.verdict is not None else ()
@@ -101,11 +108,14 @@ class Algorithm:
         """
         if self._speaks_of_parts(group):
             return True
-        rewards = np.array([episode.reward for episode in group.scored], np.float64)
+        rewards = shaped_rewards(group.scored, self.settings.overlong)
         if rewards.size < 2:
             return rewards.size == 1 and "group" not in self.needs
-        rows = self.advantages(
-            without_rounding(rewards, self.settings.equal_rewards), [np.zeros(1)] * rewards.size, [0] * rewards.size
+        rows = self.of_episodes(
+            group.scored,
+            without_rounding(rewards, self.settings.equal_rewards),
+            [np.zeros(1)] * rewards.size,
+            [0] * rewards.size,
         )
         return any(np.any(row) for row in rows)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ajet.algorithm.balance import left_out
 from ajet.algorithm.contract import Algorithm, Row, members_of, without_rounding
+from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
 from ajet.algorithm.weights import token_weights
@@ -28,6 +29,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
+    from ajet.config.schema.trainer_common import Overlong
 
 Logprobs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
 """Samples to their [T] logprobs under the policy and under the reference model."""
@@ -113,6 +115,7 @@ def credit(
         "credit/left_out_groups": len(silent),
         **({"credit/parts": parts} if parts else {}),
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
+        **_length_metrics(scored, settings.overlong),
         **_metrics(scored, batch, taught="teacher" in algorithm.needs),
     }
     return batch
@@ -178,11 +181,12 @@ def _untaught(item: _Scored) -> Row:
 
 def _advantages(scored: Sequence[_Scored], algorithm: Algorithm, equal: float) -> list[Row]:
     """[T_e] per scored episode, in sampled order."""
-    rewards = np.array([item.episode.reward for item in scored], np.float64)
+    episodes = [item.episode for item in scored]
+    rewards = shaped_rewards(episodes, algorithm.settings.overlong)
     groups = [item.group for item in scored]
     for members in members_of(groups):
         rewards[members] = without_rounding(rewards[members], equal)
-    rows = algorithm.advantages(rewards, [item.penalties for item in scored], groups)
+    rows = algorithm.of_episodes(episodes, rewards, [item.penalties for item in scored], groups)
     found = [np.array(row, np.float64) for row in rows]
     wanted = [(item.length,) for item in scored]
     if [row.shape for row in found] != wanted or not all(np.isfinite(row).all() for row in found):
@@ -208,6 +212,16 @@ def _write(item: _Scored, row: Row, weight: float) -> None:
         start = stop
     for sample in item.samples:
         sample.weight = weight
+
+
+def _length_metrics(scored: Sequence[_Scored], overlong: Overlong) -> dict[str, float]:
+    if overlong.length is None or not scored:
+        return {}
+    lost = [length_reward(length_of(item.episode), overlong) for item in scored]
+    return {
+        "credit/overlong_penalty_mean": -float(np.mean(lost)),
+        "credit/overlong_fraction": float(np.mean(np.sign(lost) != 0)),
+    }
 
 
 def _metrics(scored: Sequence[_Scored], batch: TrainingBatch, *, taught: bool) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """On-policy distillation: what a teacher thinks of each token that the policy itself sampled is that token's advantage.
 
-GKD, arXiv 2306.13649, equation 5 with lambda = 1 and the reverse KL; On-Policy Distillation, Thinking Machines, 2025.
+GKD, arXiv 2306.13649, with lambda = 1 and the reverse KL; On-Policy Distillation, Thinking Machines, 2025.
 A_t = weight (log teacher_t - log p_t), both at temperature 1 and constants in the gradient. The derivative of
 -A_t log p_t is, over what the policy samples in a place, that of KL(policy || teacher) there; what a token does to
 later places is left out (a discount of 0, as in both). With `reward_weight` c above 0, c times GRPO's advantage is

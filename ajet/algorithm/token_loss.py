@@ -46,6 +46,8 @@ class Replies(NamedTuple):
     """See `Tokens.drift`; read where the policy loss is `over_replies`."""
     gaps: Tensor | None = None
     """See `Correction.gaps`; read where the correction is `over_replies`."""
+    chosen: Tensor | None = None
+    """See `Tokens.chosen`; read where the policy loss is `over_batch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ class TokenLoss:
         return self.policy.over_replies or self._corrects_replies
 
     @property
+    def looks_back(self) -> bool:
+        """Whether the policy's logprobs before the update are needed, however few its optimizer steps."""
+        return self.over_replies or self.policy.over_batch
+
+    @property
     def _corrects_replies(self) -> bool:
         return self.correction is not None and self.correction.over_replies
 
@@ -121,7 +128,8 @@ class TokenLoss:
         see `StaleBounds`. Raises ValueError where one lacks."""
         refers = self._engine(engine_T) if self.behaviour else old_T
         drift = replies.drift if replies is not None else None
-        loss, clipped = self.policy(Tokens(logprobs_T, refers, advantages_T, drift))
+        chosen = replies.chosen if replies is not None else None
+        loss, clipped = self.policy(Tokens(logprobs_T, refers, advantages_T, drift, chosen))
         if self.bounds is not None:
             moved = drift if drift is not None else logprobs_T.detach() - refers
             outside = self.bounds.outside(moved, advantages_T, ages_T)

@@ -34,13 +34,16 @@ _IN_THIS_PROCESS = {
 DEBUG = Descriptor(
     "debug",
     "plays episodes and trains nothing",
-    can=frozenset({"serves", "recomputes", "oversamples", "deterministic", "interactive", "distils"}),
+    can=frozenset(
+        {"serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"}
+    ),
     opens="ajet.backbone.debug->DebugBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",
     idle={
         **_IN_THIS_PROCESS,
         "data.train_batch_size": "`debug.debug_first_n_tasks` says how many tasks are played",
         "data.shuffle": "debug plays the first tasks of the reader",
+        "data.curriculum": "debug plays the first tasks of the reader",
         "rollout.max_env_worker": "`debug.debug_max_parallel` says it there",
         "rollout.val_kwargs": NO_VALIDATION,
         "rollout.enable_oversample": TRAINS_NOTHING,
@@ -67,7 +70,7 @@ LOCAL = Descriptor(
     can=frozenset(
         {
             *("trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"),
-            *("teaches", "distils"),
+            *("teaches", "distils", "chooses", "grades"),
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",

@@ -35,6 +35,8 @@ Capability = Literal[
     "spreads",
     "teaches",
     "distils",
+    "chooses",
+    "grades",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
@@ -43,7 +45,9 @@ are trained on. decouples: they are played by samplers, processes that come and 
 task is played in place of one that nobody could score. oversamples: more groups are begun than a batch needs.
 deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may be defined in the running
 program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`).
-distils: a teacher is asked about what was sampled (`adv_estimator: distillation`)."""
+distils: a teacher is asked about what was sampled (`adv_estimator: distillation`).
+chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: which tasks come next
+depends on how often they were solved (`data.curriculum`)."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
@@ -52,6 +56,8 @@ IN_WORDS: Mapping[Capability, str] = {
     "deterministic": "repeats a killed run bit for bit",
     "teaches": "trains on replies that are given",
     "distils": "asks a teacher about what was sampled",
+    "grades": "chooses tasks by how often they were solved",
+    "chooses": "has all tokens of an optimizer step at hand",
 }
 """Of those that a key's value may need: what such a backbone does."""
 

@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 
 from ajet.config.other_models import outside
+from ajet.config.schema.choices import is_reference
 from ajet.config.services import Service, why_no_model
 from ajet.engine.endpoint import RETRYABLE
 from ajet.schema.errors import ConfigError, TeacherFailure
@@ -145,8 +146,13 @@ def other_tokenizer(why: str) -> ConfigError:
 
 def services_of(experiment: Experiment) -> Iterator[Service]:
     """For the list of what a run stands on: the teacher's server."""
-    teacher = experiment.ajet.trainer_common.algorithm.teacher
-    if teacher.base_url is None or teacher.model is None or "trains" not in experiment.backbone.can:
+    if "trains" not in experiment.backbone.can:
+        return
+    algorithm = experiment.ajet.trainer_common.algorithm
+    if algorithm.adv_estimator != "distillation" and not is_reference(algorithm.adv_estimator):
+        return
+    teacher = algorithm.teacher
+    if teacher.base_url is None or teacher.model is None:
         return
     base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, outside(teacher.api_key_env) or None
     yield Service(

@@ -102,6 +102,12 @@ def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> No
             where="ajet.trainer_common.algorithm.adv_estimator",
             do="train with `ajet --conf FILE.yaml`, without clients, samplers and stores",
         )
+    if (elsewhere or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
+        raise UserError(
+            "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
+            where="ajet.data.curriculum.prefer",
+            expected="null here, or a launch that plays the tasks itself (mode: sync)",
+        )
     if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
             "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",

@@ -142,7 +142,7 @@ class HeldSteps:
                 yield f"position {episode.order} has another task in episode {episode.uuid}"
 
     def _ranks(self) -> Iterator[str]:
-        if not self._count or not self._settings.data.shuffle:
+        if not self._count or not self._settings.data.shuffle or self._settings.data.curriculum.prefer:
             return
         epochs: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for (epoch, place), (task_id, _) in self._tasks.items():

@@ -37,6 +37,7 @@ from ajet.store import open_store as open_ledger
 from ajet.store import todays_state
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
+from ajet.task_reader.curriculum import Curriculum
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ajet.schema.batch import Sample, TrainingBatch
     from ajet.schema.call import Floats
     from ajet.schema.episode import Episode, Group, UntrainedReason
+    from ajet.schema.task import Task
     from ajet.store import Lease, Store
 
 Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
@@ -200,7 +202,7 @@ def resumed_state(run: RunDirectory, tasks: TaskOrder | None) -> dict[str, Any] 
     """What the checkpoint that the run resumes holds of the store. Raises TaskError as `open_store` does."""
     state = todays_state(run.resumed.state["frontier"]) if run.resumed is not None else None
     if state is not None and tasks is not None:
-        tasks.require_same(state)
+        tasks.restore(state)
     return state
 
 
@@ -215,7 +217,7 @@ def train(
     """
     trainer = parts.experiment.ajet.trainer_common
     settings = parts.experiment.ajet
-    tasks = TaskOrder(parts.tasks("train"), seed=settings.seed, shuffle=settings.data.shuffle)
+    tasks = task_order(parts.tasks("train"), settings)
     store = open_store(run, tasks) if source is None else source.open(parts, run, tasks, resumed_state(run, tasks))
     training = Training.begin(parts, run, store, tasks, on_step)
     total = training.total_steps
@@ -251,6 +253,14 @@ def train(
     if source is not None:
         source.ended(training)
     return training
+
+
+def task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
+    """The order in which a run of these settings trains on them."""
+    data = settings.data
+    graded = data.curriculum.prefer is not None
+    curriculum = Curriculum([task.task_id for task in tasks], data.curriculum, settings.seed) if graded else None
+    return TaskOrder(tasks, seed=settings.seed, shuffle=data.shuffle, curriculum=curriculum)
 
 
 def _review(parts: Parts, algorithm: Algorithm, tasks: int) -> None:
@@ -335,6 +345,8 @@ def learn(
             store.use(used, step)
         if reuse.worn:
             store.discard(reuse.worn, step, "stale")
+        if training.tasks is not None:
+            training.tasks.learned([*groups, *left])
         for reason, each in unused.items():
             store.discard([group.order for group in each], step, reason)
         store.give_back(unfinished)

@@ -140,7 +140,9 @@ def test_the_schema_and_verls_layer_take_the_same(value, taken):
     if taken:
         assert Experiment.from_dict(tree, base=Path()).ajet.trainer_common.algorithm.adv_estimator == value
     else:
-        with pytest.raises(UserError, match="one of grpo, rloo, gigpo, reinforce_plus_plus, distillation, or a ref"):
+        with pytest.raises(
+            UserError, match="one of grpo, rloo, gigpo, reinforce_plus_plus, gdpo, distillation, or a ref"
+        ):
             Experiment.from_dict(tree, base=Path())
 
 

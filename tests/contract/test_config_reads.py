@@ -27,6 +27,7 @@ OUTLOOK = (
     "data.train_batch_size", "rollout.max_env_worker", "trainer_common.algorithm.adv_estimator",
     "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards",
     "trainer_common.algorithm.process_weight", "trainer_common.algorithm.policy_loss",
+    "trainer_common.algorithm.overlong.length",
     "trainer_common.algorithm.old_policy", "trainer_common.lora.rank",
     "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
     "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
@@ -59,7 +60,12 @@ AGENT = {
     for key in KEYS if key.startswith(("environment.mcp_client", "environment.agent_config", "rollout.mcp_agent."))
 }  # fmt: skip
 """Where a run has an agent of its own, it may read them."""
-BY_STEP = {"trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)"}
+BY_STEP = {
+    "trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)",
+    "trainer_common.algorithm.reward_weights": "read by gdpo (test_algorithm_advantages.py)",
+    "trainer_common.algorithm.overlong.buffer": "read with overlong.length (test_algorithm_advantages.py)",
+    "trainer_common.algorithm.overlong.penalty": "likewise",
+}
 _WITH_BOUNDS = "read with importance_weight_cap_ratio (test_algorithm_policy_losses.py)"
 BY_LOSS = {
     "trainer_common.algorithm.tau_positive": "read by sapo (test_algorithm_policy_losses.py)",
@@ -94,6 +100,7 @@ UNREAD: dict[str, dict[str, str]] = {
         **AGENT,
         **IN_SANDBOX,
         "rollout.enable_oversample": "anything but false is refused",
+        "data.curriculum.prefer": "anything but null is refused",
     },
 }
 """With an effect there, on a condition that the run does not meet."""

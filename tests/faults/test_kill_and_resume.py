@@ -59,6 +59,33 @@ def logprobs(run: Path, step: int) -> list[bytes]:
     return [call.logprobs_unit.tobytes() for episode in episodes for call in episode.calls]
 
 
+@pytest.mark.extra_slow
+def test_a_curriculum_goes_on_after_kill_9(project, tmp_path):
+    """With epochs of three batches: which tasks the later ones have depends on what came of the first."""
+    drawn = ["data.curriculum.prefer=uncertain", "data.curriculum.share=0.375"]
+    whole = ajet(*launch(project), *drawn, "experiment_name=drawn", cwd=project)
+    assert whole.returncode == 0, whole.stdout
+    run = project / "launcher_record" / "killed-drawn"
+    for step in (2, 5):
+        log = tmp_path / f"log-{step}"
+        process = start(*launch(project), *drawn, "experiment_name=killed-drawn", cwd=project, log=log)
+        while process.poll() is None and len([row for row in metric_rows(run) if "tasks" in row]) < step:
+            time.sleep(0.02)  # polls the record
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = ajet(*launch(project), *drawn, "experiment_name=killed-drawn", cwd=project)
+    assert done.returncode == 0, done.stdout
+    check_whole(run, project / "launcher_record" / "drawn")
+    played = [
+        [episode.task.task_id for episode in EpisodeFiles(where / "episodes").read(step)]
+        for where in (run, project / "launcher_record" / "drawn")
+        for step in range(1, STEPS + 1)
+    ]
+    assert played[:STEPS] == played[STEPS:]
+    proven = ajet("prove", "killed-drawn", cwd=project)
+    assert proven.returncode == 0 and f"Credit of {STEPS} steps computed again" in proven.stdout, proven.stdout
+
+
 def check_whole(run: Path, reference: Path) -> None:
     """The interrupted run equals the whole one: tasks, rewards, validations, weights, to the bit."""
     rows, expected = metric_rows(run), metric_rows(reference)

@@ -1,4 +1,4 @@
-"""On-policy distillation: a policy that was taught something else becomes its teacher again, and the record proves it."""
+"""On-policy distillation: a policy that was taught otherwise becomes its teacher again, and the record proves it."""
 
 from __future__ import annotations
 

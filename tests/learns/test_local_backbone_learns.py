@@ -54,6 +54,8 @@ async def sample_groups(engine, draw, step):
         {"policy_loss": "gspo", "clip_low": 0.003, "clip_high": 0.004},
         {"policy_loss": "cispo"},
         {"policy_loss": "sapo"},
+        {"policy_loss": "clip_cov", "covariance": {"share": 0.05, "low": 0.1}},
+        {"policy_loss": "kl_cov", "covariance": {"share": 0.02}},
         {"policy_loss": "clipped", "is_cap": 2.0, "is_mode": "geometric_mask", "is_floor": 0.5},
         {"preset": "minirl"},
         {"preset": "grpo"},
@@ -76,6 +78,7 @@ def test_each_loss_learns_to_repeat_a_token(settings):
         pytest.param("grpo", 0, torch.float32, marks=pytest.mark.extra_slow),
         pytest.param("grpo", 8, torch.float32, marks=pytest.mark.extra_slow),
         pytest.param("reinforce_plus_plus", 0, torch.float32, marks=pytest.mark.extra_slow),
+        pytest.param("gdpo", 0, torch.float32, marks=pytest.mark.extra_slow),
     ],
 )
 def test_it_learns_to_repeat_a_token(estimator, rank, dtype):

@@ -10,6 +10,7 @@ import pytest
 
 from ajet.algorithm import credit, opened
 from ajet.schema.episode import Outcome
+from ajet.schema.errors import UserError
 from tests.local_fixtures import config_of, episode_of, group_of
 
 
@@ -201,3 +202,59 @@ def test_balanced_groups_train_on_nearly_as_many_failures_as_successes(dynamic):
     assert {sample.weight for sample in batch.samples} == {1 / tokens}
     many = group_of(*(episode_of(r, uuid=str(n)) for n, r in enumerate([0.0, 1.0, 1.0, 1.0, 1.0])))
     assert len(credit([many], config).samples) == 1 + 3
+
+
+def test_overlong_shaping_by_hand():
+    """DAPO, equation 13, with L = 10, c = 4 and p = 0.5; what it takes away is compared as any reward is."""
+    overlong = dict(algorithm__overlong__length=10, algorithm__overlong__buffer=4, algorithm__overlong__penalty=0.5)
+    config = config_of(algorithm__norm_adv_by_std=False, **overlong)
+    lost = {6: 0.0, 7: 0.125, 9: 0.375, 10: 0.5, 30: 0.5}
+    group = group_of(*(episode_of(1.0, (n,), uuid=str(n)) for n in lost))
+    batch = credit([group], config)
+    mean = sum(lost.values()) / 5
+    for n, penalty in lost.items():
+        assert batch.outcomes[str(n)].advantage == pytest.approx(mean - penalty, abs=1e-7)
+    assert batch.metrics["credit/overlong_penalty_mean"] == pytest.approx(mean)
+    assert batch.metrics["credit/overlong_fraction"] == pytest.approx(4 / 5)
+    assert opened(config).learns_from(group) and not opened(config_of()).learns_from(group)
+    assert not opened(config).learns_from(group_of(episode_of(1.0, (5,)), episode_of(1.0, (3,))))
+
+
+def several(uuid, **parts):
+    """An attempt whose reward is the sum of its parts."""
+    made = episode_of(sum(parts.values()), uuid=uuid)
+    return replace(made, verdict=replace(made.verdict, parts=parts))
+
+
+def test_gdpo_by_hand():
+    """Two rewards of very different size: GRPO over their sum hardly sees the second one."""
+    rewards = {"a": [10.0, 0.0, 10.0, 0.0], "b": [1.0, 0.0, 0.0, 1.0]}
+    attempts = [several(f"{i}", a=a, b=b) for i, (a, b) in enumerate(zip(*rewards.values(), strict=True))]
+    single = [several("x", a=3.0, b=0.5), several("y", a=3.0, b=0.5)]
+
+    def normal(values):
+        mean = sum(values) / len(values)
+        std = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+        return [(v - mean) / (std + 1e-6) for v in values]
+
+    total = [2 * a + b for a, b in zip(normal(rewards["a"]), normal(rewards["b"]), strict=True)]
+    spread = math.sqrt(sum(v * v for v in [*total, 0, 0]) / 5)
+    config = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"a": 2.0})
+    batch = credit([group_of(*attempts), group_of(*single)], config)
+    for i, value in enumerate(total):
+        assert batch.outcomes[str(i)].advantage == pytest.approx(value / (spread + 1e-6), rel=1e-6)
+    assert batch.outcomes["x"].untrained == {"zero_variance": 3}, "a group in which no reward differs"
+
+
+def test_gdpo_learns_where_the_sum_is_equal():
+    group = group_of(
+        several("a", right=1.0, short=0.0), several("b", right=0.0, short=1.0), several("c", right=0.0, short=1.0)
+    )
+    gdpo = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"right": 3.0})
+    assert not opened(config_of()).learns_from(group) and opened(gdpo).learns_from(group)
+    outcomes = credit([group], gdpo).outcomes
+    assert outcomes["a"].advantage > 1 > 0 > outcomes["b"].advantage == outcomes["c"].advantage
+    ended = replace(episode_of(-1.0, uuid="d"))  # by a check, without parts: -1 in each
+    assert credit([group_of(*group.episodes, ended)], gdpo).outcomes["d"].advantage < outcomes["b"].advantage
+    with pytest.raises(UserError, match="No attempt has the reward write"):
+        credit([group], config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"write": 1.0}))

@@ -39,6 +39,8 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
         {f"{TC}.algorithm.use_kl_in_reward": True, f"{TC}.algorithm.kl_in_reward_coef": 0.5},
         {f"{TC}.mode": "colocate_async", f"{TC}.algorithm.adv_estimator": "reinforce_plus_plus"},
         {f"{TC}.algorithm.adv_estimator": "package.algorithm->Mine"},
+        {f"{TC}.algorithm.adv_estimator": "gdpo", f"{TC}.algorithm.reward_weights": {"exact": 2.0}},
+        {f"{TC}.algorithm.overlong.length": 90, f"{TC}.algorithm.overlong.buffer": 20},
         {
             f"{TC}.algorithm.policy_loss": "minirl",
             f"{TC}.algorithm.old_policy": "behaviour",

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
+    from ajet.algorithm.covariance import Chosen, Row
     from ajet.config.schema.trainer_common import Algorithm as Settings
 
 
@@ -25,6 +27,14 @@ class Tokens(NamedTuple):
     drift: Tensor | None = None
     """Of each token's reply, the mean over its trained tokens of the present logprob less the old one: the logarithm of
     the reply's ratio, normalised by its length. None where the loss does not ask for it (`over_replies`)."""
+    chosen: Tensor | None = None
+    """[T] booleans: which ones `PolicyLoss.choose` chose. None where the loss does not choose (`over_batch`)."""
+
+    def require_chosen(self) -> Tensor:
+        """Raises ValueError where nothing was chosen from."""
+        if self.chosen is None:
+            raise ValueError("a loss that chooses among the tokens of a batch needs all of them")
+        return self.chosen
 
 
 class PolicyLoss:
@@ -33,6 +43,9 @@ class PolicyLoss:
     over_replies: ClassVar[bool] = False
     """Whether it reads `drift`, which with several optimizer steps costs one more forward pass for each but the first
     on the local backbone. A reply is a run of trained tokens with nothing between them."""
+    over_batch: ClassVar[bool] = False
+    """Whether it chooses among all trained tokens of an optimizer step, which costs a forward pass before it (on the
+    local backbone only)."""
     name: str = ""
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
@@ -46,6 +59,11 @@ class PolicyLoss:
         from ajet.algorithm.registry import made_loss
 
         return made_loss, (self.name, self.base, self.settings)
+
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+        """[N] of all trained tokens of an optimizer step, with the policy's logprobs from before the training step.
+        `draw`: the same for the same step."""
+        raise NotImplementedError
 
     def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """[T] losses, differentiable in `tokens.logprobs`, and [T] booleans: where a bound cut the gradient off."""

@@ -83,6 +83,7 @@ class StepLoss:
     _reference: Floats | None = field(init=False)
     _ages: Floats | None = field(init=False)
     _replies: tuple[Floats | None, Floats | None] = field(init=False)
+    _chosen: npt.NDArray[np.bool_] | None = field(init=False)
 
     def __post_init__(self) -> None:
         lengths = [sample.timeline.ids.size for sample in self.samples]
@@ -99,6 +100,7 @@ class StepLoss:
         ages = [self.version - sample.timeline.versions for sample in self.samples]
         self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.by_age else None
         self._replies = self._of_replies() if self.tokens.over_replies else (None, None)
+        self._chosen = self._choice() if self.tokens.policy.over_batch else None
 
     def _of_replies(self) -> tuple[Floats | None, Floats | None]:
         """What `Replies` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError without
@@ -121,6 +123,15 @@ class StepLoss:
             return found
 
         return spread(told.drift), spread(told.gaps)
+
+    def _choice(self) -> npt.NDArray[np.bool_]:
+        """What the loss chooses, of all samples. Raises ValueError without `old`."""
+        if self._old is None:
+            raise ValueError("a loss that chooses among tokens needs the policy's logprobs before the update")
+        chosen = np.concatenate([sample.timeline.mask for sample in self.samples])
+        told = self._old[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
+        chosen[chosen] = self.tokens.policy.choose(*told, np.random.default_rng([self.version, chosen.size]))
+        return chosen
 
     @property
     def needs_reference(self) -> bool:
@@ -145,7 +156,10 @@ class StepLoss:
             pick(self._old) if self._old is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
-            Replies(*(pick(values) if values is not None else None for values in self._replies)),
+            Replies(
+                *(pick(values) if values is not None else None for values in self._replies),
+                torch.from_numpy(self._chosen[at]).to(device) if self._chosen is not None else None,
+            ),
         )
 
 

@@ -100,7 +100,7 @@ class Trainer:
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
         with self._all_or_nothing(len(parts)):
-            looks_back = len(parts) > 1 or self.tokens.over_replies
+            looks_back = len(parts) > 1 or self.tokens.looks_back
             old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
             for number, part in enumerate(parts):
                 samples = [batch.samples[index] for index in part]
@@ -136,7 +136,7 @@ class Trainer:
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num),
         ):
-            old = self.logprobs(samples) if self.tokens.over_replies else None
+            old = self.logprobs(samples) if self.tokens.looks_back else None
             loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
             self._gradients(loss, self.temperature, passes=2)  # those of several passes are float32
         release_memory()

@@ -98,6 +98,8 @@ MOVED: Mapping[str, str] = {
     "task_reader.feedback_tracing.base_url": "task_reader.tracing.sources",
     "task_judge.rubrics_auto_grader.dataset_file": "task_judge.rubrics_auto_grader.jsonl_dataset_file",
     "task_judge.rubrics_auto_grader.generate_number": "task_judge.rubrics_auto_grader.query_specific_generate_number",
+    "trainer_common.lora.lora_rank": "trainer_common.lora.rank",
+    "trainer_common.lora.lora_alpha": "trainer_common.lora.alpha",
     "lora.lora_rank": "trainer_common.lora.rank",
     "lora.lora_alpha": "trainer_common.lora.alpha",
     "lora.target_modules": "trainer_common.lora.target_modules",

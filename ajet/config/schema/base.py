@@ -114,12 +114,12 @@ def section(
     *,
     training: bool = True,
     idle: Mapping[str, str | None] | None = None,
-    when: tuple[str, str] | None = None,
+    when: tuple[str, ...] | None = None,
     or_own: bool = False,
 ) -> Any:
     """A nested mapping with its own keys; `training=False` and `idle` apply to all of them.
 
-    when: the key that chooses it, and the value for which its keys are read; for any other they have no effect.
+    when: the key that chooses it, and the values for which its keys are read; for any other they have no effect.
     or_own: a reference of the user's there may read them, too.
     """
     extra: dict[str, Any] = {} if training else {"training": False}

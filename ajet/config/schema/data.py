@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ajet.config.schema.base import Section, key
+from ajet.config.schema.base import Section, key, section
+
+
+class Curriculum(Section):
+    """Which training tasks an epoch has, by how often they were solved before."""
+
+    prefer: Literal["uncertain", "easy", "hard"] | None = key(
+        None,
+        "uncertain: tasks that about half of the attempts solve; easy, hard: those that most or few solve; null: every "
+        "task once an epoch.",
+        needs=dict.fromkeys(("uncertain", "easy", "hard"), "grades"),
+    )
+    share: float = key(
+        0.5,
+        "Of all tasks, how many an epoch draws.",
+        gt=0,
+        le=1,
+        when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
+    )
+    floor: float = key(
+        0.1,
+        "Chance of the least preferred task, measured in that of the most preferred one.",
+        gt=0,
+        le=1,
+        when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
+    )
 
 
 class Data(Section):
@@ -20,6 +45,9 @@ class Data(Section):
     shuffle: bool = key(
         True,
         "Shuffle the training tasks, anew each epoch, by `seed`.",
+    )
+    curriculum: Curriculum = section(
+        Curriculum, "Which training tasks an epoch has, by how often they were solved before."
     )
     on_overlong: Literal["filter", "error"] = key(
         "filter", "A task whose prompt exceeds `max_prompt_length`: left out and counted, or an error."

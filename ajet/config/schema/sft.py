@@ -16,6 +16,7 @@ IDLE: dict[str, str | None] = {
     "task_reader": NOTHING_IS_PLAYED,
     "task_judge": NOTHING_IS_PLAYED,
     "environment": NOTHING_IS_PLAYED,
+    "data.curriculum": NOTHING_IS_PLAYED,
     "data.max_prompt_length": "`rollout.max_model_len` says it there",
     "data.max_response_length": "`rollout.max_model_len` says it there",
     "data.on_overlong": "a row that is too long is left out and told",

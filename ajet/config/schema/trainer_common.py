@@ -19,6 +19,7 @@ ALARM = 0.5
 
 
 ESTIMATOR = "trainer_common.algorithm.adv_estimator"
+LOSS = "trainer_common.algorithm.policy_loss"
 
 
 class Teacher(Section):
@@ -46,6 +47,27 @@ class Teacher(Section):
     timeout: float = key(120.0, "Seconds of one request to the server.", training=False, gt=0)
     max_retries: int = key(3, "Further requests where the server does not answer.", training=False, ge=0)
     max_parallel: int = key(16, "Requests to it at once.", training=False, ge=1)
+
+
+class Covariance(Section):
+    """The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`."""
+
+    share: float = key(2e-4, "Of all trained tokens, how many are chosen.", gt=0, le=1)
+    low: float = key(1.0, "Clip-Cov: among tokens of a larger covariance,", when=(LOSS, "clip_cov"))
+    high: float = key(5.0, "and of a smaller one.", when=(LOSS, "clip_cov"))
+    beta: float = key(1.0, "KL-Cov: weight of the penalty on the chosen ones.", gt=0, when=(LOSS, "kl_cov"))
+
+
+class Overlong(Section):
+    """DAPO's soft punishment of attempts that grow too long."""
+
+    length: int | None = key(
+        None,
+        "Sampled tokens of an attempt beyond which it loses the whole `penalty`; null: length costs nothing.",
+        ge=1,
+    )
+    buffer: int = key(0, "Tokens before that in which the penalty grows from 0; 0: it comes at once.", ge=0)
+    penalty: float = key(1.0, "Most reward that length can cost.", gt=0)
 
 
 class Algorithm(Section):
@@ -77,6 +99,7 @@ class Algorithm(Section):
         "The loss of a token: one of {names}, or a reference to one of your own; null: the algorithm's own, which is "
         "clipped for all that come with ajet.",
         part="loss",
+        needs={"clip_cov": "chooses", "kl_cov": "chooses"},
     )
     old_policy: Literal["proximal", "behaviour"] = key(
         "proximal",
@@ -157,6 +180,15 @@ class Algorithm(Section):
     step_discount: float = key(0.95, "GiGPO: how much of a step's reward counts for the step before it.", ge=0, le=1)
     use_kl_in_reward: bool = key(False, "Subtract the KL divergence from the reference model from the reward.")
     kl_in_reward_coef: float = key(0.001, "Its coefficient.", ge=0)
+    covariance: Covariance = section(
+        Covariance,
+        "The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`.",
+        when=(LOSS, "clip_cov", "kl_cov"),
+    )
+    overlong: Overlong = section(Overlong, "DAPO's soft punishment of attempts that grow too long.")
+    reward_weights: dict[str, float] = key(
+        {}, "GDPO: the weight of each scorer of `task_judge.scorers`, by its name; 1 for the others."
+    )
     teacher: Teacher = section(
         Teacher,
         "Who is asked for the log-probabilities of what the policy sampled, with `adv_estimator: distillation`.",

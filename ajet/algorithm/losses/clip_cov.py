@@ -1,0 +1,32 @@
+"""Clip-Cov: the clipped ratio, and no gradient for some of the tokens that would take most of the entropy away.
+
+The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from ajet.algorithm.covariance import Chosen, Row, covariances, some_between
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.policy_loss import policy_loss
+
+
+class ClipCov(PolicyLoss):
+    """That of `clipped`, 0 for the chosen ones."""
+
+    over_batch = True
+
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+        """By chance, of those between the bounds."""
+        cov = self.settings.covariance
+        return some_between(covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
+        loss, clipped = policy_loss(
+            tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual
+        )
+        chosen = tokens.require_chosen()
+        return loss.masked_fill(chosen, 0.0), clipped | chosen

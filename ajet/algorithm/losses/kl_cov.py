@@ -1,0 +1,31 @@
+"""KL-Cov: the ratio without bounds, and a KL penalty on the tokens that would take most of the entropy away.
+
+The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: -A r and,
+for the chosen ones, + beta |log p - log old|, as the authors' own code estimates the divergence. At r = 1 its
+derivative is 0: it holds the policy back from the second optimizer step of a training step on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ajet.algorithm.covariance import Chosen, Row, covariances, largest
+from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+
+
+class KlCov(PolicyLoss):
+    """-A r + beta |log r| of the chosen ones. Nothing is cut off."""
+
+    over_batch = True
+
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+        """The largest ones."""
+        return largest(covariances(logprobs_N, advantages_N), self.settings.covariance.share)
+
+    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        moved = tokens.logprobs - tokens.old
+        penalty = self.settings.covariance.beta * moved.abs()
+        loss = -tokens.advantages * moved.exp() + penalty.masked_fill(~tokens.require_chosen(), 0.0)
+        return loss, torch.zeros_like(moved, dtype=torch.bool)
