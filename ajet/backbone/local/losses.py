@@ -147,6 +147,8 @@ class StepLoss:
 
         if reference_K is None and self._reference is not None:
             reference_K = pick(self._reference)
+        drift, gaps = (pick(values) if values is not None else None for values in self._replies)
+        chosen = torch.from_numpy(self._chosen[at]).to(device) if self._chosen is not None else None
         return RowLoss(
             self,
             pick(self._advantages),
@@ -156,10 +158,7 @@ class StepLoss:
             pick(self._old) if self._old is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
-            Replies(
-                *(pick(values) if values is not None else None for values in self._replies),
-                torch.from_numpy(self._chosen[at]).to(device) if self._chosen is not None else None,
-            ),
+            Replies(drift, gaps, chosen),
         )
 
 
