@@ -7,11 +7,13 @@ import asyncio
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ajet.algorithm import credit, opened
+from ajet.config import Experiment
 from ajet.config.schema.trainer_common import Teacher
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
 from ajet.gateway.capture import Capture
@@ -20,6 +22,7 @@ from ajet.record.plain_json import dumps
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.identity import Identity
 from ajet.rollout.teaching import Teaching
+from ajet.run.launch import refuse_untrainable
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
@@ -223,3 +226,33 @@ def test_an_endpoint_that_fails(answer, tries, why, monkeypatch):
     with pytest.raises(TeacherFailure, match=why):
         told_by(say, monkeypatch, lengths=(2,))
     assert len(calls) == 1 + tries
+
+
+TAUGHT = {"adv_estimator": "distillation", "teacher": {"path": "x"}}
+ELSEWHERE = [
+    ({"trainer_common": {"algorithm": TAUGHT}}, "only a launch that"),
+    ({"data": {"curriculum": {"prefer": "hard"}}}, "those who play elsewhere choose before"),
+]
+
+
+@pytest.mark.parametrize(("keys", "why"), ELSEWHERE)
+def test_who_plays_elsewhere_is_refused(keys, why):
+    tree = {"backbone": "local", "rollout": {"temperature": 1.0}, **keys}
+    experiment = Experiment.from_dict({"ajet": tree}, base=Path())
+    refuse_untrainable(experiment)
+    with pytest.raises(UserError, match=why):
+        refuse_untrainable(experiment, elsewhere=True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"trainer_common": {"algorithm": {"policy_loss": "kl_cov"}}}, "which verl does not"),
+        ({"data": {"curriculum": {"prefer": "hard"}}}, "which verl does not"),
+    ],
+)
+def test_what_only_local_has_is_refused_by_name(keys, why):
+    tree = {"backbone": "verl", "model": {"path": "x"}, **keys}
+    with pytest.raises(UserError, match=why) as caught:
+        Experiment.from_dict({"ajet": tree}, base=Path()).require_ready()
+    assert "--backbone local" in str(caught.value)
