@@ -105,7 +105,7 @@ def test_agent_trainers_default_engine_trains(tmp_path):
     (tmp_path / "life.py").write_text(AGENT_TRAINER)
     done = subprocess.run(
         [sys.executable, "life.py"], cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        timeout=900, env={**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)},
+        timeout=1500, env={**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     run = tmp_path / "runs" / "life"

@@ -137,7 +137,7 @@ RISES, RISEN = 8, 0.3
 def test_agent_trainer_trains_on_trinity_and_the_reward_rises(project):
     (project.parent / "rises.py").write_text(AGENT_TRAINER)
     done = subprocess.run(
-        [sys.executable, "rises.py", project.name, str(RISES), "trinity"], cwd=project.parent, text=True, timeout=900,
+        [sys.executable, "rises.py", project.name, str(RISES), "trinity"], cwd=project.parent, text=True, timeout=1500,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **ALIKE, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
