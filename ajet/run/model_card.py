@@ -40,6 +40,10 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
 
 def card(folder: Path, checkpoint: Checkpoint) -> str:
     """As Markdown. Raises UserError."""
+    if not (folder / "resolved.yaml").exists():
+        return (
+            f"# {folder.name}, step {checkpoint.step}\n\nThe record has no resolved.yaml: what made it is not known.\n"
+        )
     settings = recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = [row for row in read_rows(metrics)] if metrics.exists() else []
