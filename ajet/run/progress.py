@@ -6,13 +6,16 @@ Invariant: it only shows. It gets episodes and numbers that are recorded anyway,
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from ajet.record.console import console, counted, printable
 from ajet.record.denominators import over, unscored
+from ajet.record.files import read_rows
 from ajet.record.held_out import words
+from ajet.record.notebook import NotebookCurve, notebook_cell
 from ajet.record.progress import Bar, Progress
 
 if TYPE_CHECKING:
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY = 5
 """Training steps between two sample answers."""
+DRAWN_EVERY_S = 2.0
+"""In a notebook, while episodes are played."""
 
 
 class TrainingProgress:
@@ -37,6 +42,11 @@ class TrainingProgress:
         self._bar: Bar | None = None
         self._lock = threading.Lock()
         self._sample: Episode | None = None
+        self._drawn = time.monotonic()
+        self._curve: NotebookCurve | None = None
+        if (show := notebook_cell()) is not None:
+            rows = list(read_rows(run.path / "metrics.jsonl"))
+            self._curve = NotebookCurve(experiment.name, trainer.total_training_steps, rows, show)
 
     def on_episode(self, episode: Episode) -> None:
         """An episode ended. Thread-safe."""
@@ -48,6 +58,9 @@ class TrainingProgress:
                 title = "validation" if validation else f"step {episode.step}"
                 self._bar = self._bars.bar(title, None if validation else self._episodes_a_step, "episodes")
             self._bar.advance()
+            if self._curve is not None and time.monotonic() - self._drawn >= DRAWN_EVERY_S:
+                self._drawn = time.monotonic()
+                self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
 
     def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
         """A step or a validation ended: one line of its numbers."""
@@ -55,11 +68,9 @@ class TrainingProgress:
             if self._bar is not None:
                 self._bar.close()
                 self._bar = None
-        if "validation/rows" in metrics:
-            rows = counted(int(metrics["validation/rows"]), "row")
-            console.print(f"step {step:>4}/{total}  [bold]held out: loss {metrics['validation/loss']:.4f}[/] ({rows})")
-            return
-        if "validation/tasks" in metrics:
+            if self._curve is not None:
+                self._curve.add({"step": step, **metrics}, step_line(step, total, metrics))
+        if "validation/rows" in metrics or "validation/tasks" in metrics:
             console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
             return
         console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
@@ -87,13 +98,15 @@ class TrainingProgress:
 
 
 def _validation(metrics: dict[str, float]) -> str:
+    if "validation/rows" in metrics:
+        return f"loss {metrics['validation/loss']:.4f} ({counted(int(metrics['validation/rows']), 'row')})"
     return f"{words(metrics)} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
 
 
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
     """One line for a training step, or for a validation; `total` 0: there is no last one."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
-    if "validation/tasks" in metrics:
+    if "validation/rows" in metrics or "validation/tasks" in metrics:
         return f"{parts[0]}  held out: {_validation(metrics)}"
     if "train/rows" in metrics:
         given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
