@@ -1,0 +1,40 @@
+"""Tutorials as their READMEs have them: the commands, and the rewards that come of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.ajet_command import ajet, environment, metric_rows
+from tests.docs.snippets import ROOT
+
+TUTORIALS = ROOT / "tutorial"
+
+
+def prints(program: Path, into: Path) -> None:
+    """`python PROGRAM > INTO`."""
+    with into.open("w") as out:
+        subprocess.run([sys.executable, str(program)], stdout=out, check=True, timeout=120,
+                       env=environment(PYTHONPATH=str(ROOT)))  # fmt: skip
+
+
+def taught(yaml: Path, cwd: Path) -> str:
+    """`ajet sft` and `ajet export`; answers what makes the model of a run."""
+    done = ajet("sft", "--conf", str(yaml), "trainer_common.threads=1", cwd=cwd, timeout=900)
+    assert done.returncode == 0, done.stdout
+    (run,) = (cwd / "launcher_record").glob("*_sft")
+    done = ajet("export", run.name, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    (folder,) = (run / "exports").iterdir()
+    return f"model.path={folder}"
+
+
+def learned(yaml: Path, cwd: Path, run: str, *more: str) -> tuple[list[float], list[float]]:
+    """`ajet --conf YAML`; the rewards of the validations and of the training steps, each in order."""
+    given = ["--conf", str(yaml), "--backbone", "local", "trainer_common.threads=1", *more]
+    done = ajet(*given, cwd=cwd, timeout=1200)
+    assert done.returncode == 0, done.stdout
+    rows = metric_rows(cwd / "launcher_record" / run)
+    held_out, trained = ([row[name] for row in rows if name in row] for name in ("validation/reward", "train/reward"))
+    return held_out, trained
