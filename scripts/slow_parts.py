@@ -34,13 +34,18 @@ class Part:
         return "extra_slow and boots" if self.boots else "extra_slow and not boots"
 
 
-FAULTS, LEARNS, CONTRACT = "tests/faults", "tests/learns", "tests/contract"
+FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/contract", "tests/tutorials"
 PARTS = (
     Part("kills", 1100, (FAULTS, LEARNS, "tests/unit"), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
     Part("vllm", 800, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_vllm.py", f"{LEARNS}/test_vllm_learns.py"), boots=True),
-    Part("tutorial", 1600, ("tests/tutorials",), boots=False),
+    Part("tutorial", 1600, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",
+                            f"{TUTORIALS}/test_mcp_agent_learns.py", f"{TUTORIALS}/test_rubrics_learn.py"),
+         boots=False),
+    Part("tutorials begun with demonstrations", 600, (f"{TUTORIALS}/test_countdown.py",
+                                                      f"{TUTORIALS}/test_sft_then_rl.py",
+                                                      f"{TUTORIALS}/test_werewolves.py"), boots=False),
     Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
     Part("verl modes", 1800, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py",
                               f"{FAULTS}/test_upgrade.py"), boots=True),
