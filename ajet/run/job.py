@@ -47,6 +47,7 @@ class AgentJetJob:
         name: str = "ajet_job",
     ) -> None:
         self._base = Path.cwd()
+        self._own: dict[str, dict[str, Any]] = {}
         self._tree: dict[str, Any] = {
             "experiment_name": name,
             "backbone": backbone,
@@ -110,11 +111,19 @@ class AgentJetJob:
             node[leaf] = value
         return self
 
+    def set_section(self, name: str, **values: Any) -> AgentJetJob:
+        """A section of your own beside `ajet`, which a workflow reads as `tuner.config.NAME`, or one of a backbone
+        (`verl`, `trinity`). Raises UserError for `ajet`, whose keys `set` sets."""
+        if name == "ajet":
+            raise UserError("`ajet` is no section of your own.", do="set its keys with `set(rollout__num_repeat=8)`")
+        self._own.setdefault(name, {}).update(values)
+        return self
+
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the YAML that `ajet --conf` runs; its folder is made where there is none."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump({"ajet": self._tree}, sort_keys=False, allow_unicode=True))
+        path.write_text(yaml.safe_dump({"ajet": self._tree, **self._own}, sort_keys=False, allow_unicode=True))
         return path
 
     def tune(self, *, fresh: bool = False) -> Path:
@@ -130,7 +139,7 @@ class AgentJetJob:
         """What `tune()` runs, composed. Raises ConfigError."""
         from ajet.config import Experiment
 
-        return Experiment.from_dict({"ajet": self._tree}, base=self._base)
+        return Experiment.from_dict({"ajet": self._tree, **self._own}, base=self._base)
 
 
 def _named(kind: Any) -> str:

@@ -58,6 +58,15 @@ def test_the_defaults_of_a_job_are_those_of_a_yaml(tmp_path):
     assert trainer == {"n_gpus_per_node"}
 
 
+def test_a_section_of_ones_own_reaches_the_workflow(tmp_path):
+    job = AgentJetJob().set_section("frozen_lake", frozen_lake_size=4).set_section("frozen_lake", is_slippery=True)
+    loaded = load_experiment(job.dump_job_as_yaml(tmp_path / "job.yaml"))
+    for config in (job.config, loaded.config):
+        assert config.frozen_lake.to_dict() == {"frozen_lake_size": 4, "is_slippery": True}
+    with pytest.raises(UserError, match="no section of your own"):
+        job.set_section("ajet", model="x")
+
+
 def test_the_name_is_the_experiment(tmp_path):
     path = AgentJetJob(name="my_run").dump_job_as_yaml(tmp_path / "other.yaml")
     assert load_experiment(path).name == "my_run"
