@@ -19,9 +19,9 @@ def prints(program: Path, into: Path) -> None:
                        env=environment(PYTHONPATH=str(ROOT)))  # fmt: skip
 
 
-def taught(yaml: Path, cwd: Path) -> str:
+def taught(yaml: Path, cwd: Path, *more: str) -> str:
     """`ajet sft` and `ajet export`; answers what makes the model of a run."""
-    done = ajet("sft", "--conf", str(yaml), "trainer_common.threads=1", cwd=cwd, timeout=900)
+    done = ajet("sft", "--conf", str(yaml), "trainer_common.threads=1", *more, cwd=cwd, timeout=900)
     assert done.returncode == 0, done.stdout
     (run,) = (cwd / "launcher_record").glob("*_sft")
     done = ajet("export", run.name, cwd=cwd)
