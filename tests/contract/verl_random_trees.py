@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 TIGHT = 1e-5
-"""Of the largest gradient, in float32. It is what float32 leaves: 6e-6 was the worst of 25 forests, and for four others
+"""Of the largest gradient, in float32. It is what float32 leaves: 6e-6 was the worst of 25 forests, and for two others
 rows and trees were equally far from float64, 1.4e-6 to 6e-6, and 6e-7 from each other."""
 
 
