@@ -64,7 +64,7 @@ export async function rewardsPage(run, context) {
       });
       return [el("h2", {}, split), el("div", { class: "scroll" }, drawn), below];
     }));
-    hint.textContent = `${found.length ? "Each column is a step: the darker a cell, the more of its episodes had that reward. A click shows them." : data.complete ? "No episode was recorded yet." : ""}${data.complete ? "" : " · reading"}`;
+    hint.textContent = `${found.length ? "Each column is a step: the stronger a cell, the more of its episodes had that reward. A click shows them." : data.complete ? "No episode was recorded yet." : ""}${data.complete ? "" : " · reading"}`;
   }
 
   async function refresh() {
