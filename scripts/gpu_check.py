@@ -39,6 +39,8 @@ SHOWN = 15
 
 COVERED = {
     "ajet/backbone/local/checkpoint.py::_tensors": "local",
+    "ajet/engine/all_reduce.py::main": "",  # several GPUs
+    "ajet/engine/ceiling.py::_finish": "speed",
     "ajet/backbone/local/checkpoint.py::read": "resume",
     "ajet/backbone/local/machine.py::choose_device": "local",
     "ajet/backbone/local/rehearsal.py::_peak": "local",
@@ -132,10 +134,12 @@ def checks(runs: Path, device: str, model: str) -> list[Check]:
     at = ("--exp-dir", str(runs))
     real = (f"model.path={model}", "rollout.max_model_len=512", "data.max_prompt_length=256")
     resumed = trained("local", "local", steps(3), "--resume", str(runs / "local"))
+    speed = ajet("doctor", "--bench")
     exported = ajet("export", "local", *at, "--step", "2", "--check")
     suite = ("tests/contract/test_token_engines.py", "tests/unit/test_local_trainer.py", "tests/unit/test_rehearsal.py")
     here = [
         Check("doctor", "what the machine has", (ajet("doctor"),), nothing_more),
+        Check("speed", "what the device keeps up", (speed,), nothing_more),
         Check("local", "two steps, rehearsed first", (trained("local", "local", steps(2)),), steps_of("local", 2)),
         Check("resume", "the checkpoint, with the device's generator: a third step", (resumed,), steps_of("local", 3)),
         Check("prove", "tokens and distributions derived again", (ajet("prove", "local", *at),), nothing_more),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.run.options import LaunchOptions
+from ajet.schema.commands import command
 from ajet.schema.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> No
         raise UserError(
             f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
             where="ajet.trainer_common.algorithm.adv_estimator",
-            do="train with `ajet --conf FILE.yaml`, without clients, samplers and stores",
+            do=f"train with `{command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
         )
     if (elsewhere or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(

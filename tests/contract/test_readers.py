@@ -78,7 +78,11 @@ def plain(tasks: Any) -> list[dict[str, Any]]:
 
 
 def test_no_reader_is_left_out() -> None:
-    elsewhere = {"env_service", "data_generation"}  # they need a server: test_env_service.py, test_generation.py
+    elsewhere = {
+        "env_service",
+        "data_generation",
+        "tracing",
+    }  # test_env_service.py, test_generation.py, test_tracing.py
     assert {name for name, part in known().readers.items() if part.code} - elsewhere == set(KINDS) - {"own"}
 
 

@@ -76,9 +76,15 @@ def test_every_block_names_a_known_language():
     assert [str(block) for block in ALL if block.language not in LANGUAGES] == []
 
 
+def runs_elsewhere(excuse: str) -> bool:
+    """Whether it names tests that are there."""
+    return any(True for word in re.findall(r"tests/[\w/*.]+\.py", excuse) for _ in ROOT.glob(word))
+
+
 def test_few_blocks_are_not_run():
-    """Of English pages: the Chinese ones have the same blocks (test_chinese_pages)."""
-    excused = [f"{block}: {block.excuse}" for block in ALL if block.excuse and not block.page.stem.endswith("_zh")]
+    """Of English pages: the Chinese ones have the same blocks (test_chinese_pages). What an excuse names runs them."""
+    english = [block for block in ALL if block.excuse and not block.page.stem.endswith("_zh")]
+    excused = [f"{block}: {block.excuse}" for block in english if not runs_elsewhere(block.excuse)]
     assert len(excused) <= MOST_NOT_RUN, excused
 
 

@@ -85,9 +85,12 @@ class CreditHooks(PPOTrainer):
         """Whether the workers compute once what rows share."""
         return bool(self.config.actor_rollout_ref.get(TREES))
 
-    def _balance_batch(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> KVBatchMeta:
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:  # fmt: skip
         """verl deals rows out by their lengths; where workers make trees of them, a task's rows stay together."""
-        batch = super()._balance_batch(batch, *args, **kwargs)
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         if self._trees:
             batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_task(batch.keys[row]), row)))
         return batch
