@@ -43,6 +43,8 @@ AGENTJETS_READY = "Starting server on"
 AGENTJETS_TIMEOUT_S = 3600.0
 SHOWN = 15
 """Lines of a log that an error shows."""
+READ = 1 << 16
+"""Bytes at its end in which they are looked for."""
 
 
 def wanted(experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]) -> dict[str, Companion]:
@@ -100,8 +102,10 @@ class RunningCompanion:
         self._keeper: subprocess.Popen[bytes] | None = None
         self._heard = 0
         """Bytes of the log before which its sign is not to be looked for again."""
+        self._report: int | None = None
+        """Where its keeper reports; None: nothing is to be read."""
         self._ended: dict[str, Any] = {}
-        """What its keeper reported."""
+        """What it reported."""
         self.restarts, self.timeout = companion.restarts, companion.timeout
 
     def start(self) -> None:
@@ -188,9 +192,7 @@ class RunningCompanion:
             self._keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
-        else:
-            self._how()  # is not to be read later
-        os.close(self._report)
+        self._how()
 
     @property
     def _by_address(self) -> bool:
@@ -221,20 +223,28 @@ class RunningCompanion:
 
     def how(self) -> str:
         """How one that is over ended, as a sentence goes on: " with code 3"; and its last line."""
-        lines = self._log.read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
         return f"{self._how()}{f' ({last[:200]})' if last else ''}"
 
     def _how(self) -> str:
-        if not self._ended:
+        if self._report is not None and self.is_over():
+            said, report, self._report = b"", self._report, None  # read once: another file gets its number
             with suppress(BlockingIOError):
-                self._ended = json.loads(os.read(self._report, 1 << 16) or b'{"code": null}')
+                said = os.read(report, 1 << 16)
+            os.close(report)
+            self._ended = json.loads(said or b'{"code": null}')
         if self._ended.get("problem"):
             return f": {self._ended['problem']}"
         return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
+    def _last_lines(self) -> list[str]:
+        """Of its log, which may be long by now."""
+        with self._log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - READ))
+            return log.read().decode(errors="replace").splitlines()
+
     def _failure(self, what: str, expected: str = "") -> UserError:
-        lines = self._log.read_text(errors="replace").splitlines()[-SHOWN:]
+        lines = self._last_lines()[-SHOWN:]
         told = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,

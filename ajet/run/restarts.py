@@ -17,7 +17,7 @@ from ajet.schema.errors import UserError
 
 LOOK_S = 0.5
 STEADY_S = 60.0
-"""After how long an end is no more one in a row."""
+"""After how long of being ready an end is no more one in a row."""
 LONGEST_S = 60.0
 """Between an end and the next start; the first is after a second, each further one after twice as long."""
 
@@ -60,7 +60,8 @@ class Restarts:
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
             for each in self._watched:
-                each.look(time.monotonic())
+                if not self._over.is_set():  # another may have taken long to end
+                    each.look(time.monotonic())
 
 
 class Watched:
@@ -71,35 +72,41 @@ class Watched:
         self._tried, self._began = 0, time.monotonic()
         self._due: float | None = None
         """When it is started again; None: it runs."""
-        self._ready, self._left = True, False
+        self._ready: float | None = self._began
+        """Since when; None: not yet."""
+        self._late = self._left = False
 
     def look(self, now: float) -> None:
         """Once in a while; `now` by a clock that only goes on."""
         if self._left:
             return
-        if self._due is not None:
-            if now >= self._due:
-                self._start(now)
-        elif self._companion.is_over():
-            self._ended(now)
-        elif not self._ready:
-            self._ready = self._companion.is_ready()
-            if self._ready:
-                logger.info("the service {} is ready again", self._companion.name)
-            elif now - self._began > self._companion.timeout:
-                self._companion.close()
-
-    def _start(self, now: float) -> None:
-        self._due, self._began, self._ready = None, now, False
         try:
-            self._companion.start_again()
+            self._look(now)
         except UserError as problem:
             self._leave(f"cannot be started again: {problem.what}")
+        except OSError as problem:  # no process, no descriptor, no room, or its log is gone
+            self._leave(f"cannot be looked after: {problem}")
+
+    def _look(self, now: float) -> None:
+        if self._due is not None:
+            if now >= self._due:
+                self._due, self._began, self._ready, self._late = None, now, None, False
+                self._companion.start_again()
+        elif self._companion.is_over():
+            self._ended(now)
+        elif self._ready is None and not self._late:
+            if self._companion.is_ready():
+                self._ready = now
+                logger.info("the service {} is ready again", self._companion.name)
+            elif now - self._began > self._companion.timeout:
+                self._late = True
+                logger.warning("the service {} is not ready in its time: it is ended", self._companion.name)
+                self._companion.close()
 
     def _ended(self, now: float) -> None:
-        if now - self._began > STEADY_S:
+        if self._ready is not None and now - self._ready > STEADY_S:
             self._tried = 0
-        if self._companion.ended_well():
+        if self._companion.ended_well() and not self._late:
             self._left = True  # it had nothing more to do
             logger.info("the service {} ended", self._companion.name)
         elif self._tried == self._most:

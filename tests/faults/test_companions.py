@@ -29,6 +29,7 @@ daemon = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.
 print("pids", os.getpid(), daemon.pid, os.environ["COLOUR"], os.getcwd(), flush=True)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
+TIMEOUT = subprocess.TimeoutExpired("sleep", 1)
 RUN = """
 import sys, time
 from pathlib import Path
@@ -106,24 +107,27 @@ def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
 
 
 class Ending:
-    """A companion that ends at once whenever it is started."""
+    """A companion that ends at once whenever it is started; if it is `deaf`, when it is closed; if it is `steady`, at
+    every second look."""
 
     name, timeout = "lake", 5.0
 
-    def __init__(self, *, well: bool = False, deaf: bool = False) -> None:
-        self.starts, self.closed, self._well, self._deaf = 0, 0, well, deaf
+    def __init__(self, *, well: bool = False, deaf: bool = False, steady: bool = False) -> None:
+        self.starts, self.closed, self.looks = 0, 0, 0
+        self._well, self._deaf, self._steady = well, deaf, steady
 
     def is_over(self) -> bool:
-        return not self._deaf or self.starts == 0
+        self.looks += 1
+        return self.closed == self.starts if self._deaf else not self._steady or self.looks % 2 == 1
 
     def ended_well(self) -> bool:
-        return self._well
+        return self._well and (self.starts > 0 or not self._deaf)
 
     def how(self) -> str:
         return " with code 3"
 
     def is_ready(self) -> bool:
-        return False
+        return self._steady
 
     def start_again(self) -> None:
         self.starts += 1
@@ -140,18 +144,58 @@ def test_one_that_always_ends_is_left_after_some_times() -> None:
         watched.look(began + tenth / 10)
         seen.append(ending.starts)
     assert [seen.index(1), seen.index(2), seen[-1]] == [10, 31, 2], "after one second, then after two"
-    steady, began = Watched(ending := Ending(), 1), time.monotonic()
-    for minute in range(0, 30, 2):
+    steady, began = Watched(ending := Ending(steady=True), 1), time.monotonic()
+    for minute in range(0, 60, 2):
         steady.look(began + 60 * minute)
-    assert ending.starts == 7, "one that ran for a minute counts anew"
+    assert ending.starts == 10, "one that was ready for a minute counts anew"
     done = Watched(well := Ending(well=True), 2)
     for second in range(100):
         done.look(began + second)
     assert well.starts == 0
-    slow = Watched(deaf := Ending(deaf=True), 2)
-    for second in range(9):
+    slow = Watched(deaf := Ending(deaf=True, well=True), 2)
+    deaf.timeout = 100.0
+    for second in range(1000):
         slow.look(began + second)
-    assert (deaf.starts, deaf.closed > 0) == (1, True), "one that is not ready in time is ended"
+    assert (deaf.starts, deaf.closed) == (2, 2), "one that is not ready in time is ended, and has not run a minute"
+
+
+@pytest.mark.parametrize("problem", [UserError("no folder"), OSError(24, "Too many open files")])
+def test_one_that_cannot_be_started_is_left_and_the_others_are_looked_after(problem: Exception) -> None:
+    ending, began = Ending(), time.monotonic()
+
+    def start_again() -> None:
+        ending.starts += 1
+        raise problem
+
+    ending.start_again = start_again  # type: ignore[method-assign]
+    watched = Watched(ending, 3)
+    for second in range(100):
+        watched.look(began + second)
+    assert ending.starts == 1
+
+
+def test_how_one_ended_that_took_too_long_to_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its descriptor may be another file's."""
+    lake = RunningCompanion("lake", Companion(command=["sleep", "60"]), tmp_path, tmp_path / "lake.log")
+    lake.start()
+    keeper, report = lake._keeper, lake._report
+    assert keeper is not None and report is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(type(keeper), "wait", lambda self, timeout=None: (_ for _ in ()).throw(TIMEOUT))
+        lake.close()
+    keeper.wait(60)
+    assert lake.is_over() and not lake.ended_well() and (said := lake.how()) in (" with code -15", " with code -9")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(report)
+    lake.close()
+    assert lake.how() == said
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
+    lake = RunningCompanion("lake", Companion(command="x"), tmp_path, log := tmp_path / "lake.log")
+    log.write_text("x" * (1 << 17) + "\nthe last\n\n")
+    lake._ended = {"code": 3}
+    assert lake.how() == " with code 3 (the last)" and len(lake._last_lines()[0]) < 1 << 16
 
 
 def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:

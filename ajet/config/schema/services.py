@@ -20,8 +20,8 @@ class Companion(Section):
     timeout: float = key(60.0, "Seconds that it may take to be ready.", training=False, gt=0)
     restarts: int = key(
         3,
-        "Times in a row that it is started again where it ended with an error or was killed; one that ran for a minute "
-        "counts anew. 0: never.",
+        "Times in a row that it is started again where it ended with an error or was killed; one that was ready for a "
+        "minute counts anew. 0: never.",
         training=False,
         ge=0,
     )
