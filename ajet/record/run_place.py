@@ -31,8 +31,10 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, "command", "status.json", "logs"}
-"""What each start writes before it loads anything; a folder with no more than this holds nothing of a run."""
+OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, "command", "status.json", "logs", "services"}
+"""What a start writes before it loads anything; a folder with no more than this holds nothing of a run."""
+OF_OTHERS = {"debug", "eval", "serve"}
+"""Folders of runs of the same name that train nothing."""
 
 
 class RunPlace:
@@ -148,7 +150,7 @@ class RunPlace:
     def _nothing_came(self) -> bool:
         """Whether the starts that the folder knows ended before anything was played, scored or stored."""
         known = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-        return known <= OF_A_START and not self.checkpoints.all()
+        return known <= OF_A_START | OF_OTHERS and not self.checkpoints.all()
 
     def _with_kept(self, experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
         """The experiment with the defaults that the run began with; says so."""

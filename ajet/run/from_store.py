@@ -24,7 +24,7 @@ from ajet.run.probing import asked, begun
 from ajet.run.terms import MOST, PROBE, Terms
 from ajet.run.train import learn
 from ajet.schema.episode import Episode, episodes_of
-from ajet.store import Address, open_shared
+from ajet.store import Address, note_elsewhere, open_shared
 
 if TYPE_CHECKING:
     from ajet.backbone.runner import Interrupts
@@ -89,6 +89,7 @@ class FromStore:
             redact=run.redact,
             usable=_usable(settings.rollout.num_repeat, reached),
         )
+        note_elsewhere(run.path, self._address.shown)
         self._store.join("trainer", run.run_id)
         self._closed = ClosedGroups(self._store, trainer)
         return self._store

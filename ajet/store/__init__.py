@@ -16,7 +16,7 @@ from ajet.schema.errors import ConfigError
 from ajet.store import earlier_verl
 from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store
 from ajet.store.earlier import todays_state
-from ajet.store.opening import Address, open_shared
+from ajet.store.opening import Address, note_elsewhere, open_shared
 from ajet.store.run_store import RunStore
 from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
 from ajet.store.sqlite_store import SqliteStore
@@ -47,6 +47,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "earlier_verl",
+    "note_elsewhere",
     "open_store",
     "open_shared",
     "store_class",
@@ -85,7 +86,7 @@ def open_store(
     as `RunStore` has them. Raises UserError."""
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store
-        return open_shared(
+        shared = open_shared(
             address,
             lease_seconds=chosen.lease_seconds,
             max_attempts=chosen.max_attempts,
@@ -95,8 +96,12 @@ def open_store(
             redact=redact,
             usable=usable,
         )
+        note_elsewhere(folder, address.shown)
+        return shared
     more: dict[str, Any] = {"usable": usable} if usable is not None else {}
     opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
+    if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
+        note_elsewhere(folder, experiment.ajet.store.type)
     return opened
 
 

@@ -19,6 +19,8 @@ from ajet.schema.errors import ConfigError
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
 from ajet.store.sqlite_store import SqliteStore
 
+ELSEWHERE = "store.address"
+"""In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
 _SERVERS = ("mongodb", "mongodb+srv")
 _EXPECTED = "sqlite:PATH, or mongodb://HOST:PORT/DATABASE"
@@ -69,6 +71,11 @@ class Address:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
         return f"{parts.scheme}://{parts.netloc}/{self.database}"
+
+
+def note_elsewhere(folder: Path, address: str) -> None:
+    """The run that is recorded in `folder` has its ledger there, from now on."""
+    (folder / ELSEWHERE).write_text(address + "\n")
 
 
 def database_name(run: str) -> str:

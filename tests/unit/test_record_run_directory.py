@@ -18,6 +18,7 @@ from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory, read_status
 from ajet.record.lock import Holder, RunLock
 from ajet.schema.errors import UserError
+from ajet.store import open_store
 from tests.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
@@ -154,11 +155,22 @@ def test_a_run_that_never_saved_begins_again_in_its_folder(tmp_path: Path) -> No
 def test_a_start_of_which_nothing_came_holds_nobody_to_its_settings(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such column"), RunDirectory.open(experiment(tmp_path), root=tmp_path):
         raise UserError("no such column")
+    for other in ("services", "debug/20260101-000000"):
+        (tmp_path / "demo" / other).mkdir(parents=True)
     with RunDirectory.open(experiment(tmp_path, own={"size": 5}), root=tmp_path) as mended:
         assert mended.path == tmp_path / "demo" and mended.notes == [] and mended.resumed is None
         mended.episodes.write(1, "train", [episode()])
     with pytest.raises(UserError, match="own.size: 5 then, 4 now"):
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
+
+
+def test_a_start_with_a_store_elsewhere_does_for_others_may_have_played_into_it(tmp_path: Path) -> None:
+    store = {"type": "sqlite", "uri": f"sqlite:{tmp_path}/elsewhere.db"}
+    with RunDirectory.open(experiment(tmp_path, store=store), root=tmp_path) as run:
+        open_store(run.experiment, run.path, pending=None, ledger=run.run_id, at=None)
+        assert (run.path / "store.address").read_text() == f"sqlite:{tmp_path}/elsewhere.db\n"
+    with pytest.raises(UserError, match="own.size: 4 then, 5 now"):
+        RunDirectory.open(experiment(tmp_path, store=store, own={"size": 5}), root=tmp_path)
 
 
 @pytest.mark.parametrize(
