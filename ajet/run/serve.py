@@ -226,6 +226,11 @@ def train_served(training: Training, served: ServeParts, interrupts: Interrupts)
                 _warn_idle(training)
             batch, late = Batch(training.step + 1, held_out=late), []
             validate_served(training, served.held_out)
+            if batch.held_out and will_validate(training, served.held_out, batch.step):
+                with interrupts.held():  # there is no step between that is without the server's own
+                    conclude_late(batch.held_out, training, served.held_out)
+                    served.store.use([episode.order for episode in batch.held_out], training.step)
+                    batch.held_out = []
             if trainer.save_freq > 0 and training.step % trainer.save_freq == 0:
                 with interrupts.held():
                     training.save()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ajet.run import serve as loop
 from ajet.run import served_held_out as module
 from ajet.run.served_held_out import conclude_late, validate_served, will_validate
+from ajet.schema.episode import Group
+from ajet.schema.task import Task
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -70,3 +75,41 @@ def test_attempts_that_came_too_late_make_no_second_row(
     assert concluded == [3] * (not apart) and written == [(3, "validation", ["late"])] * apart
     conclude_late([], made, own)
     assert len(written) == apart
+
+
+@pytest.mark.parametrize(("every", "apart", "counted"), [(1, [2], {}), (2, [], {3: ["late"]})])
+def test_attempts_of_clients_wait_for_the_next_step_unless_the_server_validates_after_that_one_too(
+    every: int, apart: list[int], counted: dict[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in with the second step."""
+    learned: dict[int, list[str]] = {}
+    written: list[int] = []
+    used: list[tuple[list[int], int]] = []
+
+    def learn(training: Any, groups: Any, interrupts: Any, *, held_out: Any, **more: Any) -> None:
+        training.step += 1
+        if held_out:
+            learned[training.step] = [each.uuid for each in held_out]
+
+    made = training(step=0, test_freq=every, save_freq=0, total_training_steps=4, data__train_batch_size=1)
+    made.exhausted, made.left = False, []
+    made.parts.backbone = SimpleNamespace(version=0)
+    made.show_depths, made.save = lambda **more: None, lambda: None
+    made.run = SimpleNamespace(
+        status=SimpleNamespace(set=lambda **more: None),
+        metrics=SimpleNamespace(rows=list),
+        episodes=SimpleNamespace(write=lambda step, split, them: written.append(step)),
+    )
+    desk: Any = SimpleNamespace(results=SimpleQueue(), playing=0, close=lambda: None)
+    for order in range(4):
+        desk.results.put(Group(Task(main_query="?", task_id=f"{order}"), order, [episode(f"{order}", order=order)]))
+        if order == 0:
+            desk.results.put(replace(episode("late"), split="validation", order=-1))
+    store = SimpleNamespace(use=lambda orders, step: used.append((list(orders), step)), discard=lambda *told: None)
+    interrupts: Any = SimpleNamespace(patient=lambda *told, **more: nullcontext(), held=nullcontext)
+    monkeypatch.setattr(loop, "learn", learn)
+    monkeypatch.setattr(module, "validate", lambda training, parts: setattr(training, "validated", training.step))
+    monkeypatch.setattr(module, "conclude_held_out", lambda *told, **more: None)
+    loop.train_served(made, SimpleNamespace(desk=desk, store=store, held_out=OWN), interrupts)  # type: ignore[arg-type]
+    assert (written, learned) == (apart, counted)
+    assert [each for each in used if each[0]] == [([-1], step) for step in apart], "else `learn` says that it is used"
