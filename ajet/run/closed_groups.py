@@ -29,7 +29,7 @@ class Reuse:
     again: Collection[int] = ()
     """A later step may train on these, too."""
     worn: Collection[int] = ()
-    """None of the step's: trained on before, and too old by now to be once more."""
+    """None of the step's: trained on before, and too old by now, or too often, to be once more."""
 
     def staying(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
         """Those of `again` of which this step has trained on something: of the others no later one would, either."""
@@ -69,10 +69,10 @@ class ClosedGroups:
     def ready(self, version: int, step: int) -> Ready:
         """For that step, an update of the policy's `version`."""
         found, again = Ready(), list[tuple[int, Group]]()
-        rest = self._trainer.algorithm.retrained_interval
+        most, rest = self._trainer.algorithm.max_trained_count, self._trainer.algorithm.retrained_interval
         for order in sorted(self._held):
             group, used = self._held[order]
-            if not fresh(group, version, self._trainer):
+            if len(used) >= most or not fresh(group, version, self._trainer):  # the run may go on with fewer times
                 if used:
                     found.worn.append(order)
                 else:

@@ -39,8 +39,8 @@ GIVEN_UP_SHOWN = 5
 @dataclass(frozen=True, slots=True)
 class Tally:
     """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that the
-    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped, and those that it
-    says were `given_up` are counted as that."""
+    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped, and those that a
+    row says were `given_up`, and that no one has had since, are counted as that."""
 
     trained: int
     skipped: int
@@ -136,7 +136,7 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
         console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
-        console.print(f"and {counted(more, 'other position')} given up: the last row of metrics.jsonl has them all")
+        console.print(f"and {counted(more, 'other position')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     console.print(f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else ""))
     named = run_named(run.path, run.name)

@@ -132,6 +132,16 @@ def test_what_is_too_old_for_another_time_is_used_up_and_no_stale_group(trainer:
     assert (depths.again, depths.closed, depths.over) == (1, 0, 1) and made.store.begun() == []
 
 
+def test_a_run_that_goes_on_with_fewer_times_uses_no_group_more_often(trainer: Callable[..., Trainer]) -> None:
+    made = trainer(**{TIMES: 3, AGE: None})
+    made.play(0)
+    assert [made.step()["groups"], made.step()["groups"]] == [[0], [0]]
+    made.source._closed = ClosedGroups(made.store, config_of(**{TIMES: 2, AGE: None}).trainer_common)
+    made.play(1)
+    third = made.step()
+    assert (third["groups"], third["reuse"].worn, made.store.depths().over) == ([1], [0], 1)
+
+
 def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_place(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
