@@ -101,8 +101,10 @@ def _notes(found: Whole) -> Iterator[str]:
 def _trail(found: Trail) -> Iterator[str | Table]:
     one = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
     if one:
-        for number, episode in enumerate(found.episodes):
-            yield from _episode(episode, again=number > 0)
+        told = False
+        for episode in found.episodes:
+            yield from _episode(episode, again=told)
+            told = told or not (episode["as_committed"] is False or episode.get("gone"))
     for step in found.steps:
         yield from _step(step)
     if not found.steps:

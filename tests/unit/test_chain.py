@@ -7,10 +7,12 @@ import json
 import os
 import random
 import shutil
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
@@ -18,6 +20,7 @@ from ajet.record.chain_index import ChainIndex
 from ajet.record.chain_state import ChainState, Change, changes_of, read_chain
 from ajet.record.files import append_lines
 from ajet.run.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
+from ajet.run.audit_report import show
 from ajet.run.gaming import GamingWatch
 from ajet.run.gc import collect
 from ajet.schema.episode import Outcome
@@ -250,6 +253,24 @@ def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(rec
     assert {each["step"] for each in trail_of_task(recorded, "t1").steps} == {1, 2, 3}
     with pytest.raises(UserError, match="There is no episode"):
         trail_of_episode(recorded, "nobody")
+
+
+def test_of_an_episode_that_two_steps_trained_on_the_line_that_is_left_is_told_in_full(tmp_path: Path) -> None:
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as made:
+        step(made, 1)
+        twice = made.episodes.read(1)
+        made.episodes.write(2, "train", twice, {each.uuid: Outcome(2, 0.5) for each in twice})
+        made.metrics.log(2, {"version": 2}, tasks=[], again=[1])
+
+    def told() -> list[str]:
+        console = Console(file=StringIO(), width=200)
+        show(trail_of_episode(made.path, "train10"), console)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return [line.split()[0] for line in lines if line.startswith(("episode ", "again ", "verdict ", "used "))]
+
+    assert told() == ["episode", "verdict", "used", "again", "used"]
+    assert collect("demo", tmp_path, episodes=1, yes=True).done
+    assert told() == ["episode", "episode", "verdict", "used"]
 
 
 def test_a_link_that_is_being_written_leads_nowhere(run: Path) -> None:

@@ -204,6 +204,12 @@ def test_observed_runs_become_tasks_rows_and_pairs(tmp_path):
     assert len(only.tasks("train")) == 3 and only.left["not liked"] == 2
 
 
+def test_an_episode_that_several_steps_trained_on_is_one(tmp_path):
+    files = EpisodeFiles(observed(tmp_path / "run", ("What is 1 + 2?", "Three.", None), split="train") / "episodes")
+    files.write(1, "train", files.read(0))
+    assert len(reader(tmp_path, sources="run", validation_share=0.0).traces("train")) == 1
+
+
 def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
     messages = [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "Three."},
                 {"role": "user", "content": "And 2 + 2?"}, {"role": "assistant", "content": "Four."}]  # fmt: skip

@@ -179,9 +179,13 @@ def _read_folder(folder: Path, found: Found, words: Words) -> None:
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise TaskError("There are no recorded episodes in this folder.", where=f"{KEY}: {folder}")
+    seen = set[str]()
     for file in files:
         try:
             for episode, _ in read_recorded(file):
+                if episode.uuid in seen:
+                    continue  # several steps may have trained on it
+                seen.add(episode.uuid)
                 found.traces += _of_episode(episode, f"{file} {episode.uuid}", words)
         except UserError as problem:
             found.bad.append((str(file), problem.what))
