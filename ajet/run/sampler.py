@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 LOOK = 0.25
 """Seconds between two looks at the store for a newer policy and for positions."""
+LONGEST_LOAD = 3600.0
+"""Seconds of loading weights after which a sampler is taken to hang: what it holds ends with its leases."""
 MISSED = 10.0
 """Seconds between two warnings that announced weights are not there."""
 
@@ -212,11 +214,16 @@ class Sampler:
     @contextmanager
     def _renewed_meanwhile(self) -> Iterator[None]:
         """Within the block a thread renews what is held: to load weights may take longer than a lease is long. What it
-        finds lost, or cannot ask for, is found again by the next sign of life."""
+        finds lost, or cannot ask for, is found again by the next sign of life. A load that hangs holds nothing for
+        ever."""
         leases, over = [each.lease for each in self._under_way.values()], threading.Event()
+        until = time.monotonic() + LONGEST_LOAD
 
         def renew() -> None:
             while not over.wait(self._renew_every):
+                if time.monotonic() > until:
+                    logger.warning("weights are being loaded for {:g} s: others play on", LONGEST_LOAD)
+                    return
                 with suppress(LeaseLost, *CANNOT_NOW):
                     self._store.renew(leases)
 

@@ -195,3 +195,26 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
     assert renewed[:3] == [[0]] * 3
     count = len(renewed)
     assert not [thread for thread in threading.enumerate() if thread.name == "ajet-leases"] and len(renewed) == count
+
+
+def test_a_load_that_hangs_holds_nothing_for_ever(
+    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    sampler._look()
+    renewed: list[Any] = []
+
+    def take(folder: Path, version: int, probe: object, waits: object) -> bool:
+        for thread in threading.enumerate():
+            if thread.name == "ajet-leases":
+                thread.join(60)
+        return True
+
+    monkeypatch.setattr(module, "LONGEST_LOAD", -1.0)
+    monkeypatch.setattr(sampler._store, "renew", renewed.append)
+    monkeypatch.setattr(sampler._backbone, "take", take)
+    sampler._renew_every, sampler._renewed = 0.001, float("inf")
+    ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
+    sampler._looked = float("-inf")
+    sampler._look()
+    assert renewed == []
