@@ -210,7 +210,7 @@ def test_a_group_is_trained_in_two_steps_and_the_record_shows_both(project: Path
     ]
     assert len(set(steps)) == len(steps) and set(Counter(uuid for uuid, _ in steps).values()) == {2}
     depths = open_shared(Address(run / "store.db")).depths()
-    assert (depths.closed, depths.again, depths.dead) == (0, 0, 0) and depths.next > 4
+    assert (depths.closed, depths.again, depths.dead) == (0, 0, 0)
     report = prove_recorded(str(run), run.parent)
     assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
     uuid, first = steps[0]
