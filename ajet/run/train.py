@@ -345,11 +345,12 @@ def learn(
             store.use(used, step)
         if reuse.worn:
             store.discard(reuse.worn, step, "stale")
-        if training.tasks is not None:
-            training.tasks.learned([*groups, *left])
         for reason, each in unused.items():
             store.discard([group.order for group in each], step, reason)
         store.give_back(unfinished)
+        waiting = store.begun()
+        if training.tasks is not None:
+            training.tasks.learned([*groups, *left], waiting)
         trained = Trained(
             step,
             version,
@@ -361,7 +362,7 @@ def learn(
             again=[group.order for group in groups if group.order in reuse.before],
             aside=left,
             discarded=[group.order for group in left],
-            waiting=store.begun(),
+            waiting=waiting,
             given_up=given_up or {},
             dead=dead,
         )

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from ajet.config.schema.data import Curriculum as Settings
     from ajet.schema.episode import Episode, Group
 
-KEPT = 3
-"""Epochs, the newest, of which a position may still be under way."""
-
 
 class Curriculum:
     """Of the tasks with these ids."""
@@ -42,9 +39,12 @@ class Curriculum:
         if number not in self._epochs:
             ranked = sorted(self._ids, key=lambda each: self._rank(number, each))
             self._epochs[number] = ranked[: len(self)]
-            for old in sorted(self._epochs)[:-KEPT]:
-                del self._epochs[old]
         return self._epochs[number]
+
+    def forget(self, waiting: Sequence[int]) -> None:
+        """Epochs other than the newest one, but for those that a position is still under way of."""
+        kept = {max(self._epochs, default=0), *(order // len(self) for order in waiting)}
+        self._epochs = {number: ids for number, ids in self._epochs.items() if number in kept}
 
     def learned(self, groups: Iterable[Group]) -> None:
         """What came of attempts at some tasks."""

@@ -53,10 +53,12 @@ class TaskOrder:
             self._permutation = (epoch, sorted(range(len(self._tasks)), key=ranks.__getitem__))
         return self._tasks[self._permutation[1][place]]
 
-    def learned(self, groups: Iterable[Group]) -> None:
-        """What came of attempts at some of them: it bears on which come next, with a curriculum."""
+    def learned(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
+        """What came of attempts at some of them: it bears on which come next, with a curriculum. `waiting`: the
+        positions that are begun and not over, as `Store.begun` says."""
         if self._curriculum is not None:
             self._curriculum.learned(groups)
+            self._curriculum.forget(waiting)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on as `identity` said it of the same order. Raises TaskError where it is another one."""
