@@ -23,6 +23,7 @@ from ajet.schema.process_reward import ProcessReward
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ajet.config import AjetConfig
     from ajet.config.schema.trainer_common import Algorithm as Settings
 
 Row = npt.NDArray[np.float64]
@@ -46,6 +47,9 @@ class Algorithm:
         from ajet.algorithm.registry import made
 
         return made, (self.name, self.base, self.settings)
+
+    def require_fit(self, config: AjetConfig) -> None:
+        """Raises UserError where other settings of the experiment do not go with it: asked before a run begins."""
 
     def of_group(self, returns_G: Row) -> Row:
         """[k] one advantage per attempt from the k returns of one group: rewards less their summed KL penalties."""

@@ -5,64 +5,110 @@ Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242: for 
 without being subtracted, since each group's is.) Where rewards are added up before they are normalised, as in GRPO,
 (1, 0) and (0, 1) are the same attempt, and the reward that varies most owns the advantage.
 
-The rewards are what each scorer of `task_judge.scorers` gave (`Verdict.parts`); an attempt that has a reward and no
-parts, as one that a check ended, has it in each. A penalty (KL in the reward) is one more of them.
+The rewards are what each scorer gave (`Verdict.parts`); other numbers that a scorer or a judge told are recorded only,
+unless `reward_weights` names them. An attempt that has a reward and not one of these, as one that a check ended, has
+its reward in its place. What its length takes away (`overlong`) is one more of them. A penalty (KL in the reward) is
+centred and not normalised: its coefficient, which a normalised one would not know, says what it costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ajet.algorithm.contract import Row, members_of, without_rounding
 from ajet.algorithm.grpo import EPSILON, Grpo
+from ajet.algorithm.overlong import length_of, length_reward
 from ajet.schema.episode import Episode
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from ajet.config import AjetConfig
 
 WHOLE = "reward"
-"""The name of the only reward, where no attempt has parts."""
+"""The name of an attempt's reward: the only one of a group in which no attempt has parts that count."""
+LENGTH = "overlong"
+SECTION = "ajet.trainer_common.algorithm"
 
 
 class Gdpo(Grpo):
-    """`reward_weights` are the w_n, 1 where none is named."""
+    """`reward_weights` are the w_n, 1 for a scorer that it does not name."""
 
     needs = frozenset({"group"})
+
+    def require_fit(self, config: AjetConfig) -> None:
+        """See there."""
+        weights, scorers = self.settings.reward_weights, config.task_judge.scorers
+        names = [each.name.rpartition("->")[2] for each in scorers]
+        for name, each in zip(names, scorers, strict=True):
+            if each.weight <= 0 and name not in weights:
+                raise ConfigError(
+                    f"The scorer {name} has the weight {each.weight:g} in task_judge.scorers, which says nothing here: "
+                    "GDPO weighs what each scorer gave after it was normalised.",
+                    where=f"{SECTION}.reward_weights",
+                    expected=f"the weight of {name} there, too; 0: recorded only",
+                )
+        if len(scorers) > 1 and not config.task_judge.stages:
+            _refuse_unknown([name for name in weights if name.partition("/")[0] not in {*names, WHOLE, LENGTH}], names)
 
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
         """All 0 in a group in which no reward differs."""
+        weights = self.settings.reward_weights
+        groups = members_of(groups_E)
+        if len(groups) > 1:  # one alone may be of a task that has other scorers
+            told = list(dict.fromkeys(name for each in episodes_E for name in _parts(each)))
+            named = [name for name in weights if name not in (WHOLE, LENGTH)]
+            if told and not set(named) & set(told):
+                _refuse_unknown(named, told)
         total = np.zeros(len(episodes_E))
-        for name, values in self._rewards(episodes_E, rewards_E).items():
-            for members in members_of(groups_E):
-                told = without_rounding(values[members], self.settings.equal_rewards)
-                total[members] += self.settings.reward_weights.get(name, 1.0) * self.of_group(told)
-        charged = -np.array([penalties.sum() for penalties in penalties_E_T])
-        for members in members_of(groups_E):
-            total[members] += self.of_group(charged[members])
+        for members in groups:
+            for name, values in self._rewards([episodes_E[index] for index in members]).items():
+                compared = without_rounding(values, self.settings.equal_rewards)
+                total[members] += weights.get(name, 1.0) * self.of_group(compared)
+            charged = np.array([penalties_E_T[index].sum() for index in members])
+            if charged.any():
+                total[members] -= charged - charged.mean()
         if total.any():
             total /= total.std(ddof=1) + EPSILON
         return [np.full(row.size, value) for row, value in zip(penalties_E_T, total, strict=True)]
 
-    def _rewards(self, episodes_E: Sequence[Episode], rewards_E: Row) -> dict[str, Row]:
-        parts = [each.verdict.parts if each.verdict is not None else {} for each in episodes_E]
-        names = list(dict.fromkeys(name for each in parts for name in each))
-        unknown = sorted(set(self.settings.reward_weights) - {*names, WHOLE})
-        if unknown and names:
-            raise UserError(
-                f"No attempt has the reward {unknown[0]}.",
-                where="ajet.trainer_common.algorithm.reward_weights",
-                expected=f"some of {', '.join(names)}: the names in task_judge.scorers",
-            )
-        if not names:
-            return {WHOLE: rewards_E}
-        lengths = rewards_E - np.array([each.reward for each in episodes_E], np.float64)
+    def _rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
+        """[k] of the attempts at one task, by their names."""
+        weights, overlong = self.settings.reward_weights, self.settings.overlong
+        whole = np.array([each.reward for each in episodes_G], np.float64)
+        names = {
+            name: None for each in episodes_G for name in _parts(each) if name in _scorers(each) or name in weights
+        }
         found = {
             name: np.array([
-                whole if (own := told.get(name)) is None else own
-                for told, whole in zip(parts, rewards_E, strict=True)
+                reward if (own := _parts(each).get(name)) is None else own
+                for each, reward in zip(episodes_G, whole, strict=True)
             ])
             for name in names
         }  # fmt: skip
-        return {**found, "length": lengths} if lengths.any() else found
+        if not found or WHOLE in weights:
+            found[WHOLE] = whole
+        if overlong.length is not None:
+            found[LENGTH] = np.array([length_reward(length_of(each), overlong) for each in episodes_G])
+        return found
+
+
+def _parts(episode: Episode) -> dict[str, float | None]:
+    return episode.verdict.parts if episode.verdict is not None else {}
+
+
+def _scorers(episode: Episode) -> list[str]:
+    return episode.verdict.scorer.split("+") if episode.verdict is not None else []
+
+
+def _refuse_unknown(unknown: Sequence[str], names: Sequence[str]) -> None:
+    if unknown:
+        raise UserError(
+            f"No attempt has the reward {unknown[0]}.",
+            where=f"{SECTION}.reward_weights",
+            expected=f"some of {', '.join(names)}: what task_judge.scorers or the judge gives",
+        )

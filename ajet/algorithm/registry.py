@@ -41,6 +41,7 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     algorithm = made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
     if "teacher" in algorithm.needs:
         _require_teachable(algorithm, config)
+    algorithm.require_fit(config)
     return algorithm
 
 

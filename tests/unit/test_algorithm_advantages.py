@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ajet.algorithm import credit, opened
+from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from tests.local_fixtures import config_of, episode_of, group_of
@@ -221,9 +223,9 @@ def test_overlong_shaping_by_hand():
 
 
 def several(uuid, **parts):
-    """An attempt whose reward is the sum of its parts."""
+    """An attempt whose reward is the sum of what its scorers gave."""
     made = episode_of(sum(parts.values()), uuid=uuid)
-    return replace(made, verdict=replace(made.verdict, parts=parts))
+    return replace(made, verdict=replace(made.verdict, parts=parts, scorer="+".join(parts)))
 
 
 def test_gdpo_by_hand():
@@ -257,4 +259,70 @@ def test_gdpo_learns_where_the_sum_is_equal():
     ended = replace(episode_of(-1.0, uuid="d"))  # by a check, without parts: -1 in each
     assert credit([group_of(*group.episodes, ended)], gdpo).outcomes["d"].advantage < outcomes["b"].advantage
     with pytest.raises(UserError, match="No attempt has the reward write"):
-        credit([group], config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"write": 1.0}))
+        unlike = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"write": 1.0})
+        credit([group, group_of(several("e", right=1.0), several("f", right=0.0))], unlike)
+
+
+def told(made, **more):
+    """The same, where a scorer told further numbers, which are no scorers'."""
+    return replace(made, verdict=replace(made.verdict, parts={**made.verdict.parts, **more}))
+
+
+def test_gdpo_compares_what_scorers_gave_and_what_is_named():
+    """Not whatever else was told, such as a length; and each group by its own scorers."""
+    gdpo = config_of(algorithm__adv_estimator="gdpo")
+    right = [told(several("a", right=1.0), length=10.0), told(several("b", right=0.0), length=900.0)]
+    other = [several("c", exact=1.0, f1=0.0), several("d", exact=0.0, f1=0.0)]
+    plain = [several("a", right=1.0), several("b", right=0.0)]
+    batch = credit([group_of(*right), group_of(*other)], gdpo)
+    assert batch.outcomes == credit([group_of(*plain), group_of(*other)], gdpo).outcomes
+    assert (
+        batch.outcomes["a"].advantage == pytest.approx(batch.outcomes["c"].advantage)
+        and batch.outcomes["a"].advantage > 0
+    )
+    named = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"length": 3.0})
+    assert credit([group_of(*right), group_of(*other)], named).outcomes["a"].advantage < 0
+    by_judge = [told(episode_of(r, uuid=str(r)), words=-r) for r in (0.0, 1.0)]
+    assert credit([group_of(*by_judge)], gdpo).outcomes["1.0"].advantage > 0, "the reward itself"
+
+
+def test_gdpo_knows_the_coefficient_of_a_penalty():
+    """A small one does not count as much as what is right."""
+    attempts = [several("a", right=1.0), several("b", right=0.0), several("c", right=1.0), several("d", right=0.0)]
+    penalties = [np.array([2.0, 1.0]), np.array([0.5]), np.zeros(2), np.zeros(1)]
+    whole = 0.5 / (math.sqrt(0.5) + 1e-6)
+    for coefficient in (0.01, 0.1):
+        charged = [coefficient * each for each in penalties]
+        rows = algorithm("gdpo").of_episodes(attempts, np.array([1.0, 0.0, 1.0, 0.0]), charged, [0, 0, 1, 1])
+        less = whole - coefficient * (3.0 - 0.5) / 2
+        spread = math.sqrt((2 * less**2 + 2 * whole**2) / 3) + 1e-6
+        np.testing.assert_allclose([row[0] * spread for row in rows], [less, -less, whole, -whole], rtol=1e-9)
+
+
+def test_gdpo_counts_length_once_and_by_its_weight():
+    overlong = dict(algorithm__overlong__length=4, algorithm__adv_estimator="gdpo")
+    group = group_of(*(episode_of(r, (n,), uuid=str(n)) for n, r in ((3, 0.0), (9, 1.0))))
+    assert credit([group], config_of(**overlong)).outcomes["9"].untrained, "right is worth what too long costs"
+    assert (
+        credit([group], config_of(**overlong, algorithm__reward_weights={"overlong": 0.5})).outcomes["9"].advantage > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("scorers", "settings", "why"),
+    [
+        ([{"name": "exact"}, {"name": "s.py->words", "weight": 0.0}], {}, "words has the weight 0"),
+        ([{"name": "exact"}, {"name": "f1", "weight": -0.5}], {"reward_weights": {"exact": 2.0}}, "weight -0.5"),
+        ([{"name": "exact"}, {"name": "f1"}], {"reward_weights": {"exat": 2.0}}, "No attempt has the reward exat"),
+    ],
+)
+def test_gdpo_refuses_before_a_run_what_it_would_read_otherwise(scorers, settings, why):
+    config = Experiment.from_dict(
+        {"ajet": {"task_judge": {"scorers": scorers}, "trainer_common": {"algorithm": {"adv_estimator": "gdpo"}}}},
+        base=Path.cwd(),
+    ).ajet
+    opened(config.model_copy(update={"task_judge": config_of().task_judge}))
+    for name, value in settings.items():
+        setattr(config.trainer_common.algorithm, name, value)
+    with pytest.raises(UserError, match=why):
+        opened(config)

@@ -187,7 +187,9 @@ class Algorithm(Section):
     )
     overlong: Overlong = section(Overlong, "DAPO's soft punishment of attempts that grow too long.")
     reward_weights: dict[str, float] = key(
-        {}, "GDPO: the weight of each scorer of `task_judge.scorers`, by its name; 1 for the others."
+        {},
+        "GDPO: the weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
+        "that the judge tells; `reward`, `overlong`: of the whole reward, and of what length costs.",
     )
     teacher: Teacher = section(
         Teacher,
