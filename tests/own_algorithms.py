@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ajet import Algorithm
+from ajet.algorithm.losses.contract import PolicyLoss
 
 
 class AgainstTheMedian(Algorithm):
@@ -15,3 +16,9 @@ class AgainstTheMedian(Algorithm):
 
     def policy_loss(self, logprobs_T, old_T, advantages_T):
         return -advantages_T * (logprobs_T - old_T), logprobs_T > 0
+
+
+class Choosy(PolicyLoss):
+    """It chooses among the tokens of a batch."""
+
+    over_batch = True

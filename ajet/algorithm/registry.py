@@ -42,7 +42,18 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     if "teacher" in algorithm.needs:
         _require_teachable(algorithm, config)
     algorithm.require_fit(config)
+    if settings.policy_loss is not None and settings.policy_loss not in known().losses:
+        _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
     return algorithm
+
+
+def _require_at_hand(loss: PolicyLoss, config: AjetConfig) -> None:
+    if loss.over_batch and "chooses" not in described(config.backbone).can:
+        raise ConfigError(
+            f"{loss.name} needs a backbone that {IN_WORDS['chooses']}, which {config.backbone} does not.",
+            where=LOSS_KEY,
+            expected="--backbone local",
+        )
 
 
 def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:

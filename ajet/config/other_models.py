@@ -19,9 +19,10 @@ OPENAI = "https://api.openai.com/v1"
 
 
 def outside(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """A variable as it was in the environment that the run was started in; "" for none."""
+    """A variable as it was in the environment that the run was started in; "" for none. Without spaces or line ends
+    around it: a client refuses a key that ends in one, in words that hold the key."""
     given = os.environ if environment is None else environment
-    return given.get(OUTSIDE + name, given.get(name, ""))
+    return given.get(OUTSIDE + name, given.get(name, "")).strip()
 
 
 class OtherServer(NamedTuple):

@@ -36,13 +36,20 @@ UNKNOWN = "�"
 
 
 class TeacherEndpoint:
-    """The one of `algorithm.teacher`. Its requests are awaited on one loop."""
+    """The one of `algorithm.teacher`. Its requests are awaited on one loop. Raises ConfigError for a key that is no
+    key."""
 
     def __init__(self, settings: Teacher) -> None:
         assert settings.base_url is not None and settings.model is not None
         self._url, self._model = settings.base_url.rstrip("/"), settings.model
         self._retries, self._timeout = settings.max_retries, settings.timeout
         self._key = outside(settings.api_key_env) or None
+        if self._key and not (self._key.isascii() and self._key.isprintable()):
+            raise ConfigError(
+                f"The key in {settings.api_key_env} holds a character that no request can carry.",
+                where=f"{KEY}.api_key_env",
+                expected="letters, digits and signs on one line",
+            )
         self._places = asyncio.Semaphore(settings.max_parallel)
         self._client: httpx.AsyncClient | None = None
 
@@ -53,7 +60,7 @@ class TeacherEndpoint:
             with httpx.Client(headers=self._headers(), timeout=self._timeout) as client:
                 response = client.post(f"{self._url}/completions", json=self._asked(ids))
             rows = self._rows(response, ids)
-        except (httpx.HTTPError, TeacherFailure) as problem:
+        except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
             raise ConfigError(
                 f"The teacher cannot be asked: {problem}",
                 where=f"{KEY}.base_url ({self._url})",

@@ -26,7 +26,7 @@ from ajet.run.launch import refuse_untrainable
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
-from tests.judge_fixtures import JudgeServer
+from tests.judge_fixtures import SECRET, JudgeServer
 from tests.local_fixtures import config_of, episode_of, group_of
 
 
@@ -228,6 +228,20 @@ def test_an_endpoint_that_fails(answer, tries, why, monkeypatch):
     assert len(calls) == 1 + tries
 
 
+def test_a_key_that_no_request_can_carry_is_in_no_error(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n")  # as from a file
+    assert told_by(says, monkeypatch)[1]
+    monkeypatch.setenv("OPENAI_API_KEY", f"{SECRET}\n{SECRET}")
+    with pytest.raises(UserError, match="The key in OPENAI_API_KEY") as caught:
+        told_by(says, monkeypatch)
+    assert SECRET not in str(caught.value)
+
+
+def test_an_address_that_is_none_is_said():
+    with pytest.raises(UserError, match="The teacher cannot be asked: Invalid port"):
+        TeacherEndpoint(Teacher(base_url="http://host:port/v1", model="t")).require_same_tokenizer(Letters())
+
+
 TAUGHT = {"adv_estimator": "distillation", "teacher": {"path": "x"}}
 ELSEWHERE = [
     ({"trainer_common": {"algorithm": TAUGHT}}, "only a launch that"),
@@ -256,3 +270,14 @@ def test_what_only_local_has_is_refused_by_name(keys, why):
     with pytest.raises(UserError, match=why) as caught:
         Experiment.from_dict({"ajet": tree}, base=Path()).require_ready()
     assert "--backbone local" in str(caught.value)
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity", "local"])
+def test_a_loss_of_ones_own_that_chooses_is_refused_where_there_is_nothing_to_choose_from(backbone):
+    settings = config_of(algorithm__policy_loss="tests.own_algorithms->Choosy")
+    settings.backbone = backbone
+    if backbone == "local":
+        assert opened(settings).name == "grpo"
+        return
+    with pytest.raises(UserError, match=f"Choosy needs a backbone that has all tokens .* which {backbone} does not"):
+        opened(settings)
