@@ -56,18 +56,18 @@ LOSSES = {
     "clipped": LossPart(
         "ajet.algorithm.losses.clipped->Clipped",
         formula="max(−A·ρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)), for A < 0 at most −A·clip_dual",
-        paper="PPO, arXiv 1707.06347, equation 7; DAPO's clip-higher, arXiv 2503.14476, section 3.1; dual clip, arXiv "
+        paper="PPO, arXiv 1707.06347, section 3; DAPO's clip-higher, arXiv 2503.14476, section 3.1; dual clip, arXiv "
         "1912.09729, section 3",
     ),
     "gspo": LossPart(
         "ajet.algorithm.losses.gspo->Gspo",
         formula="max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean of log ρ over the token's reply)",
-        paper="GSPO, arXiv 2507.18071, equations 5 to 7 and section 4.3",
+        paper="GSPO, arXiv 2507.18071, equation 5 and section 4.3",
     ),
     "cispo": LossPart(
         "ajet.algorithm.losses.cispo->Cispo",
         formula="−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π",
-        paper="CISPO in MiniMax-M1, arXiv 2506.13585, equations 4 and 5",
+        paper="CISPO in MiniMax-M1, arXiv 2506.13585, section 3.1",
     ),
     "sapo": LossPart(
         "ajet.algorithm.losses.sapo->Sapo",

@@ -1,6 +1,6 @@
 """Overlong shaping: an attempt that comes near the longest length loses some of its reward, before it is cut off.
 
-DAPO, arXiv 2503.14476, equation 13, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`, of an
+DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`, of an
 attempt of n sampled tokens: 0 for n <= L - c, p ((L - c) - n) / c up to L, -p beyond. Tokens of tools do not count.
 """
 

@@ -1,6 +1,6 @@
 """The clipped policy gradient of one token.
 
-PPO, arXiv 1707.06347, equation 7: max(-A r, -A clip(r, 1 - low, 1 + high)), r the ratio of the policy to the one
+PPO, arXiv 1707.06347, section 3: max(-A r, -A clip(r, 1 - low, 1 + high)), r the ratio of the policy to the one
 before the update. Separate bounds: DAPO (clip-higher), arXiv 2503.14476, section 3.1. Dual clip: arXiv 1912.09729,
 section 3: where A < 0 the loss is at most -A * dual.
 """

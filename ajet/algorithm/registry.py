@@ -111,6 +111,14 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             where=f"{SECTION}.is_cap",
             expected="old_policy: proximal with is_cap (decoupled), or old_policy: behaviour with is_cap: null",
         )
+    overlong = settings.overlong
+    if overlong.length is not None and overlong.buffer > overlong.length:
+        raise ConfigError(
+            f"The penalty on length grows over {overlong.buffer} tokens, which are more than the {overlong.length} "
+            "that are allowed: an attempt of no token would lose something.",
+            where=f"{SECTION}.overlong.buffer",
+            expected="length at most: the last tokens before it",
+        )
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         loss_of(algorithm)  # a reference that leads nowhere is told before a step
     if "teacher" in kind.needs and settings.use_kl_in_reward:

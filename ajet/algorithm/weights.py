@@ -3,7 +3,7 @@
 The loss of a batch is the sum over trained tokens of weight * l_t. With T_e the trained tokens of episode e over all
 its timelines, E the number of episodes and L_max the longest reply allowed:
     token         sum of l_t / sum of T_e               (DAPO, arXiv 2503.14476, section 3.3)
-    sequence      mean over e of sum(l_t) / T_e         (GRPO, arXiv 2402.03300, equation 3)
+    sequence      mean over e of sum(l_t) / T_e         (GRPO, arXiv 2402.03300, section 4.1.1)
     sequence-sum  mean over e of sum(l_t) / L_max       (Dr.GRPO, arXiv 2503.20783, section 3.2)
 Weights belong to episodes, so splitting a timeline changes neither loss nor gradient.
 """

@@ -207,7 +207,7 @@ def test_balanced_groups_train_on_nearly_as_many_failures_as_successes(dynamic):
 
 
 def test_overlong_shaping_by_hand():
-    """DAPO, equation 13, with L = 10, c = 4 and p = 0.5; what it takes away is compared as any reward is."""
+    """DAPO, section 3.4, with L = 10, c = 4 and p = 0.5; what it takes away is compared as any reward is."""
     overlong = dict(algorithm__overlong__length=10, algorithm__overlong__buffer=4, algorithm__overlong__penalty=0.5)
     config = config_of(algorithm__norm_adv_by_std=False, **overlong)
     lost = {6: 0.0, 7: 0.125, 9: 0.375, 10: 0.5, 30: 0.5}
@@ -220,6 +220,8 @@ def test_overlong_shaping_by_hand():
     assert batch.metrics["credit/overlong_fraction"] == pytest.approx(4 / 5)
     assert opened(config).learns_from(group) and not opened(config_of()).learns_from(group)
     assert not opened(config).learns_from(group_of(episode_of(1.0, (5,)), episode_of(1.0, (3,))))
+    with pytest.raises(UserError, match="more than the 10"):
+        opened(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
 
 
 def several(uuid, **parts):

@@ -1,6 +1,6 @@
 """CISPO: the ratio is clipped as a weight, and no token loses its gradient.
 
-MiniMax-M1, arXiv 2506.13585, equations 4 and 5: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. (The paper leaves
+MiniMax-M1, arXiv 2506.13585, section 3.1: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p. (The paper leaves
 the lower bound off: `clip_low: 1`.)
 """
 

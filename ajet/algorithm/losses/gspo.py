@@ -1,6 +1,6 @@
 """GSPO: the ratio that is clipped is that of the whole reply.
 
-Group Sequence Policy Optimization, arXiv 2507.18071, equations 5 to 7: s = exp(mean over the reply's tokens of log p -
+Group Sequence Policy Optimization, arXiv 2507.18071, equation 5: s = exp(mean over the reply's tokens of log p -
 log old), loss max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high)). Written for each token as its section 4.3 has it
 (GSPO-token), s_t = sg(s) p_t / sg(p_t): with one advantage a reply its value and gradient are those of the sequence's
 loss, and tokens of one reply may have different advantages. Its bounds are two orders smaller than those of tokens; the
