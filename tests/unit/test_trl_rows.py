@@ -71,6 +71,7 @@ def test_beside_verl_missing_or_of_another_version_it_is_refused(installed, monk
         ({"trainer_common": {"save_freq": 3}}, "TRL reads no trainer_common.save_freq"),
         ({"trainer_common": {"algorithm": {"clip_dual": 3.0}}}, "no trainer_common.algorithm.clip_dual"),
         ({"trainer_common": {"algorithm": {"adv_estimator": "rloo"}}}, "one adv_estimator, grpo"),
+        ({"data": {"curriculum": {"prefer": "hard"}}}, "no data.curriculum"),
         ({"ajet": CONFIG, "trl": {"num_generations": 3}}, "trl.num_generations is ajet's to set"),
         ({"ajet": CONFIG, "trl": {"per_device_train_batch_size": 3}}, "a divisor of 8"),
     ],

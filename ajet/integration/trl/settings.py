@@ -36,6 +36,8 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
     trainer, credit, optim = config.trainer_common, config.trainer_common.algorithm, config.trainer_common.optim
     if credit.adv_estimator != "grpo":
         raise ValueError(f"TRL's GRPOTrainer has one adv_estimator, grpo, and no {credit.adv_estimator}")
+    if config.data.curriculum.prefer is not None:
+        raise ValueError("TRL's GRPOTrainer takes the tasks in its own order, and no data.curriculum")
     ours = {
         "num_generations": config.rollout.num_repeat,
         "temperature": config.rollout.temperature,
