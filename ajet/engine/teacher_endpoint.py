@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
+from loguru import logger
 
 from ajet.config.other_models import outside
 from ajet.config.schema.choices import is_reference
@@ -66,9 +67,13 @@ class TeacherEndpoint:
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
             ) from problem
-        for token, row in zip(ids[1:], rows, strict=True):
-            here, there = tokenizer.decode([token]), row.get("decoded_token")
-            if there is None or UNKNOWN in here or UNKNOWN in there:
+        told = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
+        spelt = [(token, text) for token, text in told if text is not None]
+        if not spelt:
+            logger.warning("The teacher's server spells no token: nobody knows that its ids are the policy's.")
+        for token, there in spelt:
+            here = tokenizer.decode([token])
+            if UNKNOWN in here or UNKNOWN in there:
                 continue
             if here.lstrip(" ") != there.lstrip(" "):
                 raise other_tokenizer(f"id {token} is {here!r} to the policy and {there!r} to the teacher")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loguru import logger
 
 from ajet.algorithm import credit, opened
 from ajet.config import Experiment
@@ -205,6 +206,16 @@ def test_an_endpoint_is_asked_for_the_very_ids(monkeypatch):
 def test_an_endpoint_with_other_tokens_is_refused(monkeypatch):
     with pytest.raises(UserError, match="id 9 is '<end>' to the policy and '<pad>' to the teacher"):
         told_by(lambda asked: says(asked, lambda token: "<pad>" if token == 9 else chr(97 + token)), monkeypatch)
+
+
+def test_an_endpoint_that_spells_nothing_is_said(monkeypatch):
+    said: list[str] = []
+    handler = logger.add(lambda line: said.append(str(line)), level="WARNING")
+    try:
+        told_by(lambda asked: says(asked, lambda token: None), monkeypatch)
+    finally:
+        logger.remove(handler)
+    assert any("spells no token" in line for line in said)
 
 
 @pytest.mark.parametrize(
