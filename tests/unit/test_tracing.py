@@ -208,6 +208,19 @@ def test_an_episode_that_several_steps_trained_on_is_one(tmp_path):
     files = EpisodeFiles(observed(tmp_path / "run", ("What is 1 + 2?", "Three.", None), split="train") / "episodes")
     files.write(1, "train", files.read(0))
     assert len(reader(tmp_path, sources="run", validation_share=0.0).traces("train")) == 1
+def test_late_feedback_is_of_the_one_that_it_was_given_to(tmp_path):
+    for at, name in enumerate(("one", "two")):
+        observed(tmp_path / name, ("Is it raining?", f"Answer {at}.", None))
+    late = {"session": "session-0", "episode": "u0", "liked": True}
+    (tmp_path / "one" / "feedback.jsonl").write_text(json.dumps(late) + "\n")
+    other = tmp_path / "two" / "episodes"
+    for file in other.rglob("*.jsonl"):  # the same name, used again
+        file.write_text(file.read_text().replace('"u0"', '"u1"'))
+    found = read_sources([tmp_path])
+    assert {(trace.reply["content"], trace.rating.liked) for trace in found.traces} == {
+        ("Answer 0.", True), ("Answer 1.", None),
+    }  # fmt: skip
+    assert found.loose == 0
 
 
 def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):

@@ -43,6 +43,8 @@ class Words:
 
     by_reply: dict[str, Rating] = field(default_factory=dict)
     by_session: dict[str, Rating] = field(default_factory=dict)
+    by_episode: dict[str, Rating] = field(default_factory=dict)
+    """Of sessions, where it is known which of those with one name is meant."""
 
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
@@ -210,6 +212,7 @@ def _of_episode(episode: Episode, where: str, words: Words) -> list[Trace]:
                 name,
                 own.get(name, whole),
                 alone=name in own or name in words.by_reply,
+                episode=episode.uuid,
             )
         )
     return last_of_each(traces)
@@ -249,11 +252,17 @@ def _words(files: Sequence[Path], bad: list[tuple[str, str]]) -> Words:
     for file in files:
         for number, row in enumerate(read_rows(file), 1):
             try:
-                into, name = (words.by_reply, row["reply"]) if row.get("reply") else (words.by_session, row["session"])
+                into, name = _place(row, words)
                 into[name] = into.get(name, Rating()).then(_rating(row))
             except (ValueError, KeyError, TypeError) as problem:
                 bad.append((f"{file}:{number}", f"no feedback: {problem}"))
     return words
+
+
+def _place(row: Mapping[str, Any], words: Words) -> tuple[dict[str, Rating], str]:
+    if row.get("reply"):
+        return words.by_reply, row["reply"]
+    return (words.by_episode, row["episode"]) if row.get("episode") else (words.by_session, row["session"])
 
 
 def _rated(traces: Sequence[Trace], words: Words) -> tuple[list[Trace], int]:
@@ -265,9 +274,12 @@ def _rated(traces: Sequence[Trace], words: Words) -> tuple[list[Trace], int]:
         if trace.session in words.by_session and not trace.alone:
             rating = rating.then(words.by_session[trace.session])
             used.add(f"session {trace.session}")
+        if trace.episode in words.by_episode and not trace.alone:
+            rating = rating.then(words.by_episode[trace.episode])
+            used.add(f"episode {trace.episode}")
         own = words.by_reply.get(trace.id) if trace.id else None
         if own is not None:
             rating = rating.then(own)
             used.add(f"reply {trace.id}")
         found.append(replace(trace, rating=rating, alone=trace.alone or own is not None))
-    return found, len(words.by_reply) + len(words.by_session) - len(used)
+    return found, len(words.by_reply) + len(words.by_session) + len(words.by_episode) - len(used)

@@ -52,6 +52,8 @@ class Trace:
     rating: Rating = Rating()
     alone: bool = False
     """The rating is of this reply and not of the whole conversation."""
+    episode: str = ""
+    """Of an observed run: several may have one session's name."""
 
     @property
     def question(self) -> str:
