@@ -49,7 +49,7 @@ def observe(experiment: Experiment, wanted: Observing) -> int:
     """Record until Ctrl-C or SIGTERM. Raises UserError, KeyboardInterrupt or a bug."""
     from ajet.record import RunDirectory
 
-    endpoint, key = _endpoint(wanted.endpoint), os.environ.get(KEY)
+    endpoint, key = _endpoint(wanted.endpoint), _key()
     if key is None and not _is_loopback(wanted.host):
         raise UserError(
             f"Others could reach this proxy at {wanted.host} and say what they like of your agent.",
@@ -119,6 +119,19 @@ def _left(folder: Path) -> list[Path]:
         if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
             found += files
     return found
+
+
+def _key() -> str | None:
+    """What feedback must bear. Raises UserError for one that is no key."""
+    given = os.environ.get(KEY)
+    if given is not None and (not given.isascii() or not given.isprintable() or " " in given or len(given) < 16):
+        raise UserError(
+            f"{KEY} is no key.",
+            where=f"the environment variable {KEY}",
+            expected="16 characters or more, without spaces, e.g. of `openssl rand -hex 16`",
+            do="set another; or leave it out where only this machine reaches the proxy",
+        )
+    return given
 
 
 def _endpoint(given: str) -> str:

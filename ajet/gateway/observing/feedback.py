@@ -6,7 +6,7 @@ holds. A corrected text says what would have been right, and by itself nothing a
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +18,7 @@ SCORER = "feedback"
 LIKED, DISLIKED = 1.0, 0.0
 """The rewards of a like and of a dislike without a number."""
 _LONGEST = 1 << 20
+_MOST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def read_feedback(body: Any, at: float) -> Feedback:
         if isinstance(value, str) and not 0 < len(value) <= _LONGEST:
             raise Refused(f"Invalid value for '{name}': expected 1 to {_LONGEST} characters.", param=name)
     told = {name: value for name, value in body.items() if value is not None}
-    if "reward" in told and not math.isfinite(told["reward"]):
+    if "reward" in told and not abs(told["reward"]) <= _MOST:
         raise Refused("Invalid value for 'reward': expected a finite number.", param="reward", code="invalid_value")
     if "session" not in told and "reply" not in told:
         raise Refused("Missing 'session' or 'reply': whose feedback is it?", param="session")

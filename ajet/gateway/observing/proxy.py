@@ -1,9 +1,9 @@
 """Proxy: a client's request to an endpoint and the endpoint's bytes back, with a copy of both for its session.
 
 Invariant: method, path, query, body and reply are passed as they are, piece by piece; headers but for those of the
-connection and ajet's own. Keys go through and are kept nowhere: a session of a client that names none is called by a
-digest, keyed by a secret of this process. An endpoint that is not reached is a 502 in the client's dialect, one that
-breaks off breaks the client's stream off.
+connection and ajet's own. Keys go through and are kept nowhere, cookies neither: a session of a client that names none
+is called by a digest, keyed by a secret of this process. An endpoint that is not reached is a 502 in the client's
+dialect, one that breaks off breaks the client's stream off.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from loguru import logger
@@ -28,10 +29,13 @@ from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse
 from ajet.gateway.limits import PEER, Held, after_wrong_key, welcome
 from ajet.gateway.observing.feedback import read_feedback
+from ajet.gateway.observing.hidden import Hidden
+from ajet.gateway.observing.json_said import settled, settled_json
 from ajet.gateway.observing.requests import DIALECTS, without_keys
-from ajet.gateway.observing.sessions import CLIENT_LEFT, Ended, Sessions, settled_json
+from ajet.gateway.observing.sessions import CLIENT_LEFT, Asked, Ended, Session, Sessions
 from ajet.gateway.observing.streams import Stream
 from ajet.gateway.turn import Refused
+from ajet.schema.addresses import LOOPBACK
 
 SESSION, AGENT = b"x-ajet-session", b"x-ajet-agent"
 """Headers by which a client names its session, and which of several agents it is."""
@@ -42,6 +46,8 @@ _CONNECTION = {
 }  # fmt: skip
 _KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+MOST_KEPT = MAX_BODY
+"""Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 """Seconds between bytes of a reply, and to connect."""
 
@@ -56,15 +62,17 @@ class Proxy:
         self._salt = secrets.token_bytes(16)
         self._client: httpx.AsyncClient | None = None
         self._running: set[asyncio.Task[Any]] = set()
+        self._ending: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         welcome(scope)
-        named, path = _named(scope["path"])
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
+        path = ""
         try:
+            named, path = _named(scope)
             if path == "/health":
                 await answer(send, 200, {"status": "ok"})
             elif path in ("/feedback", "/v1/feedback"):
@@ -86,6 +94,7 @@ class Proxy:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         if self._client is not None:
             await self._client.aclose()
 
@@ -96,6 +105,8 @@ class Proxy:
             raise Refused("Feedback is a POST.", status=405)
         if self._key is not None and not _bears(headers, self._key):
             raise Refused("Incorrect key for feedback.", status=401, code="invalid_api_key")
+        if self._key is None and not _is_here(headers.get(b"origin", b"").decode("latin-1")):
+            raise Refused("Feedback is not taken from a page of another machine.", status=403)
         kind = headers.get(b"content-type", b"").split(b";")[0].strip()
         if kind != b"application/json":  # no web page sends it here without being asked
             raise Refused("Feedback is sent as content-type: application/json.", status=415)
@@ -103,7 +114,7 @@ class Proxy:
         if body is None:
             return
         try:
-            said = json.loads(body)
+            said = settled(json.loads(body))
         except (ValueError, RecursionError) as error:
             raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
         if named is not None and isinstance(said, dict):
@@ -122,17 +133,17 @@ class Proxy:
         body = await _body(scope, receive)
         if body is None:
             return
-        hidden = _Hidden(headers)
+        hidden = Hidden(headers, scope.get("query_string", b""))
         dialect = DIALECTS.get(path) if scope["method"] == "POST" else None
         session, asked = None, None
         if dialect is not None:
-            said = without_keys(settled_json(hidden(body)))
+            said = without_keys(hidden.tree(settled_json(body)))
             if isinstance(said, dict):
                 name = named or _header(headers, SESSION) or self._digest(headers)
                 agent = _header(headers, AGENT) or DEFAULT_AGENT
                 session, asked = self._sessions.begin(name, dialect, said, agent)
                 body = self._with_token_ids(body, dialect)
-        copy = _Copy(dialect or "", hidden)
+        copy = _Copy(dialect if asked is not None else None, hidden)
         passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
         watching = asyncio.ensure_future(_left(receive))
         try:
@@ -145,12 +156,21 @@ class Proxy:
         finally:
             passing.cancel()
             watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await passing
-            if session is not None and asked is not None:
-                await asyncio.shield(self._sessions.call_ended(session, asked, copy.ended()))
+            try:
+                with suppress(asyncio.CancelledError):
+                    await passing
+            finally:
+                if session is not None and asked is not None:
+                    await self._record(session, asked, copy.ended())
         if copy.broken:
             _break_off(scope)
+
+    async def _record(self, session: Session, asked: Asked, ended: Ended) -> None:
+        """Whether or not anybody still waits."""
+        task = asyncio.ensure_future(self._sessions.call_ended(session, asked, ended))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        await asyncio.shield(task)
 
     async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: _Copy) -> None:
         """Ask the endpoint and send on what it says."""
@@ -158,7 +178,10 @@ class Proxy:
         url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
         asked = [(name, value) for name, value in scope["headers"] if _passed(name)]
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=TIMEOUT, limits=httpx.Limits(max_connections=None))
+            nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
+            self._client = httpx.AsyncClient(
+                timeout=TIMEOUT, limits=httpx.Limits(max_connections=None), cookies=nobodys
+            )
         request = self._client.build_request(
             scope["method"], url, headers=[*asked, (b"accept-encoding", b"identity")], content=body or None
         )
@@ -176,7 +199,6 @@ class Proxy:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             finally:
                 await reply.aclose()
-            copy.whole = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
             copy.problem, copy.finish = CLIENT_LEFT, "aborted"
@@ -194,7 +216,10 @@ class Proxy:
     def _with_token_ids(self, body: bytes, dialect: str) -> bytes:
         if not self._token_ids or dialect not in ("chat", "completions"):
             return body
-        return json.dumps({**json.loads(body), "return_token_ids": True}).encode()
+        try:
+            return json.dumps({**json.loads(body), "return_token_ids": True}).encode()
+        except (ValueError, TypeError, RecursionError):  # the endpoint says what is wrong with it
+            return body
 
     def _digest(self, headers: Mapping[bytes, bytes]) -> str:
         """A name for a client that gives none: the same for the same key while this process lives."""
@@ -205,34 +230,38 @@ class Proxy:
 
 
 class _Copy:
-    """What of a reply is kept."""
+    """What of a reply is kept. `dialect` None: nothing."""
 
-    def __init__(self, dialect: str, hidden: _Hidden) -> None:
+    def __init__(self, dialect: str | None, hidden: Hidden) -> None:
         self._dialect, self._hidden = dialect, hidden
         self._stream: Stream | None = None
         self._parts: list[bytes] = []
-        self._unpack: Callable[[bytes], bytes] | None = None
+        self._size = 0
+        self._unpack: Any = None
         self._status = 200
-        self.whole = self.broken = False
+        self.broken = False
         self.problem = ""
         self.finish: Any = None
 
     def begin(self, reply: httpx.Response) -> None:
         self._status = reply.status_code
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
-            self._unpack = zlib.decompressobj(47).decompress
-        if reply.headers.get("content-type", "").startswith("text/event-stream"):
+            self._unpack = zlib.decompressobj(47)
+        if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
             self._stream = Stream(self._dialect)
 
     def feed(self, part: bytes) -> None:
-        if not self._dialect:
+        if self._dialect is None or self._size > MOST_KEPT:
             return
         if self._unpack is not None:
             try:
-                part = self._unpack(part)
+                part = self._unpack.decompress(part, MOST_KEPT + 1 - self._size)
             except zlib.error:
                 part = b""
-        if self._stream is not None:
+        self._size += len(part)
+        if self._size > MOST_KEPT:
+            self._parts.clear()
+        elif self._stream is not None:
             self._stream.feed(part)
         else:
             self._parts.append(part)
@@ -240,6 +269,8 @@ class _Copy:
     def ended(self) -> Ended:
         """How the call ended."""
         problem, finish = self.problem, self.finish
+        if self._size > MOST_KEPT:
+            problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
         if self._stream is not None:
             body = self._stream.body()
             problem = problem or self._stream.problem
@@ -249,38 +280,20 @@ class _Copy:
             data = b"".join(self._parts)
             body = settled_json(data) if data else None
         if self._status >= 400:
-            said = json.dumps(body, ensure_ascii=False)[:500]
-            return Ended(None, self._hidden.text(f"the endpoint refused with status {self._status}: {said}"), "error")
+            said = self._hidden.text(json.dumps(body, ensure_ascii=False))[:500]
+            return Ended(None, f"the endpoint refused with status {self._status}: {said}", "error")
         if problem and self._stream is None:
             body = None  # half a JSON object says nothing
         if problem and finish is None:
             finish = "error"
-        return Ended(self._hidden.tree(body), self._hidden.text(problem), finish)
+        return Ended(self._hidden.tree(body), self._hidden.text(problem)[:500], finish)
 
 
-class _Hidden:
-    """Takes the keys that a request bears out of what is kept of it and of its reply."""
-
-    def __init__(self, headers: Mapping[bytes, bytes]) -> None:
-        offered = [headers[name].decode("latin-1") for name in _KEYS if name in headers]
-        self._keys = [key for each in offered if len(key := each.rpartition(" ")[2]) >= 8]
-
-    def __call__(self, data: bytes) -> bytes:
-        for key in self._keys:
-            data = data.replace(key.encode("latin-1"), b"[redacted key]")
-        return data
-
-    def text(self, text: str) -> str:
-        for key in self._keys:
-            text = text.replace(key, "[redacted key]")
-        return text
-
-    def tree(self, value: Any) -> Any:
-        return value if value is None else json.loads(self.text(json.dumps(value)))
-
-
-def _named(path: str) -> tuple[str | None, str]:
+def _named(scope: Scope) -> tuple[str | None, str]:
     """(the session that a path /s/NAME/… names, the path after it)."""
+    path = scope["raw_path"].decode("latin-1")  # as it was sent: %2F is no /
+    if any(unquote(part) in (".", "..") for part in path.split("/")):
+        raise Refused(f"Not Found: {path}.", status=404)
     if not path.startswith("/s/"):
         return None, path
     name, _, rest = path.removeprefix("/s/").partition("/")
@@ -305,6 +318,11 @@ def _passed(name: bytes) -> bool:
 def _bears(headers: Mapping[bytes, bytes], key: str) -> bool:
     offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
     return hmac.compare_digest(offered, key.encode())
+
+
+def _is_here(origin: str) -> bool:
+    """Whether no page of another machine says so: one that gave its own name to this machine's address could."""
+    return not origin or urlsplit(origin).hostname in LOOPBACK
 
 
 def _error(path: str, refused: Refused) -> dict[str, Any]:

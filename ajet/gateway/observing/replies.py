@@ -18,7 +18,16 @@ from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 
 _ANTHROPIC_ENDS: dict[str, FinishReason] = {"max_tokens": "length", "tool_use": "tool_calls"}
-_UNREADABLE = (Refused, EngineFailure, KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError)
+_UNREADABLE = (
+    Refused,
+    EngineFailure,
+    LookupError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    AttributeError,
+    RecursionError,
+)
 
 
 @dataclass(frozen=True, slots=True)

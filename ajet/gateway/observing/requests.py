@@ -29,7 +29,7 @@ DIALECTS = {
 """By the path after /v1/: the calls that are recorded."""
 _SAID = ("messages", "system", "prompt", "input", "instructions", "tools", "model", "stream", "stream_options")
 """What of a request is not a setting."""
-_UNREADABLE = (Refused, KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_UNREADABLE = (Refused, LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ what is said under it after its end begins another. On one event loop.
 from __future__ import annotations
 
 import asyncio
-import json
+import sys
 import time
 import uuid
 from collections import OrderedDict
@@ -38,6 +38,11 @@ LOOKED_AT = 8
 """Calls before one whose tokens it may share, beside the one that it goes on from."""
 REMEMBERED = 100_000
 """Sessions and replies that have ended, by whose names feedback still finds its episode."""
+MOST_CALLS, MOST_BYTES = 1000, 256 << 20
+"""Of a session and its file; then it is over, and what is said under its name begins another: a client that names none
+and never rests would fill the memory otherwise."""
+PATIENCE = 30.0
+"""Seconds for which feedback on a reply that nobody knows waits for calls that are under way."""
 
 
 @dataclass(slots=True)
@@ -69,6 +74,8 @@ class Session:
         self.uuid = file.stem
         self.began = self.touched = began
         self.under_way = 0
+        self.calls = self.bytes = 0
+        """That have ended; of the file."""
         self.over = False
         """Said to be over: it ends with what is under way."""
         self.feedback: list[Feedback] = []
@@ -83,6 +90,7 @@ class Session:
 
     def settle(self, asked: Asked, ended: Ended) -> Answer:
         """It has ended."""
+        self.calls += 1
         answer = read_reply(asked.dialect, ended.body) if ended.body is not None else Answer("")
         problem = ended.problem or answer.problem
         choices = answer.choices or (None,)
@@ -201,7 +209,7 @@ class Sessions:
     idle: float = 1800.0
     """Seconds without a call or feedback after which a session is over."""
     _open: dict[str, Session] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=dict)
+    _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
     _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -211,6 +219,9 @@ class Sessions:
         if session is None:
             number = self._counts.get(name, 0)
             self._counts[name] = number + 1
+            self._counts.move_to_end(name)
+            if len(self._counts) > REMEMBERED:
+                self._counts.popitem(last=False)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
             session = self._open[name] = Session(name, number, file, time.time())
         session.touched = time.time()
@@ -224,17 +235,24 @@ class Sessions:
         return session, asked
 
     async def call_ended(self, session: Session, asked: Asked, ended: Ended) -> None:
-        """Write it down, then count it."""
+        """Write it down, then count it; where the disk takes nothing, it is said and counted."""
         call = asked.entry.call
         row = {
             "dialect": asked.dialect, "agent": asked.agent, "sent": asked.body, "said": ended.body,
             "problem": ended.problem, "finish": ended.finish, "started": call.started, "ended": time.time(),
         }  # fmt: skip
-        async with session.turn:
-            await self._write(session, row)
-            session.settle(asked, ended)
-        session.under_way -= 1
+        try:
+            async with session.turn:
+                try:
+                    await self._write(session, row)
+                except OSError as problem:
+                    logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
+                session.settle(asked, ended)
+        finally:
+            session.under_way -= 1
         session.touched = time.time()
+        if session.calls >= MOST_CALLS or session.bytes >= MOST_BYTES:
+            self._part_with(session)
         if session.over and session.under_way == 0:
             self._close(session)
         self._settled.set()
@@ -253,8 +271,7 @@ class Sessions:
             session.feedback.append(given)
         session.touched = time.time()
         if given.end and self._open.get(session.name) is session:
-            del self._open[session.name]
-            session.over = True
+            self._part_with(session)
             if session.under_way == 0:
                 self._close(session)
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
@@ -270,15 +287,18 @@ class Sessions:
         """Go on with sessions that an earlier process left. Answers how many."""
         count = 0
         for file in files:
-            heal(file)
             try:
+                heal(file)
                 rows = list(read_rows(file))
+                if not rows:  # its process was killed before it held anything
+                    file.unlink()
+                    continue
                 session = self._restored(rows, self.folder / file.name)
-            except (UserError, KeyError, TypeError, ValueError) as problem:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file.rename(self.folder / file.name)
+            except (UserError, OSError, KeyError, TypeError, ValueError) as problem:
                 logger.warning("the session in {} cannot be read and is left there: {}", file, problem)
                 continue
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file.rename(self.folder / file.name)
             if session.name in self._open:
                 self._close(session)
             else:
@@ -289,8 +309,11 @@ class Sessions:
     def _restored(self, rows: Sequence[Mapping[str, Any]], file: Path) -> Session:
         head = rows[0]
         session = Session(head["session"], head["number"], file, head["began"])
+        session.bytes = 1
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
+            if "began" in row:  # the file's head again: the disk was full after the first
+                continue
             if "feedback" in row:
                 session.feedback.append(Feedback(**row["feedback"]))
                 continue
@@ -314,8 +337,15 @@ class Sessions:
             self._ended.popitem(last=False)
         self.on_closed(episode, session.file)
 
+    def _part_with(self, session: Session) -> None:
+        """What is said under its name from now on begins another; it ends with what is under way."""
+        if self._open.get(session.name) is session:
+            del self._open[session.name]
+        session.over = True
+
     async def _about(self, given: Feedback) -> Session | None:
         """The open session that it is about. A reply may be known to its client before it is to us."""
+        until = time.monotonic() + PATIENCE
         while True:
             if given.reply is None:
                 return self._open.get(given.session or "")
@@ -324,15 +354,16 @@ class Sessions:
             if found is not None or _key(given) in self._ended or not any(s.under_way for s in self._open.values()):
                 return found
             try:
-                await asyncio.wait_for(waiting.wait(), 30)
+                await asyncio.wait_for(waiting.wait(), until - time.monotonic())
             except TimeoutError:
                 return None
 
     async def _write(self, session: Session, row: Mapping[str, Any]) -> None:
         head = {"session": session.name, "number": session.number, "began": session.began}
-        lines = [row] if session.file.exists() else [head, row]
+        lines = [self.redact.row(each) for each in ([row] if session.bytes else [head, row])]
         self.folder.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(append_lines, session.file, [self.redact.row(each) for each in lines])
+        await asyncio.to_thread(append_lines, session.file, lines)
+        session.bytes += sum(map(len, lines))
 
 
 def _key(given: Feedback) -> str:
@@ -348,12 +379,5 @@ def _instructs(message: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any, default: float) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
-
-
-def settled_json(data: bytes) -> Any:
-    """A body as JSON; what is none, as text."""
-    try:
-        return json.loads(data)
-    except ValueError:
-        return {"text": data.decode("utf-8", "replace")}
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if known else default

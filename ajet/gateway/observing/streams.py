@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.gateway.observing.json_said import is_shallow
+
 _CHOICE_IDS = ("token_ids", "prompt_token_ids")
 
 
@@ -18,7 +20,7 @@ class Stream:
 
     def __init__(self, dialect: str) -> None:
         self._take = {"responses": self._response, "anthropic": self._message}.get(dialect, self._chunk)
-        self._rest = b""
+        self._rest: list[bytes] = []
         self._choices: dict[int, dict[str, Any]] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._inputs: dict[int, str] = {}
@@ -32,7 +34,11 @@ class Stream:
 
     def feed(self, data: bytes) -> None:
         """Some more bytes."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest.append(data)
+        if b"\n" not in data:
+            return
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -42,9 +48,9 @@ class Stream:
                 continue
             try:
                 event = json.loads(said)
-                if isinstance(event, dict):
+                if isinstance(event, dict) and is_shallow(event):
                     self._event(event)
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 continue  # no event of this dialect
 
     def body(self) -> dict[str, Any] | None:
@@ -61,7 +67,7 @@ class Stream:
 
     def _event(self, event: dict[str, Any]) -> None:
         if event.get("error") or event.get("type") == "error":
-            self.problem = json.dumps(event.get("error") or event, ensure_ascii=False)[:300]
+            self.problem = json.dumps(event.get("error") or event, ensure_ascii=False)
             return
         self._take(event)
 
@@ -70,7 +76,8 @@ class Stream:
             if event.get(name):
                 self._head[name] = event[name]
         for told in event.get("choices") or ():
-            choice = self._choices.setdefault(told.get("index", 0), {"index": told.get("index", 0)})
+            index = _index(told, "index")
+            choice = self._choices.setdefault(index, {"index": index})
             if told.get("finish_reason"):
                 choice["finish_reason"], self.ended = told["finish_reason"], True
             for name in _CHOICE_IDS:
@@ -86,7 +93,7 @@ class Stream:
                 _grow(choice.setdefault("message", {"role": "assistant"}), told["delta"])
 
     def _message(self, event: dict[str, Any]) -> None:
-        kind, index = event.get("type"), event.get("index", 0)
+        kind, index = event.get("type"), _index(event, "index")
         if kind == "message_start":
             self._head = dict(event["message"])
         elif kind == "content_block_start":
@@ -114,11 +121,11 @@ class Stream:
         return content
 
     def _response(self, event: dict[str, Any]) -> None:
-        kind, index = str(event.get("type")), event.get("output_index", 0)
+        kind, index = str(event.get("type")), _index(event, "output_index")
         if kind in ("response.completed", "response.incomplete"):
             self._whole, self.ended = event["response"], True
         elif kind == "response.failed":
-            self.problem = json.dumps(event["response"].get("error"), ensure_ascii=False)[:300]
+            self.problem = json.dumps(event["response"].get("error"), ensure_ascii=False)
         elif kind == "response.created":
             self._head = {"id": event["response"]["id"]}
         elif kind == "response.output_item.done":
@@ -134,6 +141,14 @@ class Stream:
             if index not in self._items
         }
         return [each for _, each in sorted((self._items | cut).items())]
+
+
+def _index(event: Mapping[str, Any], name: str) -> int:
+    """Raises TypeError."""
+    found = event.get(name, 0)
+    if type(found) is not int:
+        raise TypeError("a place is a whole number")
+    return found
 
 
 def _grow(message: dict[str, Any], delta: Mapping[str, Any]) -> None:

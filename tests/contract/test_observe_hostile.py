@@ -1,0 +1,183 @@
+"""`ajet observe` and what it must not do: mix clients, keep keys, change what passes, stop at what it cannot read."""
+
+import asyncio
+import gzip
+import json
+import time
+
+import httpx
+import pytest
+
+from ajet.gateway.observing import Sessions, proxy, sessions
+from ajet.gateway.observing.feedback import Feedback
+from ajet.gateway.observing.sessions import Ended
+from ajet.record.episodes import EpisodeFiles
+from ajet.record.secrets import Redactor
+from ajet.run.observe import KEY as KEY_VARIABLE
+from ajet.run.observe import Observing, observe
+from ajet.schema.errors import UserError
+from tests.contract.test_observe import STREAM, Endpoint, endpoint, observed
+
+REPLY = json.dumps({"id": "chatcmpl-9", "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}).encode()
+ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
+CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
+
+
+def post(proxy, content, path=CHAT, **headers):
+    return httpx.post(proxy.url + path, content=content, headers={**JSON, **headers}, timeout=60)
+
+
+def test_a_cookie_that_the_endpoint_gives_one_client_is_not_sent_for_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(Endpoint, "end_headers", _with_cookie)
+    with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
+        assert proxy.ask(ASK).headers["set-cookie"] == "sid=of-the-first; Path=/"
+        proxy.ask(ASK, cookie="mine=1")
+        proxy.ask(ASK)
+    assert [asked.get("Cookie", asked.get("cookie")) for asked, _, _ in server.asked] == [None, "mine=1", None]
+
+
+def _with_cookie(self):
+    self.send_header("set-cookie", "sid=of-the-first; Path=/")
+    super(Endpoint, self).end_headers()
+
+
+def test_a_path_is_passed_as_it_was_sent_and_leads_nowhere_else(tmp_path):
+    with endpoint([REPLY]) as (url, server), observed(url, tmp_path) as proxy:
+        post(proxy, b"{}", "/v1/models/a%2Fb%3Fc?d=e")
+        assert post(proxy, b"{}", "/v1/%2e%2e/admin").status_code == 404
+    assert [path for _, path, _ in server.asked] == ["/v1/models/a%2Fb%3Fc?d=e"]
+
+
+def test_what_cannot_be_read_passes_and_its_session_ends(tmp_path):
+    half = b'{"messages": [{"role": "user", "content": "\\ud800 \\ud83d\\ude00"}]}'
+    bodies = [
+        b'{"messages": ' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"messages": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        half,
+        b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1' + b"0" * 400 + b"}",
+        b"no JSON",
+    ]
+    with endpoint([REPLY]) as (url, server), observed(url, tmp_path, token_ids=True) as proxy:
+        for body in bodies:
+            assert post(proxy, body).content == REPLY
+        assert post(proxy, b'{"session": "anonymous", "comment": "\\ud800", "end": true}', "/feedback").json()["known"]
+    assert len(server.asked) == len(bodies)
+    [episode] = proxy.episodes
+    assert "\ufffd \U0001f600" in [message["content"] for message in episode.messages]
+    files = EpisodeFiles(tmp_path / "episodes")
+    files.write(0, "debug", [episode])
+    assert len(files.read(0, "debug")[0].calls) == len(bodies)
+
+
+def test_events_that_cannot_be_read_pass(tmp_path):
+    odd = [{"choices": [{"index": None, "delta": {}}]}, {"choices": [{"delta": {"tool_calls": [{"index": 5000}]}}]}]
+    events = [STREAM[0], *(b"data: " + json.dumps(each).encode() + b"\n\n" for each in odd), *STREAM[1:]]
+    with endpoint(events, kind="text/event-stream") as (url, _), observed(url, tmp_path) as proxy:
+        assert proxy.ask({**ASK, "stream": True}).content == b"".join(events)
+    [episode] = proxy.episodes
+    assert episode.messages[episode.calls[0].reply]["content"] == "Three."
+
+
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        (f"{CHAT}?key=SECRET", {}),
+        (CHAT, {"cookie": "a=1; session=SECRET"}),
+        (CHAT, {"x-portkey-api-key": "SECRET"}),
+        (CHAT, {"authorization": "Bearer SECRET"}),
+    ],
+)
+def test_a_key_that_is_quoted_is_kept_nowhere_and_no_part_of_it(tmp_path, path, headers):
+    secret = "Zx81-" + "q7" * 20
+    quoted = [json.dumps({"error": "x" * length + secret}).encode() for length in (3, 470)]
+    for quote in quoted:
+        with endpoint([quote], status=400) as (url, _), observed(url, tmp_path) as proxy:
+            given = {name: value.replace("SECRET", secret) for name, value in headers.items()}
+            assert post(proxy, json.dumps(ASK), path.replace("SECRET", secret), **given).content == quote
+            proxy.server.stop()
+            kept = str(proxy.episodes) + proxy.files[0].read_text()
+        assert "status 400" in kept and secret[:12] not in kept
+
+
+def test_a_word_for_a_key_is_no_key(tmp_path):
+    with endpoint([REPLY]) as (url, _), observed(url, tmp_path) as proxy:
+        body = {"messages": [{"role": "user", "content": "Is there anything?"}]}
+        proxy.ask(body, authorization="Bearer anything")
+    assert proxy.episodes[0].messages[0]["content"] == "Is there anything?"
+
+
+def test_of_a_reply_that_unpacks_without_end_no_more_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(proxy, "MOST_KEPT", 1 << 16)
+    monkeypatch.setattr(Endpoint, "end_headers", _packed)
+    packed = gzip.compress(b" " * (1 << 24))
+    with endpoint([packed]) as (url, _), observed(url, tmp_path) as observing:
+        request = httpx.Request("POST", observing.url + CHAT, json=ASK)
+        with httpx.Client(timeout=60) as client:
+            reply = client.send(request, stream=True)
+            assert b"".join(reply.iter_raw()) == packed
+            reply.close()
+    [call] = observing.episodes[0].calls
+    assert call.finish == "error" and "larger than what is kept" in call.error
+
+
+def _packed(self):
+    self.send_header("content-encoding", "gzip")
+    super(Endpoint, self).end_headers()
+
+
+def test_a_session_that_never_rests_ends_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "MOST_CALLS", 2)
+    closed = []
+    observing = Sessions(tmp_path, Redactor({}), lambda episode, _: closed.append(episode), tmp_path / "late.jsonl")
+
+    async def busy():
+        for _ in range(3):
+            await observing.call_ended(*observing.begin("busy", "chat", ASK, "agent"), Ended(json.loads(REPLY)))
+
+    asyncio.run(busy())
+    observing.close_idle(all_of_them=True)
+    assert [(len(episode.calls), episode.repeat) for episode in closed] == [(2, 0), (1, 1)]
+
+
+def test_feedback_of_strangers_and_numbers_that_are_none(tmp_path):
+    with endpoint([REPLY]) as (url, _), observed(url, tmp_path) as proxy:
+        proxy.ask(ASK, "/s/mine" + CHAT)
+        said = b'{"session": "mine", "reward": 1}'
+        evil = {"origin": "http://evil.example:9000", "host": "evil.example:9000"}
+        assert post(proxy, said, "/feedback", **evil).status_code == 403
+        assert post(proxy, said.replace(b"}", b"0" * 400 + b"}"), "/feedback").status_code == 400
+    assert proxy.episodes[0].verdict is None
+
+
+def test_feedback_on_an_unknown_reply_is_answered_while_calls_go_on_coming(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "PATIENCE", 0.0)
+    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
+
+    async def asked():
+        observing.begin("busy", "chat", ASK, "agent")
+        return await observing.feedback(Feedback(time.time(), reply="chatcmpl-of-yesterday", liked=True))
+
+    assert asyncio.run(asked()) == {"recorded": True, "known": False}
+
+
+def test_a_call_is_counted_where_the_disk_takes_nothing(tmp_path):
+    (tmp_path / "open").write_text("no folder")
+    with endpoint([REPLY]) as (url, _), observed(url, tmp_path) as proxy:
+        assert proxy.ask(ASK, "/s/mine" + CHAT).content == REPLY
+    assert len(proxy.episodes[0].calls) == 1 and proxy.episodes[0].status == "completed"
+
+
+def test_a_file_that_was_never_written_stops_no_start(tmp_path):
+    for name, text in (("a", ""), ("b", '{"session": "half'), ("c", "[]\n")):
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    observing = Sessions(tmp_path / "open", Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
+    assert observing.adopt(sorted(tmp_path.glob("*.jsonl"))) == 0
+    assert [file.name for file in tmp_path.glob("*.jsonl")] == ["c.jsonl"]
+
+
+@pytest.mark.parametrize("key", ["", "short", "with a blank, but long"])
+def test_a_key_that_is_none_opens_no_door(monkeypatch, key):
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(UserError, match="is no key"):
+        observe(None, Observing("http://127.0.0.1:8000/v1", host="0.0.0.0"))
