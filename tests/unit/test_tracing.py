@@ -63,9 +63,9 @@ def studio(path: Path, *rows):
 
 
 def reader(folder: Path, **settings):
-    on_bad_row = settings.pop("on_bad_row", "error")
+    on_bad_row, seed = settings.pop("on_bad_row", "error"), settings.pop("seed", 0)
     told = {"type": "tracing", "on_bad_row": on_bad_row, "tracing": settings}
-    (folder / "x.yaml").write_text(json.dumps({"ajet": {"backbone": "debug", "task_reader": told}}))
+    (folder / "x.yaml").write_text(json.dumps({"ajet": {"backbone": "debug", "seed": seed, "task_reader": told}}))
     return TracingReader(load_experiment(folder / "x.yaml"))
 
 
@@ -253,6 +253,13 @@ def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
         ("call +49 (30) 901820 or 415-555-2671 or 13912345678", "call <PHONE_1> or <PHONE_2> or <PHONE_3>"),
         ("from 10.1.2.3 and 2001:db8::1 to 127.0.0.1", "from <IP_1> and <IP_2> to 127.0.0.1"),
         ("password: hunter2hunter2hunter2", "password: <KEY_1>"),
+        ('{"api_key": "hunter2hunter2hunter2"}', '{"api_key": "<KEY_1>"}'),
+        ("card 4111 1111 1111 1111 12/27, 4111111111111111 18", "card <CARD_1> 12/27, <CARD_1> 18"),
+        ("pay 100 4111-1111-1111-1111 or 378282246310005", "pay 100 <CARD_1> or <CARD_2>"),
+        ("IP:2001:db8::1 or 2001:db8::1: down; Foo::bad", "IP:<IP_1> or <IP_1>: down; Foo::bad"),
+        ("请拨打13912345678吗，邮箱ann@mail.example.org谢谢", "请拨打<PHONE_1>吗，邮箱<EMAIL_1>谢谢"),
+        ("我叫王小明，Anna\n  Schmidt说", "我叫<NAME_1>，<NAME_2>说"),
+        ("(030) 901820 or +49\u00a030\u00a0901820", "<PHONE_1> or <PHONE_2>"),
         ("sk-abcdefghij0123456789abcd is it", "<KEY_1> is it"),
         ("ANNA Schmidt met Anna, not Annabel", "<NAME_1> met <NAME_2>, not Annabel"),
         ("2024-05-06 12:30:45, 3.14159265358979, 1,234,567 and v1.2.3.4.5", None),
@@ -262,7 +269,7 @@ def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
 )
 def test_personal_data_is_marked_and_numbers_are_not(text, marked):
     told = Trace("x", ({"role": "user", "content": text},), {"role": "assistant", "content": "Good."})
-    found = Deidentifier(("Anna Schmidt", "Anna")).trace(told)
+    found = Deidentifier(("Anna Schmidt", "Anna", "王小明")).trace(told)
     assert found.messages[0]["content"] == (text if marked is None else marked)
 
 
@@ -300,6 +307,23 @@ def test_no_question_is_in_both_splits(tmp_path):
     assert all(numbers)
     again = reader(tmp_path, sources="run", similarity_threshold=0.9)
     assert again.tasks("train") == train and again.tasks("validation") == held_out
+
+
+def test_what_a_longer_conversation_answers_is_not_held_out(tmp_path):
+    said = [("Which is the longest river?", "The Nile."), ("And the highest mountain?", "Everest.")]
+    messages = [
+        {"role": role, "content": text} for pair in said for role, text in zip(("user", "assistant"), pair, strict=True)
+    ]
+    calls = [said_call(tuple(range(2 * at + 1)), f"r{at}", index=at) for at in (0, 1)]
+    verdict = Verdict(None, details={"feedback": [{"reply": "r0", "liked": True}, {"reply": "r1", "liked": True}]})
+    task = Task(main_query=said[0][0])
+    episode = Episode("u", task, 0, 0, "debug", calls=calls, messages=messages, verdict=verdict)
+    (tmp_path / "episodes").mkdir()
+    EpisodeFiles(tmp_path / "episodes").write(0, "debug", [episode])
+    for seed in range(8):
+        made = reader(tmp_path, sources=".", seed=seed)
+        assert [trace.id for trace in made.traces("train")] == ["r0"]
+        assert [trace.id for trace in made.traces("validation")] == ["r1"]
 
 
 def test_agentjets_keys_are_read(tmp_path):

@@ -34,14 +34,16 @@ def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> lis
 
 def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[str]) -> Mapping[TaskSplit, list[Trace]]:
     """By question: all that are asked alike go together, and what is trained on and is like a held-out one
-    nevertheless is left out. Neither side is empty where there are two questions."""
+    nevertheless is left out. Neither side is empty where there are two questions. What a longer conversation begins
+    with is not held out, for that conversation has its answer."""
     questions = list(dict.fromkeys(asked(trace) for trace in traces))
     groups = _groups(questions, settings.similarity_threshold)
     names = sorted(set(groups.values()), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     count = round(len(names) * settings.validation_share)
     if settings.validation_share > 0 and len(names) > 1:
         count = min(max(count, 1), len(names) - 1)
-    held_out = set(names[:count])
+    begun = _begun(traces, groups)
+    held_out = set([name for name in names if name not in begun][:count])
     found: dict[TaskSplit, list[Trace]] = {"train": [], "validation": []}
     for trace in traces:
         found["validation" if groups[asked(trace)] in held_out else "train"].append(trace)
@@ -67,8 +69,25 @@ def best_of_each(traces: Sequence[Trace], left: Counter[str]) -> list[Trace]:
 
 def asked(trace: Trace) -> str:
     """What makes two questions the same: their letters and those of what was said before them."""
-    said = [str(each.get("content")) for each in trace.messages if each.get("role") == "user"]
+    return _settled(_said(trace))
+
+
+def _said(trace: Trace) -> list[str]:
+    return [str(each.get("content")) for each in trace.messages if each.get("role") == "user"]
+
+
+def _settled(said: Sequence[str]) -> str:
     return re.sub(r"\s+", " ", "\n".join(said).casefold()).strip()
+
+
+def _begun(traces: Sequence[Trace], groups: Mapping[str, str]) -> set[str]:
+    """Groups with a question that a conversation of another group goes on from."""
+    found = set()
+    for trace in traces:
+        said = _said(trace)
+        earlier = {groups.get(_settled(said[:count])) for count in range(1, len(said))}
+        found |= {name for name in earlier if name is not None and name != groups[_settled(said)]}
+    return found
 
 
 def _groups(questions: Sequence[str], threshold: float) -> dict[str, str]:
