@@ -106,7 +106,7 @@ def linear_seconds(
 ) -> float:
     """Of one product of [tokens, columns] with a matrix that no cache holds."""
     count = max(1, min(64, APART // (rows * columns * dtype.itemsize)))
-    matrices = [torch.randn(rows, columns, device=device).to(dtype) for _ in range(count)]
+    matrices = [torch.randn(rows, columns, device=device, dtype=dtype) for _ in range(count)]
     given = torch.randn(tokens, columns, device=device).to(dtype)
     with torch.inference_mode():
         return best_seconds(lambda: [F.linear(given, each) for each in matrices], device, budget=budget) / count

@@ -82,11 +82,12 @@ PUBLISHED = {
 def dimensions(folder: Path) -> Dimensions | None:
     """Of a model in Hugging Face layout; None for one that is no dense decoder, or whose config.json does not say."""
     try:
-        told = read_json(folder / "config.json")
-        told = told.get("text_config") or told
+        whole = read_json(folder / "config.json")
+        told = whole.get("text_config") or whole
         if any(told.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
             return None
         hidden, heads = int(told["hidden_size"]), int(told["num_attention_heads"])
+        kind = str(told.get("model_type", ""))
         return Dimensions(
             hidden,
             int(told["num_hidden_layers"]),
@@ -95,8 +96,8 @@ def dimensions(folder: Path) -> Dimensions | None:
             int(told.get("head_dim") or hidden // heads),
             int(told["intermediate_size"]),
             int(told["vocab_size"]),
-            bool(told.get("tie_word_embeddings", False)),
-            str(told.get("model_type", "")).startswith("qwen3"),
+            bool(told.get("tie_word_embeddings", whole.get("tie_word_embeddings", kind.startswith("gemma")))),
+            kind.startswith("qwen3"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None

@@ -7,6 +7,7 @@ Invariant: it shows rows that are recorded anyway, as `metrics.png` does, and is
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,8 @@ def notebook_cell() -> Show | None:
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
-    if shell is None or type(shell).__name__ == "TerminalInteractiveShell":
-        return None
+    if shell is None or any(each.__name__ == "TerminalInteractiveShell" for each in type(shell).__mro__):
+        return None  # that of IPython.embed() is one of these, too
     from IPython.display import HTML, display
 
     place = display(HTML(""), display_id=True)
@@ -43,9 +44,9 @@ class NotebookCurve:
         self._line = ""
         self.draw()
 
-    def add(self, row: Mapping[str, Any], line: str) -> None:
+    def add(self, row: Mapping[str, float], line: str) -> None:
         """A step or a validation ended; `line` tells of it."""
-        self._rows.append(row)
+        self._rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
         self._line = line
         self.draw()
 

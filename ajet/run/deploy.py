@@ -2,7 +2,8 @@
 
 Invariant: weights, renderer and engine are those of the run, and a reply is drawn as the run's validation was unless
 its request says otherwise; nothing is trained and nothing that is said is kept: what the gateway remembers of a session
-goes with it, and sessions are replaced as they fill. The key comes from the environment, or is shown once.
+goes with it but for the newest Responses, and sessions are replaced as they fill. The key comes from the environment or
+a .env file, or is shown once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
 from ajet.rollout.sampling import split_sampling
@@ -72,12 +74,13 @@ class Deployed:
         return self
 
     def tend(self) -> None:
-        """Replace the session if it is full, and let go of those before it that nobody waits for."""
-        if self._now is None or self._now.calls >= MOST_CALLS:
-            self._renew()
+        """Let go of the sessions before this one that nobody waits for, and replace it if it is full. One is let go
+        the next time at the earliest: a request may have found it and not be asked yet."""
         for session in [each for each in self._before if each.idle]:
             session.close()
             self._before.remove(session)
+        if self._now is None or self._now.calls >= MOST_CALLS:
+            self._renew()
 
     def _renew(self) -> None:
         session = self.gateway.open(
@@ -88,8 +91,8 @@ class Deployed:
             model_name=self.name,
         )
         if self._now is not None:
-            session.kept.update(self._now.kept)
-            self._now.kept = {}
+            session.kept = self._now.kept
+            self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MOST_CALLS)
             self._before.append(self._now)
         self._now = session
         self.gateway.admit(self.key, session)
@@ -112,17 +115,21 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
     from ajet.backbone import open_backbone
     from ajet.config.dotenv import load_project_dotenv
 
-    key, folder = _key(), run_of(wanted.run, wanted.root)
+    folder = run_of(wanted.run, wanted.root)
+    load_project_dotenv(record=folder)
+    key = _key()
     checkpoint = named(folder, wanted.checkpoint)
     model = model_folder(folder, checkpoint)
-    load_project_dotenv(record=folder)
     experiment = recorded_settings(folder)
     settings = experiment.ajet
     settings.model.path = str(model.absolute())
     settings.gateway.host, settings.gateway.port = wanted.host, wanted.port
     if wanted.engine is not None:
         settings.rollout.engine = "vllm" if wanted.engine == "vllm" else "transformers"
-    logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
+    try:
+        logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
+    except OSError as problem:
+        logger.warning("{}; its card cannot be written: {}", model, problem)
     backbone = open_backbone(experiment)
     gateway = None
     try:

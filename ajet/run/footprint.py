@@ -56,7 +56,8 @@ class Footprint:
 
     @property
     def peak(self) -> int:
-        """At the end of a step; sampling and update take turns."""
+        """At the end of a step; sampling and update take turns. Without what the engine lays out anew where there is
+        room to spare (`packed_weights`)."""
         return PROGRAM + self.weights + self.moments + self.reference + max(self.cache, self.update)
 
 

@@ -111,7 +111,7 @@ class AgentJetJob:
             node[leaf] = value
         return self
 
-    def set_section(self, name: str, **values: Any) -> AgentJetJob:
+    def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
         """A section of your own beside `ajet`, which a workflow reads as `tuner.config.NAME`, or one of a backbone
         (`verl`, `trinity`). Raises UserError for `ajet`, whose keys `set` sets."""
         if name == "ajet":

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FILE = "model_card.md"
 PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rft", "agentscope", "aworld")
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"\])}>,]+")
 SHOWN = 12
 """Points of a curve."""
 
@@ -122,7 +123,7 @@ def _evaluated(folder: Path) -> Iterator[str]:
         return
     for row in rows:
         numbers = {name.removeprefix("validation/"): value for name, value in row.items() if name in _EVALUATED}
-        told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None)
+        told = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if isinstance(value, (int, float)))
         yield f"- {folder.name}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
 
 
@@ -150,5 +151,9 @@ def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def _plain(value: Any) -> str:
-    """One line, as it may stand in Markdown, without the folders of this machine."""
-    return _FOLDERS.sub("", " ".join(str(value).split())).replace("|", "\\|").replace("`", "'")[:300]
+    """One line, as it may stand in Markdown, without addresses and the folders of this machine."""
+    return (
+        _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(str(value).split())))
+        .replace("|", "\\|")
+        .replace("`", "'")[:300]
+    )

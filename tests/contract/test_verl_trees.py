@@ -84,7 +84,7 @@ def found(tmp_path_factory):
 def test_random_trees_have_the_loss_and_gradient_of_their_rows(found):
     """Each example is held in the process itself; here, that the worst of them was a tree at all."""
     worst = found[1]["random"]["worst"]
-    assert worst["gradient"] <= 1e-5 and worst["total / unique"] > 2
+    assert worst["gradient"] <= 3e-5 and worst["total / unique"] > 2
 
 
 @pytest.mark.parametrize("name", [name for name in LIVES if name != "adapters"])

@@ -12,9 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-TIGHT = 1e-5
-"""Of the largest gradient, in float32. It is what float32 leaves: 6e-6 was the worst of 25 forests, and for two others
-rows and trees were equally far from float64, 1.4e-6 to 6e-6, and 6e-7 from each other."""
+TIGHT = 3e-5
+"""Of the largest gradient, in float32. It is what float32 leaves, and other processors add up otherwise: 6e-6 was the
+worst of 25 forests, 9e-6 another time, and for two others rows and trees were equally far from float64, 1.4e-6 to 6e-6,
+and 6e-7 from each other."""
 
 
 @st.composite
@@ -123,4 +124,22 @@ def check(engine: Any, examples: int) -> dict[str, float]:
         assert gaps["loss"] <= 1e-6 and gaps["logprob"] <= 5e-5 and gaps["entropy"] <= 5e-5, gaps
 
     alike()
+    _by_itself(engine)
     return worst
+
+
+def _by_itself(engine: Any) -> None:
+    """What trees do not compute goes verl's way, though the model attends by trees."""
+    from verl.utils import tensordict_utils as tu
+
+    from ajet.backbone.local import tree_attention
+    from ajet.engine.same_model import attend_by
+
+    data = batch([([3, 4, 5, 6, 7], 2), ([3, 4, 8], 2)], 64)
+    tu.assign_non_tensor(data, calculate_sum_pi_squared=True)
+    engine.packed = True
+    attend_by(engine.module, tree_attention.NAME)
+    with engine.eval_mode():
+        output = engine.forward_backward_batch(data, None, forward_only=True)["model_output"]
+    assert float(output["sum_pi_squared"].values().max()) <= 1 and set(output) > {"log_probs"}
+    assert engine.module.config._attn_implementation == tree_attention.NAME

@@ -203,6 +203,7 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     config.actor_rollout_ref.actor.optim.total_training_steps = config.trainer.total_training_steps or -1
     for name in ("kv_batch_put", "kv_batch_get", "kv_clear"):
         setattr(transfer_queue, name, getattr(queue, name))
+    torch.manual_seed(0)  # adapters begin at random
     trainer = trainer_of(config, queue, rank, world)
     engine = trainer.actor_rollout_wg.worker.actor.engine
     if "random trees" in scenario:
@@ -227,10 +228,25 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     return {"gradients": found, "metrics": metrics, "weights": parameters(engine), **packed}
 
 
+def one_name_for_padding() -> None:
+    """In life one controller names the rows that make numbers divisible; here each rank has its own."""
+    import random
+    import uuid
+
+    from verl.trainer.ppo import padding_utils
+
+    from ajet.backbone.verl.trainer import hooks
+
+    draw = random.Random(0)
+    named: Any = SimpleNamespace(uuid4=lambda: uuid.UUID(int=draw.getrandbits(128)))
+    padding_utils.uuid = hooks.uuid = named
+
+
 def rank_of(folder: Path, rank: int, world: int, port: str) -> None:
     """One rank's work, in a process of its own."""
     os.environ.update(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(world), LOCAL_WORLD_SIZE="1")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    one_name_for_padding()
     scenarios = pickle.loads((folder / f"{world}.scenarios").read_bytes())
     results = {name: run(scenario, rank, world) for name, scenario in scenarios.items()}
     if rank == 0:

@@ -67,7 +67,6 @@ def test_an_attempt_is_asked_and_judged(tmp_path: Path) -> None:
         with scene(said, config=experiment.config) as played:
             output = asyncio.run(workflow.execute(task, played.tuner))
             assert [call.trained for call in played.session.close().calls] == [True]
-            assert [call.trained for call in played.session.close().calls] == [True]
         assert judge.compute_reward(task, output) == (reward, reward == 1)
 
 

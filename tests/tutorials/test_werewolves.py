@@ -85,7 +85,7 @@ def test_an_answer_that_names_nobody_counts_as_none(said: str) -> None:
 def played(trained: list[str], opponents: Any = None, said: str = "4") -> tuple[Any, Any]:
     """Output and calls of a game whose trained agents always say the same."""
     config = load_experiment(FOLDER / "werewolves.yaml", overrides=[] if opponents is None else [
-        f"werewolves.opponents={{base_url: '{opponents}', model: other, api_key_env: null}}"]).config  # fmt: skip
+        f"werewolves.opponents={{base_url: '{opponents}', model: other}}"]).config  # fmt: skip
     workflow = of("start.py->ExampleWerewolves")(trainable_targets=trained)
     task = WorkflowTask(task=Task(task_id="t", metadata={"random_number": 5}))
     with scene(*[said] * 60, trainable=trained, config=config) as one:
@@ -114,6 +114,12 @@ def test_opponents_are_asked_at_another_endpoint_and_not_recorded() -> None:
     assert {call.target for call in capture.calls} == {"seer"} and all(call.trained for call in capture.calls)
     assert server.seen and {asked["model"] for asked in server.seen} == {"other"}
     assert output.is_success == (output.metadata["winner"] == "others")
+
+
+def test_an_opponents_key_that_is_not_set_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOBODYS_KEY", raising=False)
+    with pytest.raises(ValueError, match="NOBODYS_KEY, which is not set"):
+        of("start.py->endpoint")({"base_url": "http://127.0.0.1:9/v1", "api_key_env": "NOBODYS_KEY"})
 
 
 def test_agentjets_yaml_names_what_is_here(tmp_path: Path) -> None:

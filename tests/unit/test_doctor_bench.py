@@ -37,6 +37,11 @@ def test_dimensions_and_weights_are_those_of_the_files(tmp_path: Path) -> None:
     told = json.loads((TINY / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**told, "num_experts": 8}))
     assert dimensions(tmp_path) is None, "of a mixture of experts a pass reads less than all"
+    del told["tie_word_embeddings"]
+    for where in ({**told, "model_type": "gemma2"}, {"text_config": told, "tie_word_embeddings": True}):
+        (tmp_path / "config.json").write_text(json.dumps(where))
+        head = dimensions(tmp_path)
+        assert head is not None and head.tied, "Gemma's files leave out what is usual; others say it above text_config"
 
 
 def test_a_pass_takes_as_long_as_its_operations_or_its_bytes() -> None:

@@ -90,4 +90,4 @@ def test_its_checks_work_without_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     assert "no GPU: this shows only that the checks work" in said
     assert all(f"| {name} |" in said for name in ("doctor", "local", "resume", "prove", "export", "lora"))
-    assert said.count("| passed |") == 6 and "- ajet/engine/vllm/launch.py::memory" in said
+    assert said.count("| passed |") == 7 and "- ajet/engine/vllm/launch.py::memory" in said

@@ -63,6 +63,7 @@ def test_a_section_of_ones_own_reaches_the_workflow(tmp_path):
     loaded = load_experiment(job.dump_job_as_yaml(tmp_path / "job.yaml"))
     for config in (job.config, loaded.config):
         assert config.frozen_lake.to_dict() == {"frozen_lake_size": 4, "is_slippery": True}
+    assert AgentJetJob().set_section("mine", name="a key of its own").config.mine.name == "a key of its own"
     with pytest.raises(UserError, match="no section of your own"):
         job.set_section("ajet", model="x")
 

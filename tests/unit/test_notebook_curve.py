@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,12 +52,23 @@ def test_a_run_draws_one_picture_and_goes_on_with_it(published: list[Any], tmp_p
     progress.close()
     assert "step 2" in shown(published) and "held out: reward 0.500" in shown(published)
     assert shown(published).count("<circle") == 1 and "training reward" in shown(published)
+    progress.on_step(3, 20, {"train/reward": math.nan, "train/scored": 8, "train/episodes": 8, **times})
+    picture = shown(published).partition("<pre>")[0]
+    assert "step 3" in picture and "<polyline" in picture and "nan" not in picture
 
 
 def test_elsewhere_there_is_no_picture() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     assert not InteractiveShell.initialized() and notebook_cell() is None
+
+
+def test_a_shell_within_a_program_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from IPython.core import getipython
+    from IPython.terminal.embed import InteractiveShellEmbed
+
+    monkeypatch.setattr(getipython, "get_ipython", lambda: InteractiveShellEmbed.__new__(InteractiveShellEmbed))
+    assert notebook_cell() is None
 
 
 @pytest.mark.parametrize("points", [[(1, 0.5)], [(1, 0.0), (2, 1.0)], [(3, 0.5), (4, 0.5)]])

@@ -61,7 +61,7 @@ def test_without_memory_nothing_is_packed_until_the_next_version(monkeypatch: py
 @needs_packing
 def test_a_shape_with_other_bits_keeps_torchs_own_product(monkeypatch: pytest.MonkeyPatch) -> None:
     model = layers()
-    monkeypatch.setattr(packed_weights, "_same_bits", lambda weight: weight.shape[0] == 200)
+    monkeypatch.setattr(packed_weights, "_same_bits", lambda layer: layer.out_features == 200)
     weights = PackedWeights(model)
     assert weights.bytes == 2 * 96 * 200 and "forward" not in vars(model[1])
 

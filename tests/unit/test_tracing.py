@@ -208,6 +208,8 @@ def test_an_episode_that_several_steps_trained_on_is_one(tmp_path):
     files = EpisodeFiles(observed(tmp_path / "run", ("What is 1 + 2?", "Three.", None), split="train") / "episodes")
     files.write(1, "train", files.read(0))
     assert len(reader(tmp_path, sources="run", validation_share=0.0).traces("train")) == 1
+
+
 def test_late_feedback_is_of_the_one_that_it_was_given_to(tmp_path):
     for at, name in enumerate(("one", "two")):
         observed(tmp_path / name, ("Is it raining?", f"Answer {at}.", None))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -366,6 +368,19 @@ def test_bfloat16_is_as_close_as_a_plain_pass(model: Any) -> None:
         plain.append((unit_logprobs(half, ids, reply.ids)[rows, tokens] - exact).abs())
     assert torch.cat(ours).mean() < 1.3 * torch.cat(plain).mean() + 1e-3
     engine.close()
+
+
+def test_a_closed_engine_holds_no_weights() -> None:
+    """Neither do its layers' products, of which each knows its layer: they go before Python looks for circles."""
+    half = load_model(locate("embedded:tiny-tools"), dtype=torch.bfloat16)
+    engine, weight = TransformersEngine(half), weakref.ref(half.lm_head.weight)
+    gc.disable()
+    try:
+        engine.close()
+        del engine, half
+        assert weight() is None
+    finally:
+        gc.enable()
 
 
 def test_capacity_classes() -> None:

@@ -3,17 +3,22 @@ Neither TRL nor torch is imported."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ajet.integration.trl import package
+from ajet.integration.trl import package, processor
 from ajet.integration.trl.episodes import NOTHING, Episodes, row_of
 from ajet.integration.trl.settings import grpo_settings
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import UserError
+from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
+from ajet.task_reader import TaskOrder
 from tests.docs.snippets import ROOT, blocks
 from tests.record_fixtures import episode
 from train.trainer.agent_trainer import AgentTrainer
@@ -73,6 +78,10 @@ def test_beside_verl_missing_or_of_another_version_it_is_refused(installed, monk
         ({"trainer_common": {"algorithm": {"adv_estimator": "rloo"}}}, "one adv_estimator, grpo"),
         ({"data": {"curriculum": {"prefer": "hard"}}}, "no data.curriculum"),
         ({"ajet": CONFIG, "trl": {"num_generations": 3}}, "trl.num_generations is ajet's to set"),
+        ({"trl": {"num_generations": 3}}, "trl.num_generations is ajet's to set"),
+        ({"rollout": {"num_repeat": 2, "engine": "vllm"}}, "no rollout.engine: vllm"),
+        ({"model": {"path": "embedded:tiny-tools", "dtype": "bfloat16"}}, "no model.dtype: bfloat16"),
+        ({"services": {"shop": {"command": "shop"}}}, "no services"),
         ({"ajet": CONFIG, "trl": {"per_device_train_batch_size": 3}}, "a divisor of 8"),
     ],
 )
@@ -85,11 +94,76 @@ def test_keys_mean_what_they_mean_elsewhere():
     common = {"optim": {"lr": 0.5, "grad_clip": None}, "use_kl_loss": False, "algorithm": {"norm_adv_by_std": False}}
     own = {"per_device_train_batch_size": 2, "save_steps": 5}
     made = trainer(ajet={**CONFIG, "trainer_common": common}, trl=own).train_processor
-    assert made.grpo == grpo_settings(made.experiment(), common)
-    assert made.grpo.items() >= {
+    assert grpo_settings(made.experiment(), common).items() >= {
         "learning_rate": 0.5, "max_grad_norm": 0.0, "beta": 0.0, "scale_rewards": "none", "loss_type": "grpo",
         "num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "save_steps": 5,
     }.items()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("optim", "kind"),
+    [
+        ({"lr_warmup_steps": 3}, "constant_with_warmup"),
+        ({}, "constant"),
+        ({"lr_warmup_steps": 3, "lr_schedule": "linear"}, "linear"),
+    ],
+)
+def test_a_warm_up_counts_under_every_schedule(optim, kind):
+    """transformers' `constant` has none."""
+    made = trainer(trainer_common={"optim": optim}).train_processor
+    found = grpo_settings(made.experiment(), {})
+    assert (found["lr_scheduler_type"], found["warmup_steps"]) == (kind, optim.get("lr_warmup_steps", 0))
+
+
+@pytest.mark.parametrize("screen", [None, {"what": "No.", "do": "something else"}])
+def test_what_is_told_to_its_process_holds_no_secret_and_is_nobody_elses(monkeypatch, tmp_path, screen):
+    made = trainer(trl={"hub_token": "hf_of_somebody"}).train_processor
+    told = []
+
+    class Process:
+        def __init__(self, command, stdin, env):
+            found = json.loads(Path(command[-1]).read_text())
+            told.append((command[-1], Path(command[-1]).read_text(), env))
+            if screen:
+                Path(found["failed"]).write_text(json.dumps(screen))
+
+        def wait(self):
+            return 2 if screen else 0
+
+        def kill(self):
+            pass
+
+    monkeypatch.setattr(processor.subprocess, "Popen", Process)
+    for _ in range(2):
+        if screen:
+            with pytest.raises(UserError, match="No") as error:
+                made.train()
+            assert error.value.do == "something else"
+        else:
+            made.train()
+    (first, text, environment), (second, _, _) = told
+    assert first != second and not Path(first).exists(), "two of one run_path"
+    assert "hf_of_somebody" not in text and "hf_of_somebody" in environment.values()
+
+
+def test_which_tasks_a_step_has_is_ajets_order_also_with_fewer_than_it_asks_for():
+    played = []
+
+    class Played(Exception):
+        pass
+
+    class Plays:
+        def play(self, tasks, **given):
+            played.append([(place, task.task_id) for place, task in tasks])
+            raise Played
+
+    order = TaskOrder([Task(task_id=name) for name in "ab"], seed=0, shuffle=False)
+    engine = SimpleNamespace(weights_changed=lambda step: None)
+    episodes = Episodes(Plays(), engine, None, order, 2)
+    for step in (0, 1):
+        with pytest.raises(Played):
+            episodes(["a task"] * 6, SimpleNamespace(state=SimpleNamespace(global_step=step)))
+    assert played == [[(0, "a"), (1, "b"), (2, "a")], [(3, "b"), (4, "a"), (5, "b")]]
 
 
 def line(ids, mask):
@@ -109,5 +183,5 @@ def test_a_row_is_the_episodes_exact_tokens_and_what_is_not_one_sequence_trains_
     forked = replace(whole, timelines=[*whole.timelines, line([1, 2], [0, 1])])
     unscored = replace(whole, verdict=None)
     assert row_of(forked) is NOTHING and row_of(unscored) is NOTHING
-    rows = Episodes(None, None, None, [], 3)._rows([whole, forked, unscored])
+    rows = Episodes(None, None, None, None, 3)._rows([whole, forked, unscored])
     assert rows["verdict"] == [0.5, 0.5, None] and rows["env_mask"] == [[1, 0, 1], [0], [0]]

@@ -13,7 +13,7 @@ GAMES, ROUNDS = 200, 3
 FOLLOWS = 0.5
 """How often one names whom the one before it named."""
 SEEDS = 10_000_000
-"""Where the seeds of these games begin: a task's random number is below."""
+"""Where the seeds of these games begin. No held-out task has one of them: its random number is 2**30 or more."""
 
 
 class Beginner:

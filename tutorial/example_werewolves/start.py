@@ -53,5 +53,8 @@ class ExampleWerewolves(Workflow):
 
 
 def endpoint(settings: Any) -> AsyncOpenAI:
-    """The opponents' server, of which nothing is recorded. Its key comes from the environment."""
-    return AsyncOpenAI(base_url=settings.base_url, api_key=os.environ.get(settings.api_key_env or "", "none"))
+    """The opponents' server, of which nothing is recorded. Its key comes from the environment. Raises ValueError."""
+    variable = settings.get("api_key_env")
+    if variable and not os.environ.get(variable):
+        raise ValueError(f"werewolves.opponents.api_key_env is {variable}, which is not set")
+    return AsyncOpenAI(base_url=settings.base_url, api_key=os.environ[variable] if variable else "none")

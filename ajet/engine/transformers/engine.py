@@ -161,6 +161,7 @@ class TransformersEngine:
             self._wake.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        self._packed.close()
 
     def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
         """The `count` most likely tokens after the prompt and their logprobs at temperature 1, between two steps and

@@ -32,9 +32,9 @@ class PackedWeights:
         self._packed: dict[torch.nn.Linear, Tensor] = {}
         self._refused = False
         layers = [each for each in model.modules() if _suits(each)]
-        one_each = {tuple(each.weight.shape): each.weight for each in layers}
-        same = {shape: _same_bits(weight) for shape, weight in one_each.items()}
-        self._layers = [each for each in layers if same[tuple(each.weight.shape)]]
+        one_each = {_kind(each): each for each in layers}
+        same = {kind: _same_bits(layer) for kind, layer in one_each.items()}
+        self._layers = [each for each in layers if same[_kind(each)]]
         for each in self._layers:
             each.forward = self._product(each)
 
@@ -47,6 +47,14 @@ class PackedWeights:
         """Free what was packed; the next product packs anew."""
         self._packed.clear()
         self._refused = False
+
+    def close(self) -> None:
+        """The layers have their own products again, and nothing of this holds them or their weights: each product knows
+        its layer, and such a circle would keep the model until Python looks for circles."""
+        self.forget()
+        for each in self._layers:
+            vars(each).pop("forward", None)
+        self._layers.clear()
 
     def _product(self, layer: torch.nn.Linear) -> Any:
         def product(given: Tensor) -> Tensor:
@@ -94,13 +102,19 @@ def _multiply(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _same_bits(weight: Tensor) -> bool:
-    """Whether packed products with a matrix of this shape are torch's own, for every number of rows that is tried."""
+def _kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
+    """What decides about its product's bits."""
+    return layer.out_features, layer.in_features, layer.bias is not None
+
+
+def _same_bits(layer: torch.nn.Linear) -> bool:
+    """Whether packed products of this kind are torch's own, for every number of rows that is tried."""
     draw = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        packed = _pack(weight)
+        packed = _pack(layer.weight)
         for count in PROBED:
-            given = torch.randn(count, weight.shape[1], generator=draw).to(torch.bfloat16)
-            if not torch.equal(_multiply(given, packed, None), torch.nn.functional.linear(given, weight)):
+            given = torch.randn(count, layer.in_features, generator=draw).to(torch.bfloat16)
+            own = torch.nn.functional.linear(given, layer.weight, layer.bias)
+            if not torch.equal(_multiply(given, packed, layer.bias), own):
                 return False
     return True

@@ -1,5 +1,7 @@
 """Episodes as GRPOTrainer's `rollout_func`: it asks for completions, and gets what agents did.
 
+TRL's data set is one step of prompts that say nothing: which tasks a step has is ajet's order, as on every backbone.
+
 Invariants: an episode is one row of exact tokens, with mask 1 where the policy sampled; its reward is ajet's judge's,
 None where it has none, which TRL leaves out of the group's baseline. One that is not one sequence (a team of agents, a
 context that was written anew) counts in the baseline, trains no token, and is said. TRL's own generation, its chat
@@ -21,29 +23,29 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.rollout import Rollout
     from ajet.schema.episode import Episode
-    from ajet.schema.task import Task
+    from ajet.task_reader import TaskOrder
 
 NOTHING: dict[str, list[Any]] = {"prompt_ids": [0], "completion_ids": [0], "env_mask": [0], "logprobs": [0.0]}
 """The row of an episode that trains nothing."""
 
 
 class Episodes:
-    """Called by the trainer once a step, with each prompt as often as it has repeats."""
+    """Called by the trainer once a step, with as many prompts as it is to have episodes."""
 
     __name__ = "episodes"  # TRL asks its functions for one
 
     def __init__(
-        self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, tasks: Sequence[Task], repeats: int
+        self, rollout: Rollout, engine: TokenEngine, run: RunDirectory, order: TaskOrder, repeats: int
     ) -> None:
         self._rollout, self._engine, self._run = rollout, engine, run
-        self._tasks, self._repeats = tasks, repeats
+        self._order, self._repeats = order, repeats
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Play a step; `prompts` are places of tasks. Raises UserError where every episode failed."""
+        """Play a step. Raises UserError where every episode failed."""
         step = int(trainer.state.global_step)
         self._engine.weights_changed(step)  # its tensors are the trainer's
-        asked = [int(prompt) for prompt in prompts[:: self._repeats]]
-        tasks = [(order, self._tasks[place]) for order, place in enumerate(asked, start=step * len(asked))]
+        count = len(prompts) // self._repeats
+        tasks = [(place, self._order.task(place)) for place in range(step * count, (step + 1) * count)]
         groups = sorted(self._rollout.play(tasks, step=step + 1, split="train"), key=lambda group: group.order)
         episodes = [each for group in groups for each in sorted(group.episodes, key=lambda one: one.repeat)]
         self._run.episodes.write(step + 1, "train", episodes)

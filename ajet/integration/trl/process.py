@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet.schema.errors import UserError
 
@@ -30,7 +30,7 @@ def main() -> int:
     try:
         experiment = restored(told)
         with RunDirectory.open(experiment, root=experiment.root, kind="debug") as run:
-            train(experiment, run, told["grpo"])
+            train(experiment, run)
     except UserError as mistake:
         screen = {"what": mistake.what, **dict(mistake.rows())}
         Path(told["failed"]).write_text(json.dumps(screen))
@@ -38,7 +38,7 @@ def main() -> int:
     return 0
 
 
-def train(experiment: Experiment, run: RunDirectory, grpo: dict[str, Any]) -> None:
+def train(experiment: Experiment, run: RunDirectory) -> None:
     """To the last step; the model goes into the run's folder. Raises UserError."""
     from contextlib import closing
 
@@ -47,11 +47,12 @@ def train(experiment: Experiment, run: RunDirectory, grpo: dict[str, Any]) -> No
     from trl import GRPOConfig, GRPOTrainer
 
     from ajet.integration.trl.episodes import Episodes, verdicts
+    from ajet.integration.trl.settings import grpo_settings
     from ajet.rollout import Rollout
     from ajet.rollout.wiring import open_gateway, workflow_of
     from ajet.run.parts import pins_of
     from ajet.task_judge import open_judge
-    from ajet.task_reader import open_reader
+    from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import within_prompt_length
 
     reader = open_reader(experiment)
@@ -62,19 +63,20 @@ def train(experiment: Experiment, run: RunDirectory, grpo: dict[str, Any]) -> No
         closing(Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))) as rollout,
     ):
         tasks = within_prompt_length(reader.tasks("train"), experiment.ajet.data, model.tokenizer)
+        order = TaskOrder(tasks, seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
         logger.info("TRL owns the steps, and its lines follow; episodes are recorded in {}", run.path)
         trainer = GRPOTrainer(
             model=model.trained,
             reward_funcs=verdicts,
             args=GRPOConfig(
-                **grpo,
+                **grpo_settings(experiment, {}),
                 output_dir=str(run.path / "trl"),
                 max_steps=experiment.ajet.total_steps(len(tasks)),
                 use_cpu=model.device == "cpu",
             ),
-            train_dataset=Dataset.from_list([{"prompt": str(place)} for place in range(len(tasks))]),
+            train_dataset=Dataset.from_list([{"prompt": "a task"}] * experiment.ajet.data.train_batch_size),
             processing_class=model.tokenizer,
-            rollout_func=Episodes(rollout, model.engine, run, tasks, experiment.ajet.rollout.num_repeat),
+            rollout_func=Episodes(rollout, model.engine, run, order, experiment.ajet.rollout.num_repeat),
         )
         trainer.train()
         trainer.save_state()

@@ -1,6 +1,7 @@
 """TrlTrainer: AgentTrainer's engine `trl`.
 
-Invariant: what will not do is said before its process starts; that process ends with this one.
+Invariants: what will not do is said before its process starts; that process ends with this one; what the two tell each
+other lies in a folder of their own, so that two trainers of one `run_path` never read each other's.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ajet.integration.aworld.trainer.run_processor import RunProcessor
 from ajet.integration.trl.package import require_trl
-from ajet.integration.trl.settings import grpo_settings
+from ajet.integration.trl.settings import SECTION, grpo_settings
 from ajet.schema.errors import RunFailed, UserError
 
 
@@ -23,40 +25,39 @@ class TrlTrainer(RunProcessor):
     engine (`RunProcessor`); the optimizer and the steps are TRL's."""
 
     backbone = "local"  # whose keys the configuration has
+    sections = (SECTION,)
 
     def __init__(self, run_path: str) -> None:
         super().__init__(run_path)
         self.folder = require_trl()
-        self.grpo: dict[str, Any] = {}
 
     def check_config(self, config: Any = None) -> dict[str, Any]:
         """See RunProcessor. Raises ValueError, too, for what GRPOTrainer has not."""
         merged = super().check_config(config)
-        self.grpo = grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
+        grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
         return merged
 
     def train(self) -> None:
         """Run it in a process that finds TRL. Raises UserError; RunFailed where the process ends without a word."""
         experiment = self.experiment()
         experiment.require_ready()
-        told = Path(self.run_path) / "trl.json"
-        said = told.with_name("trl-failed.json")
-        said.unlink(missing_ok=True)
         from ajet.backbone.verl.shipped_experiment import carried
 
-        told.write_text(json.dumps({**carried(experiment, run_id="trl"), "grpo": self.grpo, "failed": str(said)}))
-        environment = dict(os.environ)
-        if self.folder is not None:
-            paths = [str(self.folder), environment.get("PYTHONPATH", "")]
-            environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        command = [sys.executable, "-m", "ajet.integration.trl.process", str(told)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
-        try:
-            code = process.wait()
-        finally:
-            process.kill()  # of one that has ended, nothing
-            process.wait()
-        if said.exists():
-            raise UserError(**json.loads(said.read_text()))
+        with TemporaryDirectory(prefix="ajet-trl-") as folder:
+            told, said = Path(folder) / "told.json", Path(folder) / "failed.json"
+            told.write_text(json.dumps({**carried(experiment, run_id="trl"), "failed": str(said)}))
+            environment = dict(os.environ)
+            if self.folder is not None:
+                paths = [str(self.folder), environment.get("PYTHONPATH", "")]
+                environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+            command = [sys.executable, "-m", "ajet.integration.trl.process", str(told)]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
+            try:
+                code = process.wait()
+            finally:
+                process.kill()  # of one that has ended, nothing
+                process.wait()
+            if said.exists():
+                raise UserError(**json.loads(said.read_text()))
         if code:
             raise RunFailed(f"TRL's process ended with exit code {code}.", do="it says why above")

@@ -38,14 +38,22 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
         raise ValueError(f"TRL's GRPOTrainer has one adv_estimator, grpo, and no {credit.adv_estimator}")
     if config.data.curriculum.prefer is not None:
         raise ValueError("TRL's GRPOTrainer takes the tasks in its own order, and no data.curriculum")
+    unmet = [
+        (config.rollout.engine not in ("auto", "transformers"), f"rollout.engine: {config.rollout.engine}"),
+        (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
+        (any(not each.only_with_flag for each in config.services.values()), "services; start them before it"),
+    ]
+    if lacking := [name for found, name in unmet if found]:
+        raise ValueError(f"the train engine trl has no {lacking[0]}")
+    warm = max(optim.lr_warmup_steps, 0)
     ours = {
         "num_generations": config.rollout.num_repeat,
         "temperature": config.rollout.temperature,
         "seed": config.seed,
-        "shuffle_dataset": config.data.shuffle,
+        "shuffle_dataset": False,  # the order is ajet's
         "learning_rate": optim.lr,
-        "lr_scheduler_type": optim.lr_schedule,
-        "warmup_steps": max(optim.lr_warmup_steps, 0),
+        "lr_scheduler_type": "constant_with_warmup" if warm and optim.lr_schedule == "constant" else optim.lr_schedule,
+        "warmup_steps": warm,
         "weight_decay": optim.weight_decay,
         "adam_beta1": optim.betas[0],
         "adam_beta2": optim.betas[1],

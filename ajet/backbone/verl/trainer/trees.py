@@ -64,6 +64,8 @@ class TreeEngine(FSDPEngineWithLMHead):
     """Computes packed rows where its model can be given them."""
 
     packed = False
+    _theirs = ""
+    """The attention that rows have where they go verl's way."""
     computed = 0
     """Tokens that the last batch's passes were over, on this rank."""
 
@@ -72,6 +74,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         super().initialize()
         model = getattr(self.module, "module", self.module)
         before = model.config._attn_implementation
+        self._theirs = before
         why = "it sees images" if hasattr(model.config, "vision_config") else ""
         if not why:
             tree_attention.register()
@@ -88,7 +91,8 @@ class TreeEngine(FSDPEngineWithLMHead):
         """verl's contract: gradients added up over all passes; what each row was found to be, in the rows' order."""
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             theirs: Any = super().forward_backward_batch
-            return theirs(data, loss_function, forward_only)
+            with attending_by(self.module, self._theirs):
+                return theirs(data, loss_function, forward_only)
         group, device = self.get_data_parallel_group(), get_device_id()
         data = data.to(device)
         trained = data["loss_mask"].sum()

@@ -16,6 +16,8 @@ from typing import Any
 from ajet.gateway.turn import Refused
 
 Item = dict[str, Any]
+CALLS = 16
+"""Function calls of a response, about, where only the newest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,21 @@ class KeptResponses:
         self.get(name)
         del self._responses[name]
         return {"id": name, "object": "response.deleted", "deleted": True}
+
+    def keep_newest(self, count: int) -> None:
+        """Forget all responses but so many, with what they go on from; for a session that does not end."""
+        newest = list(self._responses.items())[-count:]
+        links: dict[int, Kept] = {}
+        for _, kept in newest:
+            link: Kept | None = kept
+            while link is not None and id(link) not in links:
+                links[id(link)] = link
+                link = link.previous
+        self._responses = dict(newest)
+        told = [item for link in links.values() for item in (*link.input, *link.response["output"])]
+        self._items = {item["id"]: item for item in told if isinstance(item.get("id"), str)}
+        self._same = {}
+        self._replies = dict(list(self._replies.items())[-CALLS * count :])
 
     def item(self, name: str) -> Item | None:
         """An item by its id."""

@@ -26,6 +26,8 @@ class RunProcessor(TrainerProcessor):
     backbone: ClassVar[str]
     with_ray: ClassVar[bool] = False
     """Whether Ray is started for it."""
+    sections: ClassVar[tuple[str, ...]] = ()
+    """Of the configuration, beside `ajet` and those of the backbones that come with ajet."""
 
     def __init__(self, run_path: str) -> None:
         super().__init__(run_path)
@@ -67,8 +69,9 @@ class RunProcessor(TrainerProcessor):
         configuration, ConfigError for a key or value that cannot be used."""
         given = _tree_of(config, self.base)
         if not given.get("ajet"):  # keys of ajet's without the word, beside sections of a backbone's
-            own = {key: value for key, value in given.items() if key not in _SECTIONS}
-            given = {"ajet": own, **{key: value for key, value in given.items() if key in _SECTIONS}}
+            apart = {*_SECTIONS, *self.sections}
+            own = {key: value for key, value in given.items() if key not in apart}
+            given = {"ajet": own, **{key: value for key, value in given.items() if key in apart}}
         merged: dict[str, Any] = {}
         _lay(merged, self._tree)
         _lay(merged, given)

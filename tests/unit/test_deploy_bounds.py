@@ -1,0 +1,55 @@
+"""`ajet deploy` for as long as it serves, and what a model card must not say."""
+
+import pytest
+
+from ajet.gateway.dialects.responses.kept import KeptResponses
+from ajet.gateway.turn import Refused
+from ajet.run import deploy, model_card
+from ajet.run.deploy import Deployment, deployed
+from ajet.schema.errors import UserError
+
+
+def test_only_the_newest_responses_are_kept_with_what_they_go_on_from():
+    kept = KeptResponses()
+    previous = None
+    for number in range(10):
+        output = [{"id": f"msg_{number}", "type": "message", "content": f"{number}"}]
+        response = {"id": f"resp_{number}", "tools": [], "output": output}
+        kept.keep(previous, [{"role": "user", "content": f"ask {number}"}], response)
+        kept.called(f"call_{number}", response["id"])
+        previous = kept.get(response["id"]) if number % 2 == 0 else None  # conversations of two
+    kept.keep_newest(2)
+    assert [kept.find(f"resp_{number}") is not None for number in range(10)] == [False] * 8 + [True] * 2
+    assert [item["content"] for item in kept.get("resp_9").conversation()] == ["ask 8", "8", "ask 9"]
+    assert kept.item("msg_8") and kept.item("msg_9") and kept.item("msg_1") is None
+    assert kept.reply_of("call_9") == "resp_9"
+    with pytest.raises(Refused, match="not found"):
+        kept.get("resp_0")
+
+
+def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(deploy.KEY, "is put back after the test")
+    monkeypatch.delenv(deploy.KEY)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text(f"{deploy.KEY}=short\n")
+    monkeypatch.setattr(deploy, "run_of", lambda *_: tmp_path / "record" / "run")
+    with pytest.raises(UserError, match="AJET_API_KEY is no key"), deployed(Deployment("run", tmp_path)):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("http://10.0.0.7:8000/v1", "(an address)"),
+        (["postgres://me@db.mine/x", "/home/me/data/rows.jsonl"], "['(an address)', 'rows.jsonl']"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"),
+    ],
+)
+def test_a_card_names_no_address_and_no_folder(value, told):
+    assert model_card._plain(value) == told
+
+
+def test_a_number_that_is_none_does_not_stop_a_card(tmp_path):
+    (tmp_path / "evaluation.json").write_text('{"label": "m"}')
+    (tmp_path / "metrics.jsonl").write_text('{"validation/reward": "NaN", "validation/success_rate": 0.5}\n')
+    assert list(model_card._evaluated(tmp_path)) == [f"- {tmp_path.name}, m: success_rate 0.5"]
