@@ -7,9 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
-
-_WHERE = "Where"
+from ajet.cli.options import RECORD, Host, Port, RunName, RunRoot
 
 
 class Engine(str, Enum):
@@ -35,17 +33,8 @@ def deploy(
         Optional[str],  # noqa: UP045
         typer.Option("--name", metavar="NAME", help="Of the model, for clients (the run's).", show_default=False),
     ] = None,
-    host: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from ajet.cli.options import ExpDir
-
-_WHERE = "Where"
+from ajet.cli.options import ExpDir, Host, Port
 
 
 def observe(
@@ -23,17 +21,8 @@ def observe(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Ask the endpoint for token ids (vLLM gives them).")
     ] = False,
-    host: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
     """Record what a deployed agent and its model say, and what people think of it."""

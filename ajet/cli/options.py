@@ -44,6 +44,19 @@ Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
 ]
+WHERE = "Where"
+"""Panel of what is said of an address."""
+Host = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
+        rich_help_panel=WHERE,
+    ),
+]  # fmt: skip
+Port = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=WHERE),
+]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]
 

@@ -6,29 +6,15 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides
-
-_WHERE = "Where"
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Host, Overrides, Port
 
 
 def serve(
     conf: Conf = None,
     backbone: BackboneChoice = None,
     exp_dir: ExpDir = None,
-    host: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--host",
-            metavar="ADDRESS",
-            help="Address to listen on (127.0.0.1).",
-            show_default=False,
-            rich_help_panel=_WHERE,
-        ),
-    ] = None,
-    port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=_WHERE),
-    ] = None,
+    host: Host = None,
+    port: Port = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.")] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045

@@ -48,7 +48,7 @@ class Endpoint:
         try:
             secret, grant = grant_of(self._keys, scope, headers)
             welcome(scope)
-            body = await _body(scope, headers, receive)
+            body = await request_body(scope, headers, receive)
             if body is None:
                 return
             session = grant.session
@@ -258,7 +258,7 @@ async def refuse(send: Send, refused: Refused, body: Mapping[str, Any]) -> None:
     await answer(send, refused.status, body, () if later is None else ((b"retry-after", str(later).encode()),))
 
 
-async def _body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+async def request_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
     """The request's body; None if the client left meanwhile. Raises Refused."""
     length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > MAX_BODY:

@@ -27,6 +27,7 @@ from ajet.rollout.wiring import open_gateway
 from ajet.run.export import checkpoint_of, model_folder, run_of
 from ajet.run.interrupt import Interrupts
 from ajet.run.model_card import write_card
+from ajet.run.own_key import long_enough, own_key
 from ajet.run.recorded_agent import recorded_settings
 from ajet.schema.errors import UserError
 
@@ -157,17 +158,13 @@ def named(folder: Path, checkpoint: str) -> Checkpoint:
 
 
 def _key() -> str:
-    given = os.environ.get(KEY)
-    if given is None:
-        return "ajet-" + secrets.token_hex(16)
-    if not given.isascii() or not given.isprintable() or " " in given or len(given) < 16:
-        raise UserError(
-            f"{KEY} is no key.",
-            where=f"the environment variable {KEY}, or a .env file",
-            expected="16 characters or more, without spaces",
-            do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
-        )
-    return given
+    given = own_key(
+        KEY,
+        long_enough,
+        expected="16 characters or more, without spaces",
+        do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
+    )
+    return "ajet-" + secrets.token_hex(16) if given is None else given
 
 
 def _say(model: Deployed) -> None:

@@ -29,6 +29,7 @@ from ajet.rollout.wiring import open_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
+from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
 from ajet.run.rehearse import rehearse
@@ -37,7 +38,6 @@ from ajet.run.served_held_out import conclude_late, validate_served, who_validat
 from ajet.run.summary import finish
 from ajet.run.train import Training, Unused, learn, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
-from ajet.schema.errors import UserError
 from ajet.store import RunStore
 from ajet.task_reader import TaskOrder
 
@@ -305,17 +305,13 @@ def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> 
 
 def _admin_key() -> tuple[str, bool]:
     """The key, and whether the environment gave it. Raises UserError for one that is no key."""
-    given = os.environ.get(ADMIN_KEY)
-    if given is None:
-        return secrets.token_urlsafe(24), False
-    if not given.isascii() or not given.isprintable() or " " in given or _bits(given) < KEY_BITS:
-        raise UserError(
-            f"{ADMIN_KEY} is no key.",
-            where=f"the environment variable {ADMIN_KEY}, or a .env file",
-            expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
-            do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
-        )
-    return given, True
+    given = own_key(
+        ADMIN_KEY,
+        lambda key: _bits(key) >= KEY_BITS,
+        expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
+        do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
+    )
+    return (secrets.token_urlsafe(24), False) if given is None else (given, True)
 
 
 def _bits(key: str) -> float:

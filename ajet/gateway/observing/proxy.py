@@ -26,8 +26,8 @@ import httpx
 from loguru import logger
 
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse
-from ajet.gateway.limits import PEER, Held, after_wrong_key, welcome
+from ajet.gateway.exchange import MAX_BODY, Receive, Scope, Send, answer, refuse, request_body
+from ajet.gateway.limits import PEER, after_wrong_key, welcome
 from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.json_said import settled, settled_json
@@ -110,7 +110,7 @@ class Proxy:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip()
         if kind != b"application/json":  # no web page sends it here without being asked
             raise Refused("Feedback is sent as content-type: application/json.", status=415)
-        body = await _body(scope, receive)
+        body = await request_body(scope, headers, receive)
         if body is None:
             return
         try:
@@ -130,7 +130,7 @@ class Proxy:
         path: str,
         named: str | None,
     ) -> None:
-        body = await _body(scope, receive)
+        body = await request_body(scope, headers, receive)
         if body is None:
             return
         hidden = Hidden(headers, scope.get("query_string", b""))
@@ -327,25 +327,6 @@ def _is_here(origin: str) -> bool:
 
 def _error(path: str, refused: Refused) -> dict[str, Any]:
     return anthropic.error_body(refused) if path.startswith("/v1/messages") else chat.error_body(refused)
-
-
-async def _body(scope: Scope, receive: Receive) -> bytes | None:
-    """The request's body; None if the client left meanwhile. Raises Refused."""
-    parts: list[bytes] = []
-    size = 0
-    with Held(scope) as held:
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > MAX_BODY:
-                raise Refused(f"The request's body exceeds {MAX_BODY >> 20} MiB.", status=413)
-            held.add(len(part))
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
 
 
 async def _left(receive: Receive) -> None:
