@@ -61,7 +61,8 @@ def long_model(folder: Path) -> Path:
 def environment(model: Path, tools: str, servers: str) -> dict[str, str]:
     """`tools`: the address of the environment; `servers`: those that are asked for."""
     given = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "MCP_"))}
-    given |= {"PYTHONPATH": str(names.folder())} | cpu.environment()
+    given |= cpu.environment()
+    given["PYTHONPATH"] = os.pathsep.join([given["PYTHONPATH"], str(names.folder())])
     given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     given |= {
         "model_path": str(model),
