@@ -17,7 +17,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Policy, open_shared
-from ajet.store.mongo import MongoStore, changes, connection, documents, schema
+from ajet.store.mongo import MongoStore, changes, connection, documents, records, schema
 from ajet.store.mongo.documents import documents_of, kept_of
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
@@ -165,6 +165,32 @@ def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: 
     for step in (4, 5):
         store.use([lease.order], step, again=[lease.order])
     assert [each.used for each in store.closed()] == [(4, 5)]
+
+
+@pytest.mark.parametrize(
+    "after", [pytest.param("DispatchedSamplingTask", marks=pytest.mark.extra_slow), "DBRecordData",
+              pytest.param("Record", marks=pytest.mark.extra_slow)]
+)  # fmt: skip
+def test_a_server_killed_between_two_documents_of_an_episode_has_both(
+    after: str, mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client comes back to the next server, which has what its journal has."""
+    store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
+    insert = records.Records._insert
+
+    def killed(self: Any, name: str, written: Any) -> bool:
+        answer = insert(self, name, written)
+        if name == after:
+            mongod.kill()
+            mongod.start()
+        return answer
+
+    monkeypatch.setattr(records.Records, "_insert", killed)
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("whole")))
+    store.close(lease)
+    ((kept,),) = (each.kept for each in store.closed())
+    assert_equal(kept.episode, episode("whole"))
 
 
 def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(

@@ -97,6 +97,18 @@ def test_what_fails_again_and_again_lies_with_the_dead_letters(opens: Opens, clo
     assert [lease.order for lease in sampler.lease(1)] == [0] and store.dead() == []
 
 
+def test_who_puts_again_too_late_takes_nothing_away(opens: Opens, clock: Callable[[float], None]) -> None:
+    one, two = opens(), opens(rolls=True)
+    (lease,) = one.lease(1)
+    one.put(lease, Kept(episode("a")))
+    clock(61)
+    (taken,) = two.lease(1)
+    with pytest.raises(LeaseLost):
+        one.put(lease, Kept(episode("a")), Kept(episode("b")))
+    two.close(taken)
+    assert [[kept.episode.uuid for kept in each.kept] for each in two.closed()] == [["a"]]
+
+
 def test_the_second_trainer_fences_off_the_first(opens: Opens) -> None:
     first = opens(rolls=True)
     (played,) = first.lease(1)

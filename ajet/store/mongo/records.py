@@ -1,8 +1,9 @@
 """The episodes of a store, as documents: written, read, removed.
 
-Invariant: what belongs to an episode is written before its record, and removed before it; a record that no position
-names is not there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the business
-of `mongo_store`.
+Invariant: what belongs to an episode is in the server's journal before its record is written (a server may be killed
+and be back between two writes, and nobody is told), and removed before it; a record that no position names is not
+there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the business of
+`mongo_store`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Records:
         return [{"uuid": episode.uuid, "score": score_of(episode)} for episode in new]
 
     def take_back(self, lease: Lease, ends: Iterable[Document]) -> None:
-        """Of a put under this lease, which is lost."""
-        wanted = {"_id": {"$in": [end["uuid"] for end in ends]}, "task": lease.order, "fence": lease.fence}
+        """Of a put under this lease, which is lost; what an earlier put under it made known stays."""
+        known = [end["uuid"] for each in self._link.find(TASK, {"_id": lease.order}) for end in each["ends"] or ()]
+        late = {end["uuid"] for end in ends}.difference(known)
+        wanted = {"_id": {"$in": [*late]}, "task": lease.order, "fence": lease.fence}
         self.remove([each["_id"] for each in self._link.find(RECORD, wanted, {"_id": 1})])
 
     def remove(self, uuids: Sequence[str]) -> None:
@@ -124,7 +127,7 @@ class Records:
         if not documents:
             return True
         try:
-            self._link.ask_quickly(lambda base: base[name].insert_many(documents, ordered=False))
+            self._link.ask(lambda base: base[name].insert_many(documents, ordered=False))
         except BulkWriteError as error:
             told: Mapping[str, Any] = error.details or {}
             if any(each["code"] != DUPLICATE for each in told["writeErrors"]):

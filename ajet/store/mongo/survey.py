@@ -79,7 +79,7 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
         shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate([{"$sortByCount": "$status"}])}
     size = int(base.command("dbStats")["dataSize"])
-    shown.append(told.contents(states, base[RECORD].estimated_document_count(), size))
+    shown.append(told.contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
     shown += told.letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
