@@ -1,6 +1,8 @@
 """The viewer's answers: what runs say, whatever state they are in, and nothing else of the disk."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from ajet.record.viewer.export import bundle, frozen_page
 from ajet.record.viewer.image_text import text_of
 from ajet.record.viewer.library import Library
 from ajet.record.viewer.metrics import metrics_after
+from ajet.record.viewer.notes import notes_of
 from ajet.record.viewer.reward_bins import reward_bins
 from ajet.record.viewer.table_filter import BadFilter, TableFilter, select
 from ajet.schema.call import full_ids
@@ -124,6 +127,25 @@ def test_words_that_cannot_be_kept_are_named(root, content, status):
     answer = client_of(root).put("/api/notes/one", headers=HERE, content=content)
     assert answer.status_code == status and answer.json()["error"]
     assert not (root / "one" / "notes.json").exists()
+
+
+def test_two_viewers_of_a_folder_keep_each_note_or_refuse_it(tmp_path):
+    """Each of two processes writes as if it were alone; what neither was refused is there, one after the other."""
+    write = """
+import sys
+from pathlib import Path
+from ajet.record.viewer.notes import Overtaken, keep_notes, notes_of
+kept = 0
+while kept < 20:
+    try:
+        keep_notes(Path(sys.argv[1]), {**notes_of(Path(sys.argv[1])), "note": sys.argv[2]})
+    except Overtaken:
+        continue
+    kept += 1
+"""
+    both = [subprocess.Popen([sys.executable, "-c", write, str(tmp_path), name]) for name in ("one", "other")]
+    assert [each.wait() for each in both] == [0, 0]
+    assert notes_of(tmp_path)["edit"] == 40
 
 
 def test_a_damaged_note_is_none_and_one_of_no_run_is_404(root):

@@ -6,9 +6,10 @@ only by who had read what is there; what cannot be read is no note, never an err
 
 from __future__ import annotations
 
+import fcntl
 import json
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ajet.record.files import write_atomically
 from ajet.schema.errors import AjetError, UserError
 
 FILE = "notes.json"
+LOCK = ".notes.lock"
 MOST_BYTES = 64 << 10
 """Of the file, and of a request that replaces it."""
 LONGEST_NOTE = 10_000
@@ -40,23 +42,28 @@ def notes_of(folder: Path) -> dict[str, Any]:
         return dict(NONE)
 
 
-_WRITING = threading.Lock()
-
-
 def keep_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Replace them by `given`, whose `edit` is that of what was read; answers what is kept. Raises BadNote, Overtaken,
     UserError where the folder cannot be written."""
     wanted = _checked(given)
-    with _WRITING:
-        before = notes_of(folder)
-        if wanted["edit"] != before["edit"]:
-            raise Overtaken("The note was changed meanwhile: look at what it says now.")
-        kept = wanted | {"edit": before["edit"] + 1}
-        try:
+    try:
+        with _alone(folder):
+            before = notes_of(folder)
+            if wanted["edit"] != before["edit"]:
+                raise Overtaken("The note was changed meanwhile: look at what it says now.")
+            kept = wanted | {"edit": before["edit"] + 1}
             write_atomically(folder / FILE, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
-        except OSError as error:
-            raise UserError(f"The note cannot be kept: {error.strerror}.", where=str(folder / FILE)) from error
+    except OSError as error:
+        raise UserError(f"The note cannot be kept: {error.strerror}.", where=str(folder / FILE)) from error
     return kept
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Among all viewers of it, in this process and in others."""
+    with (folder / LOCK).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
