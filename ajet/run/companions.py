@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
 import socket
 import subprocess
@@ -161,7 +162,7 @@ class RunningCompanion:
             return
         until = time.monotonic() + self._companion.timeout
         while not self.is_ready():
-            if self._keeper.poll() is not None:
+            if self.is_over():
                 raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
             if time.monotonic() > until:
                 raise self._failure(
@@ -169,7 +170,7 @@ class RunningCompanion:
                     expected=f"{self._companion.ready} {'to answer' if self._by_address else 'to be printed'}",
                 )
             time.sleep(LOOK_S)
-        if self._keeper.poll() is not None:  # what answers is not this one
+        if self.is_over():  # what answers is not this one
             raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
 
     def require_running(self) -> None:
@@ -192,6 +193,9 @@ class RunningCompanion:
             self._keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
+        else:  # a keeper that was killed is gone before what it kept is
+            if self._report is not None:
+                select.select([self._report], [], [], GRACE_S + 15)
         self._how()
 
     @property
@@ -213,8 +217,10 @@ class RunningCompanion:
         return wanted in fresh
 
     def is_over(self) -> bool:
-        """Whether what was started has ended."""
-        return self._keeper is not None and self._keeper.poll() is not None
+        """Whether what was started has ended, all of it: its keeper's report is then there, or will never be."""
+        if self._keeper is None or self._keeper.poll() is None:
+            return False
+        return self._report is None or bool(select.select([self._report], [], [], 0)[0])
 
     def ended_well(self) -> bool:
         """Whether it had done what it was to do. Of one that is over."""

@@ -2,7 +2,8 @@
 
 Invariants: it ends only when nothing of the command's process tree lives, daemons that left its group included (Linux;
 elsewhere the group); it ends the tree when its standard input closes, which happens whatever becomes of ajet; it never
-runs what is not the command. Started with `python -I -S keeper.py REPORT_FD`; one line of JSON comes in, one goes out.
+runs what is not the command. On Linux it is two processes, of which each ends the tree when the other is killed.
+Started with `python -I -S keeper.py REPORT_FD`; one line of JSON comes in, one goes out, when nothing lives.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ PATIENCE = 10.0
 """Seconds after which killed processes that do not go are left to the kernel."""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: orphans of the tree become the keeper's children."""
+DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG: what a process gets when its parent is gone."""
+FROM_OUTSIDE = "its keeper was ended from outside"
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
 
@@ -124,21 +128,25 @@ class Tree:
         return total * 1024 or None
 
 
-def keep(order: dict, report: int) -> dict:
-    """Run `order` to its end, or to the end of what it may use. One that is not `measured` is not looked at: it has
-    no limits of the whole tree."""
+def keep(order: dict, guard: int) -> dict:
+    """Run `order` to its end, or to the end of what it may use, or of the process `guard` (0: nobody's). One that is
+    not `measured` is not looked at: it has no limits of the whole tree."""
     tree = Tree()
     began = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
     wake, wakened = os.pipe()
     for end in (wake, wakened):
         os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, signal.SIGTERM) if guard else (signal.SIGCHLD,):
+        signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
     problem = tree.start(order)
     limits, timeout, measured = order["limits"], order["timeout"], order.get("measured", True)
     asked, grace, heard = 0.0, order.get("grace") or 0.0, [0, wake]
     while not problem and tree.status is None:
+        if guard and os.getppid() != guard:
+            ended_by, problem = "stopped", FROM_OUTSIDE
+            break
         now = time.monotonic()
         if timeout and now - began >= timeout and not asked:
             ended_by, asked = "timeout", now
@@ -196,7 +204,7 @@ def _become(order: dict, report: int) -> None:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         os.chdir(order["folder"])
         os.dup2(_standard_input(order), 0)
@@ -270,20 +278,42 @@ def _signal(pid: int, number: int) -> None:
         return
 
 
+def guarded(report: int) -> int:
+    """Go on in a child, whose process id it gets. Here nothing goes on but that the child's tree is ended where the
+    child was killed; it does not return here."""
+    tree = Tree()
+    own = os.getpid()
+    if (child := os.fork()) == 0:
+        call = ctypes.CDLL(None).prctl
+        call(SUBREAPER, 1, 0, 0, 0)
+        call(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
+        return own
+    for standard in (0, 1, 2):
+        os.close(standard)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        left = tree.end()
+        said = {"problem": FROM_OUTSIDE, "code": None, "ended_by": "stopped", "left": left}
+        os.write(report, json.dumps(said).encode())
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
 def main() -> None:
     """Read an order, keep its command, report."""
     report = int(sys.argv[1])
     os.set_inheritable(report, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    guard = 0
     if LINUX:
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+        guard = guarded(report)
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)
         if not part:
             return
         line += part
-    said = json.dumps(keep(json.loads(line), report)).encode()
+    said = json.dumps(keep(json.loads(line), guard)).encode()
     os.write(report, said)
 
 
