@@ -27,8 +27,10 @@ from urllib.parse import urlsplit
 from loguru import logger
 
 from ajet.config.schema.services import Companion
+from ajet.environment.sandbox.program import Walled
+from ajet.run.confined import Cell, require_confinable
 from ajet.run.restarts import Restarts
-from ajet.schema.errors import UserError
+from ajet.schema.errors import SandboxFailure, UserError
 from ajet.workflow.command import keeper
 
 if TYPE_CHECKING:
@@ -87,6 +89,8 @@ def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), pref
             for name, each in companions.items()
         ]
         for each in running:
+            each.require()
+        for each in running:
             stack.callback(each.close)
             each.start()
         for each in running:
@@ -101,6 +105,8 @@ class RunningCompanion:
     def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
         self.name, self._companion, self._base, self._log = name, companion, base, log
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._cell: Cell | None = None
+        """The sandbox of one that is confined."""
         self._heard = 0
         """Bytes of the log before which its sign is not to be looked for again."""
         self._report: int | None = None
@@ -108,6 +114,17 @@ class RunningCompanion:
         self._ended: dict[str, Any] = {}
         """What it reported."""
         self.restarts, self.timeout = companion.restarts, companion.timeout
+
+    def require(self) -> None:
+        """Raises UserError where it cannot be started as it is asked for."""
+        if not self._folder.is_dir():
+            where = f"ajet.services.{self.name}.cwd"
+            raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
+        require_confinable(self.name, self._companion, self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return (self._base / Path(self._companion.cwd or ".").expanduser()).resolve()
 
     def start(self) -> None:
         """Begin, unless it is there already. Raises UserError."""
@@ -124,27 +141,33 @@ class RunningCompanion:
         if _is_address(ready) and not why_not(str(ready)):
             logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
             return
-        folder = (self._base / Path(self._companion.cwd or ".").expanduser()).resolve()
-        if not folder.is_dir():
-            raise UserError(f"The service {self.name} has no folder {folder}.", where=f"ajet.services.{self.name}.cwd")
+        self.require()
+        folder, command = self._folder, self._companion.command
+        arguments = shlex.split(command) if isinstance(command, str) else list(command)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         report, theirs = os.pipe()
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         environment = {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **self._companion.env}
-        with self._log.open(mode) as log:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
-                stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs,),
-                start_new_session=True, env=environment,
-            )  # fmt: skip
+        if self._companion.confined:
+            self._cell = self._new_cell(arguments, folder)
+        wall = self._cell.walled if self._cell is not None else Walled(arguments, (), None)
+        try:
+            with self._log.open(mode) as log:
+                self._keeper = subprocess.Popen(
+                    [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
+                    stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *wall.descriptors),
+                    start_new_session=True, env=environment, user=wall.user, group=wall.user,
+                    extra_groups=None if wall.user is None else [],
+                )  # fmt: skip
+        finally:
+            if self._cell is not None:
+                self._cell.begun()
         os.close(theirs)
         os.set_blocking(report, False)
         self._report = report
-        command = self._companion.command
-        arguments = shlex.split(command) if isinstance(command, str) else list(command)
         order: dict[str, Any] = {
-            "command": arguments,
-            "folder": str(folder),
+            "command": wall.argv,
+            "folder": "/" if self._cell is not None else str(folder),
             "limits": {},
             "timeout": None,
             "grace": GRACE_S,
@@ -155,6 +178,16 @@ class RunningCompanion:
             self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
             self._keeper.stdin.flush()
         logger.info("starting the service {}: {}", self.name, shlex.join(arguments))
+
+    def _new_cell(self, arguments: list[str], folder: Path) -> Cell:
+        try:
+            return Cell(self._companion, arguments, folder)
+        except (OSError, SandboxFailure) as problem:
+            raise UserError(
+                f"The service {self.name} cannot be confined: {problem}.",
+                where=f"ajet.services.{self.name}",
+                do="see that nobody else has its port, and that TMPDIR is a folder with a short path",
+            ) from problem
 
     def wait(self) -> None:
         """Until it is ready. Raises UserError."""
@@ -196,6 +229,9 @@ class RunningCompanion:
         else:  # a keeper that was killed is gone before what it kept is
             if self._report is not None:
                 select.select([self._report], [], [], GRACE_S + 15)
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
         self._how()
 
     @property

@@ -130,7 +130,7 @@ def test_a_workflow_plays_and_nothing_of_this_machine_is_within_its_reach(
     (project / "told.json").write_text(json.dumps({"file": str(file), "port": port, "socket": path, "secret": secret}))
     with play(project, "LooksAround") as made:
         episode = made.episode()
-        assert until(lambda: not _running("gateway_door.py"))
+        assert until(lambda: not _running("inside/door.py"))
     assert episode.failure is None, (episode.failure, episode.printed)
     found = {name: episode.metadata.pop(name) for name in list(episode.metadata)}
     assert found.pop("processes") < 12
@@ -150,7 +150,7 @@ def test_a_hang_is_killed_with_all_that_it_started(project: Path) -> None:
         episode = made.episode()
         assert episode.failure is not None and episode.failure.kind == "timeout"
         assert until(lambda: made.rollout.abandoned == 0)
-        assert until(lambda: not _running("654.321") and not _running("gateway_door.py"))
+        assert until(lambda: not _running("654.321") and not _running("inside/door.py"))
 
 
 @pytest.mark.extra_slow

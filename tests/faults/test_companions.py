@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +22,7 @@ import pytest
 
 from ajet.config import Experiment
 from ajet.config.schema.services import Companion
+from ajet.environment.sandbox.choose import Trial, chosen_mechanism, tried
 from ajet.run.companions import RunningCompanion, beside, wanted, why_not
 from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
@@ -48,8 +53,6 @@ def experiment(base: Path, **services: dict[str, Any]) -> Experiment:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return int(listening.getsockname()[1])
 
@@ -123,6 +126,92 @@ def test_a_keeper_that_is_killed_leaves_nothing_and_the_service_comes_back(
         assert until(lambda: pids(tmp_path) != first and not why_not(address), 60)
         again = pids(tmp_path)
     assert all(gone(pid) for pid in again)
+
+
+LOOKS = """
+import http.server, json, os, socket, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+    log_message = lambda *_: None
+def tried(act):
+    try: return str(act())
+    except OSError as error: return type(error).__name__
+here = os.getcwd()
+found = {"here": here, "reads": open("data.txt").read(), "env": open(".env").read(), "shown": open(sys.argv[3]).read(),
+    "writes": tried(lambda: open("new.txt", "w")), "home": tried(lambda: open(os.environ["HOME"] + "/x", "w").name),
+    "other": tried(lambda: open(sys.argv[2])), "secret": os.environ.get("SOME_SECRET"), "given": os.environ["GIVEN"],
+    "out": tried(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[4])), 5)),
+    "processes": len([each for each in os.listdir("/proc") if each.isdigit()])}
+print("pids", os.getpid(), 0, flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+
+def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tried("bubblewrap").works:
+        pytest.skip("no bubblewrap here")
+    made: list[str] = []
+    make = tempfile.mkdtemp
+
+    def noted(**of: str) -> str:
+        made.append(make(**of))
+        return made[-1]
+
+    monkeypatch.setattr("ajet.run.confined.tempfile.mkdtemp", noted)
+    monkeypatch.setenv("SOME_SECRET", "of mine")
+    home, more = tmp_path / "lake", tmp_path / "more"
+    for name, text in (("looks.py", LOOKS), ("data.txt", "read"), (".env", "KEY=1"), ("../more/book.txt", "shown")):
+        (home / name).resolve().parent.mkdir(exist_ok=True)
+        (home / name).write_text(text)
+    (tmp_path / "other.txt").write_text("of mine")
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        port, elsewhere = free_port(), outside.getsockname()[1]
+        command = [sys.executable, "-I", "-S", "looks.py", port, tmp_path / "other.txt", more / "book.txt", elsewhere]
+        lake = {
+            "command": [*map(str, command)], "cwd": "lake", "ready": f"tcp://localhost:{port}", "env": {"GIVEN": "it"},
+            "confined": True, "shows": ["../more"],
+        }  # fmt: skip
+        with beside(experiment(tmp_path, lake=lake), tmp_path):
+            address = f"http://127.0.0.1:{port}"
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                found = json.load(answer)
+            first = next(each for each in psutil.Process().children(recursive=True) if "looks.py" in each.cmdline())
+            first.kill()
+            assert until(lambda: gone(first.pid) and not why_not(address), 60), "it comes back, at the same port"
+            left = psutil.Process().children(recursive=True)
+    assert all(gone(each.pid) for each in left) and why_not(address)
+    assert len(made) == 2 and not any(map(os.path.exists, made))
+    assert found.pop("processes") < 8
+    assert found == {
+        "here": str(home), "reads": "read", "env": "", "shown": "shown", "writes": "OSError", "home": "/box/x",
+        "other": "FileNotFoundError", "secret": None, "given": "it", "out": "ConnectionRefusedError",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lake", "said"),
+    [
+        ({"ready": "Starting server on"}, "its port is not known"),
+        ({"ready": "http://10.0.0.1:9"}, "its port is not known"),
+        ({"ready": "tcp://127.0.0.1:9", "cwd": str(Path.home())}, "a person's whole home"),
+        ({"ready": "tcp://127.0.0.1:9"}, "cannot be: No sandbox here: bubblewrap: off"),
+        ({"confined": False, "shows": ["x"]}, "shows is for one that is confined"),
+    ],
+)
+def test_one_that_cannot_be_confined_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setattr("ajet.environment.sandbox.choose.tried", lambda *_: Trial("bubblewrap", "off"))
+    chosen_mechanism.cache_clear()
+    told = experiment(tmp_path, lake={"command": "sleep 9", "confined": True, **lake})
+    with pytest.raises(ConfigError) as caught, beside(told, tmp_path):
+        raise AssertionError("the run began")
+    chosen_mechanism.cache_clear()
+    assert said in caught.value.what and caught.value.where.startswith("ajet.services.lake")
 
 
 class Ending:

@@ -66,7 +66,7 @@ class AjetConfig(Section):
     services: dict[str, Companion] = key(
         {},
         "Programs that a run needs beside it, by name: each is started before it and ended after it. "
-        "`{command, cwd, env, ready, timeout, restarts, only_with_flag}`, see docs/environments.md.",
+        "`{command, cwd, env, ready, timeout, restarts, confined, shows, only_with_flag}`, see docs/environments.md.",
         training=False,
     )
     context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")

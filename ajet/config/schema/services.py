@@ -25,4 +25,11 @@ class Companion(Section):
         training=False,
         ge=0,
     )
+    confined: bool = key(
+        False,
+        "Run it in a sandbox (bubblewrap): no network but its one port, that of `ready`; no file of this machine but "
+        "programs, its folder and `shows`, read-only; no variable but `env`. Refused where there is none.",
+        training=False,
+    )
+    shows: list[str] = key([], "Folders that one that is confined reads, too.", training=False)
     only_with_flag: bool = key(False, "Start it only where `--with-NAME` is given.", training=False)

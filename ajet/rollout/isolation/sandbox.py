@@ -43,7 +43,7 @@ from ajet.environment.sandbox.cgroup import control_group
 from ajet.environment.sandbox.choose import limits_of
 from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import counts_by_namespace
-from ajet.rollout.isolation import gateway_door
+from ajet.environment.sandbox.inside import door
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.process import WORKER, ProcessIsolation
 from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
@@ -73,7 +73,7 @@ class SandboxIsolation(ProcessIsolation):
         super().__init__(experiment, workflow_class, ambient)
         _refuse_what_needs_a_network(experiment)
         self._door = Door(ambient.base_url)
-        address = f"http://127.0.0.1:{gateway_door.PORT}{urlsplit(ambient.base_url).path}"
+        address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = Box(self._home, self._door.path, address, limits_of(experiment.ajet.environment))
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
         """What it starts ends with its one thread: so bubblewrap watches who started it."""
@@ -159,7 +159,7 @@ class Box:
             "uid": uid if as_root else None, "door": DOOR, "files": self._limits.files, "command": list(command),
             "processes": self._limits.processes if uid is not None or counts_by_namespace() else 0,
         }  # fmt: skip
-        argv += [sys.executable, "-I", "-S", gateway_door.__file__, json.dumps(inside)]
+        argv += [sys.executable, "-I", "-S", door.__file__, json.dumps(inside)]
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/", start_new_session=True,
@@ -195,7 +195,7 @@ class Box:
         """Folders of code, outermost first; none within another. Looked for once a run."""
         package = Path(ajet.__file__).resolve().parent
         wanted = [Path(sys.prefix), Path(sys.base_prefix), *_pythons(), package, *map(Path, self._home.paths)]
-        wanted = [self._home.base, *(folder for folder in wanted if folder.is_dir() and not _holds_more(folder))]
+        wanted = [self._home.base, *(folder for folder in wanted if folder.is_dir() and not holds_more(folder))]
         return outermost(wanted)
 
     @cached_property
@@ -227,7 +227,7 @@ class Door:
     def __init__(self, base_url: str) -> None:
         place = urlsplit(base_url)
         self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
-        _sweep()
+        sweep(_FOLDERS, "gateway")
         self._folder = tempfile.mkdtemp(prefix=_FOLDERS)
         os.chmod(self._folder, 0o711)  # for a user of a sandbox's own; it lists nothing
         self.path = f"{self._folder}/gateway"
@@ -253,11 +253,11 @@ class Door:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self, listening: socket.socket) -> None:
-        async def connect() -> gateway_door.Streams:
+        async def connect() -> door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
         async def until_closed() -> None:  # which may be at once
-            forward = gateway_door.forwarding(connect)
+            forward = door.forwarding(connect)
             server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
             await self._over.wait()
             server.close()
@@ -285,12 +285,13 @@ def _listening(path: str) -> socket.socket:
     return listening
 
 
-def _sweep() -> None:
-    """Remove what runs that were killed left: doors that nobody listens behind."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+def sweep(folders: str, name: str) -> None:
+    """Remove what runs that were killed left: doors of that name that nobody listens behind, in folders of temporary
+    files whose names begin so."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         with socket.socket(socket.AF_UNIX) as guest:
             try:
-                guest.connect(str(folder / "gateway"))
+                guest.connect(str(folder / name))
             except ConnectionRefusedError:
                 shutil.rmtree(folder, ignore_errors=True)
             except OSError:
@@ -309,7 +310,7 @@ def _refuse_what_needs_a_network(experiment: Experiment) -> None:
             do="use rollout.isolation: process, and `tuner.sandbox()` for code that the model wrote",
         )
     base = experiment.base
-    if _holds_more(base):
+    if holds_more(base):
         raise ConfigError(
             f"The project folder {base} holds a person's whole home, which a sandbox must not see.",
             where=KEY,
@@ -317,7 +318,7 @@ def _refuse_what_needs_a_network(experiment: Experiment) -> None:
         )
 
 
-def _holds_more(folder: Path) -> bool:
+def holds_more(folder: Path) -> bool:
     """Whether it is a home folder, or holds one."""
     whole = Path(os.path.abspath(folder))
     return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
