@@ -127,6 +127,14 @@ def test_on_every_isolation(notes, tmp_path, monkeypatch, isolation):
 
 
 @pytest.mark.extra_slow
+def test_the_chinese_pages_agent_has_no_key(notes, tmp_path, monkeypatch):
+    key = '                llm_api_key="dummy",\n'
+    code = PRINTED.replace(key, "").replace("<your_system_prompt>", "你的系统提示")
+    assert key not in code and key in PRINTED
+    play_at_once(tmp_path, monkeypatch, "loop", 2, 1, code)
+
+
+@pytest.mark.extra_slow
 def test_its_import_silences_nobody(tmp_path):
     """Sinks of others get their lines, and lines that a user writes by AWorld's logger."""
     said: list[str] = []
@@ -234,6 +242,58 @@ def test_an_agent_with_an_address_of_its_own_is_not_trained(tmp_path):
         require_exact(episode)
         assert {each.agent for each in episode.calls} == {"first"} and episode.metadata["final_answer"] == "elsewhere"
     assert len(asked) == 2 and asked[0]["messages"][-1]["content"] == "done by first"
+
+
+PAGES_SWARM = """
+from typing import Union
+
+from aworld.agents.llm_agent import Agent
+from aworld.config import AgentConfig
+from aworld.core.agent.swarm import Swarm
+from train.adapter.verl.aworld_agent_loop import AworldAgentLoop
+
+OTHER = {}
+
+class Loop(AworldAgentLoop):
+    def build_agents(self) -> Union[Agent, Swarm]:
+        agent_to_be_train = Agent(
+          name="agent_to_be_train",
+          conf=AgentConfig(
+              llm_base_url=self.get_llm_server_address(),
+              llm_model_name=self.get_llm_server_model_name(),
+          ),
+        )
+        plan_agent, exe_agent, sum_agent = (
+            Agent(
+              name=name,
+              conf=AgentConfig(
+                  llm_base_url=OTHER["url"],
+                  llm_model_name="planner",
+                  llm_api_key="a key"
+              ),
+            )
+            for name in ("plan_agent", "exe_agent", "sum_agent")
+        )
+        return Swarm(
+            agent_to_be_train, plan_agent, exe_agent, sum_agent,
+        )
+"""
+"""The Chinese page's, with what it leaves empty, and with the names that AWorld's `Agent` cannot do without."""
+
+
+@pytest.mark.extra_slow
+def test_the_pages_swarm_of_four_trains_the_one_on_our_address_without_a_key(tmp_path):
+    loop = loop_from(tmp_path, PAGES_SWARM, "Loop")
+    asked: list[dict] = []
+    with other_model(asked) as url:
+        sys.modules[loop.__module__].OTHER["url"] = url
+        with played(loop, in_turn, num_repeat=2) as made:
+            episodes = [episode for group in made.play(1) for episode in group.episodes]
+    for episode in episodes:
+        require_exact(episode)
+        assert {each.agent for each in episode.calls} == {"agent_to_be_train"}
+        assert episode.metadata["final_answer"] == "elsewhere"
+    assert [each["model"] for each in asked] == ["planner"] * 6
 
 
 TOOLS = """

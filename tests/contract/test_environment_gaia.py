@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 
 import pytest
 
@@ -11,6 +12,7 @@ from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.front import Episodes
 from ajet.environment.gaia import SEED_NAMES
 from ajet.environment.sandbox.choose import tried
+from ajet.integration.aworld import names
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import UserError
 from tests.gaia_packages import packages
@@ -80,6 +82,18 @@ def test_aworlds_command_means_ours():
     wanted = ["env", "up", "gaia-mcp-server", "--host", "0.0.0.0", "--port", "0"]
     assert words(["--docker_dir=gaia-mcp-server", "--port", "0"]) == wanted
     assert words(["--docker_dir", "gaia-mcp-server", "--port", "0"]) == wanted
+
+
+def test_aworlds_script_starts_ours(tmp_path):
+    """`sh run-local.sh`, with a Python that says what it was given."""
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(
+        ["sh", "run-local.sh"], cwd=names.folder() / "env", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["-m", "ajet", "env", "up", "gaia-mcp-server"], done.stderr
+    assert file_of("gaia-mcp-server") == file_of("gaia-local")
 
 
 def test_a_name_in_no_table_is_an_error(tmp_path):

@@ -24,6 +24,7 @@ from ajet.environment.gaia import (
     selected,
     start,
     why_off,
+    with_older_names,
 )
 from ajet.environment.gaia.servers.process import KEPT
 from ajet.environment.mcp.processes import MARK
@@ -187,6 +188,22 @@ def test_the_env_template_names_every_variable(tmp_path: Path) -> None:
     assert (read["GOOGLE_API_KEY"], read["GOOGLE_CSE_ID"], read["MINE_TOO"]) == ("a-key", "given", "given-x")
     with pytest.raises(UserError, match="MINE is not set"):
         read_variables(file, {})
+
+
+def test_the_env_file_of_aworlds_page_is_read(tmp_path: Path) -> None:
+    """Its names, `${…}` among them; what lies behind those that nothing here reads is on this machine."""
+    alone = ("JINA_API_KEY", "TAVILY_API_KEY", "GOOGLE_API_KEY", "GOOGLE_CSE_ID", "DATALAB_API_KEY", "E2B_API_KEY")
+    parts = ("BASE_URL", "MODEL_NAME", "API_KEY")
+    models = ("BROWSERUSE", "CODE", "THINK", "GUARD", "AUDIO", "IMAGE", "VIDEO")
+    lines = [f"{name}=<YOUR_{name}>" for name in (*alone, *(f"MCP_LLM_{part}" for part in parts))]
+    lines += [f"{model}_LLM_{part}=${{MCP_LLM_{part}}}" for model in models for part in parts]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    read = with_older_names(read_variables(tmp_path / ".env", {}))
+    used = {name for each in SERVERS for name in (*each.variables, *each.some_tools)}
+    assert {name for name in used if not read.get(name)} == {"GOOGLE_SEARCH_ENGINE_ID"}
+    assert read["BROWSER_LLM_API_KEY"] == "<YOUR_MCP_LLM_API_KEY>" == read["CODE_LLM_API_KEY"]
+    own = {"BROWSER_LLM_API_KEY": "mine", "BROWSERUSE_LLM_API_KEY": "other"}
+    assert with_older_names(own)["BROWSER_LLM_API_KEY"] == "mine"
 
 
 class Wire:

@@ -144,11 +144,21 @@ def test_each_key_of_agentjets_defaults_is_ours_or_has_a_row():
     assert ours == keys and len(keys) > 120
 
 
+def test_each_flag_of_agentjets_launcher_has_a_row():
+    """Those of its `ajet/launcher.py` at 0052b4c5."""
+    said = " ".join(there for there, _, _ in rows("agentjet.md"))
+    assert [flag for flag in AGENTJET.split() if not re.search(rf"--{flag}(?![\w-])", said)] == []
+
+
 def leaves(tree, prefix=""):
     for name, value in tree.items():
         yield from leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [f"{prefix}{name}"]
 
 
+AGENTJET = """
+backbone swarm-server conf exp-dir debug db bp breakpoint with-ray with-ray-cluster with-appworld with-deepfinance
+with-webshop with-bfcl with-logview with-crafters skip-check-avail-gpu kill autokill prefix swarm-overwatch
+"""
 AGENTRL = """
 trainer train_file max_pixels remove_experience drop_zero_advantage shift_labels db_connection_string
 oss_connection_string enable_oss skip_non_positive_advantage model_name_or_path attention_implementation

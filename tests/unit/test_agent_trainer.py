@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -243,20 +244,46 @@ def test_the_printed_names_mean_what_is_here(name):
     assert getattr(importlib.import_module(place), what) is not None
 
 
-def test_a_package_of_the_users_below_train_is_found_beside_ours(folder):
+OPTION_A = """
+from train.integration.my_framework import MyFrameworkTrainer
+from train.trainer.agent_trainer import AgentTrainer
+
+AgentTrainer.register_processor('my_framework', MyFrameworkTrainer)
+"""
+OPTION_B = """
+from train.trainer import AgentTrainer
+"""
+TRAINS = """
+trainer = AgentTrainer(
+    agent="my agent",
+    train_engine_name='my_framework'
+)
+trainer.train()
+print(trainer.train_processor.asked[-1], type(trainer.train_processor).__module__)
+"""
+
+
+@pytest.mark.parametrize("option", [OPTION_A, OPTION_B], ids=["dynamic", "automatic"])
+def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option):
+    """Steps 2 and 3 of the page: a package below a `train` of the user's, found beside ours wherever it stands on the
+    path, and registered in the user's code or in `train/trainer`."""
     own = folder / "train" / "integration" / "my_framework"
     own.mkdir(parents=True)
     for place in (folder / "train", own.parent):
         (place / "__init__.py").touch()
-    (own / "__init__.py").write_text("class MyFrameworkTrainer: ...\n")
-    code = (
-        "import sys, ajet; sys.path.append('.');"
-        "from train.integration.my_framework import MyFrameworkTrainer as M;"
-        "from train.trainer.agent_trainer import AgentTrainer; print(M.__module__)"
+    shutil.copy(__file__, own / "my_trainer.py")
+    (own / "__init__.py").write_text(
+        "from .my_trainer import Noted as MyFrameworkTrainer\n\n__all__ = ['MyFrameworkTrainer']\n"
     )
-    env = {"PYTHONPATH": str(names.folder()), "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == "train.integration.my_framework", done.stderr
+    if option is OPTION_B:
+        (folder / "train" / "trainer").mkdir()
+        (folder / "train" / "trainer" / "__init__.py").write_text("from .agent_trainer import AgentTrainer" + OPTION_A)
+    mine, ours = str(folder), str(names.folder())
+    paths = os.pathsep.join([*([ours, mine] if option is OPTION_A else [mine, ours]), str(Path(__file__).parents[2])])
+    code = "import sys, ajet; sys.path.remove('')" + option + TRAINS
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": paths, "PATH": ""},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split() == ["train", "train.integration.my_framework.my_trainer"], done.stderr
 
 
 INSTALLED = """

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ajet.config.cache import cache_root
-from ajet.environment.gaia import Place, Server, prepare, selected, start, why_off
+from ajet.environment.gaia import Place, Server, prepare, selected, start, why_off, with_older_names
 from ajet.environment.gaia.command import PROGRAM
 from ajet.environment.mcp.confined import workdir_in
 from ajet.environment.mcp.servers import Server as McpServer
@@ -60,7 +60,8 @@ class Tools:
 
     def off(self) -> str:
         """Why it is off; "": it is on."""
-        why = why_off(self.server, os.environ, network=self.section.network, corpus=self.section.corpus is not None)
+        corpus = self.section.corpus is not None
+        why = why_off(self.server, with_older_names(os.environ), network=self.section.network, corpus=corpus)
         return why or (NETWORKED if self.confined and self.server.network else "")
 
     @property
@@ -80,7 +81,7 @@ class Tools:
         place = Place(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
-            variables=os.environ,
+            variables=with_older_names(os.environ),
             network=self.section.network,
             private=self.section.private,
             corpus=self._path(self.section.corpus),

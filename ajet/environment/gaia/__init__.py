@@ -9,7 +9,7 @@ only a name in no table is an error; nothing here starts a process but `prepare`
 from ajet.environment.gaia.catalogue import SEED_NAMES, SERVERS
 from ajet.environment.gaia.command import Place, Start, start
 from ajet.environment.gaia.environments import prepare
-from ajet.environment.gaia.needs import ENV_TEMPLATE, read_variables, why_off
+from ajet.environment.gaia.needs import ENV_TEMPLATE, read_variables, why_off, with_older_names
 from ajet.environment.gaia.selection import selected
 from ajet.environment.gaia.server import Server, Tool
 
@@ -26,4 +26,5 @@ __all__ = [
     "selected",
     "start",
     "why_off",
+    "with_older_names",
 ]

@@ -18,6 +18,8 @@ from ajet.schema.errors import UserError
 
 ENV_TEMPLATE = Path(__file__).with_name("env_template")
 """Every variable that a server reads, to be filled in."""
+OLDER = "BROWSERUSE_LLM_"
+"""How AWorld's env template begins the names of browser-server's."""
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -54,6 +56,16 @@ def found(
     if executable == "chromium":
         return variables.get("CHROMIUM") or next(filter(None, map(find, CHROMIUMS)), None)
     return find(executable)
+
+
+def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:
+    """These, and where one is set by its older name alone, as AWorld's env template has it, by the one that is read."""
+    made = dict(variables)
+    for name, value in variables.items():
+        if name.startswith(OLDER):
+            newer = f"BROWSER_LLM_{name.removeprefix(OLDER)}"
+            made[newer] = made.get(newer) or value
+    return made
 
 
 def read_variables(file: Path, environment: Mapping[str, str] | None = None) -> dict[str, str]:
