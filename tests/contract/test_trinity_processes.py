@@ -217,3 +217,38 @@ def test_why_its_sides_do_not_run_apart(settings, tmp_path):
         return [row.eid.batch for row in read], [row.eid.batch for row in await second.read(2)]
 
     assert asyncio.run(lives()) == ([4, 3], [2, 1]), "newest first, and 4 and 3 are lost with who read them"
+
+
+def test_one_question_for_the_weights_version_serves_all_that_wait_and_is_never_too_old():
+    from ajet.backbone.trinity.processes.engine import RolloutEngine
+
+    class Actor:
+        """The weights change with each answer."""
+
+        def __init__(self):
+            self.asked, self.answers = 0, asyncio.Semaphore(0)
+            self.get_model_version = SimpleNamespace(remote=self.ask)
+
+        async def ask(self):
+            self.asked += 1
+            version = self.asked
+            await self.answers.acquire()
+            return version
+
+    async def ask(actor):
+        versions = RolloutEngine(actor, max_model_len=8, vocabulary=8)._versions
+        first = asyncio.create_task(versions.now())
+        while not actor.asked:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(versions.now()) for _ in range(20)]
+        for _ in range(9):
+            await asyncio.sleep(0)
+        others[0].cancel()
+        assert actor.asked == 1, "they wait for a question of their own: the first was asked before they came"
+        for _ in range(2):
+            actor.answers.release()
+        found = [await first, *await asyncio.gather(*others[1:])]
+        actor.answers.release()
+        return [*found, await versions.now()]
+
+    assert asyncio.run(ask(Actor())) == [1, *[2] * 19, 3]

@@ -7,8 +7,10 @@ weights sampled it. `_generate_internal` is private to Trinity 0.6.0, held by a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -27,6 +29,7 @@ class RolloutEngine:
         self.version = 0
         self.max_model_len = max_model_len
         self._actor, self._vocabulary = actor, vocabulary
+        self._versions = _Versions(actor)
         self._closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
@@ -51,9 +54,9 @@ class RolloutEngine:
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         prompt = request.prompt_ids.tolist()
-        oldest = await self._version()
+        oldest = await self._versions.now()
         reply = (await self._ask(prompt, params)).outputs[0]
-        newest = await self._version()
+        newest = await self._versions.now()
         self.version = max(self.version, newest)
         ids = list(reply.token_ids)
         if not ids or reply.finish_reason == "abort":
@@ -84,19 +87,43 @@ class RolloutEngine:
             raise EngineFailure("Trinity's engine does not score prompts", retryable=False)
         return _told(zip(ids, whole.prompt_logprobs[len(prompt) :], strict=True))
 
-    async def _version(self) -> int:
-        from ray.exceptions import RayError
-
-        try:
-            return int(await self._actor.get_model_version.remote())
-        except RayError as problem:
-            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
-
     async def _ask(self, prompt: list[int], params: dict[str, Any]) -> Any:
         from ray.exceptions import RayError
 
         try:
             return await self._actor._generate_internal.remote(prompt={"prompt_token_ids": prompt}, **params)
+        except RayError as problem:
+            raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
+
+
+class _Versions:
+    """Which step's weights serve, asked over Ray once for all calls that wait to know.
+
+    Invariant: an answer is given only to those who waited before it was asked for, so that it is of no earlier time.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
+        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
+        """By event loop: the question that is still to be asked, and the one that was asked last."""
+
+    async def now(self) -> int:
+        """The version. Raises EngineFailure."""
+        loop = asyncio.get_running_loop()
+        waiting = self._next.get(loop)
+        if waiting is None:
+            waiting = self._next[loop] = loop.create_task(self._after(self._asked.get(loop), loop))
+        return await asyncio.shield(waiting)  # one who is cancelled leaves the others their answer
+
+    async def _after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
+        from ray.exceptions import RayError
+
+        if before is not None:
+            await asyncio.wait([before])
+        self._asked[loop] = self._next.pop(loop)  # whoever comes from now on waits for another
+        try:
+            return int(await self._actor.get_model_version.remote())
         except RayError as problem:
             raise EngineFailure(f"Trinity's engine failed: {last_line(problem)}") from problem
 
