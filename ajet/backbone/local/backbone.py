@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +15,14 @@ from ajet.algorithm import opened
 from ajet.backbone.canary import Canary, gap_of
 from ajet.backbone.contract import Rehearsal, Scorer, Update
 from ajet.backbone.local.engines import PausableEngine, open_engine
-from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads, release_memory
+from ajet.backbone.local.machine import (
+    bound_kernel_caches,
+    choose_device,
+    choose_dtype,
+    choose_threads,
+    leave_start_out,
+    release_memory,
+)
 from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
@@ -62,6 +70,7 @@ class LocalBackbone:
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
         self._gap: float | None = None
         self._ask_canary()
+        self._left_out = leave_start_out()
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Of the present weights, or of the reference model."""
@@ -110,6 +119,9 @@ class LocalBackbone:
     def close(self) -> None:
         """End the engine. Idempotent."""
         self.engine.close()
+        if self._left_out:
+            self._left_out = False
+            gc.unfreeze()
 
 
 def _usable(config: AjetConfig) -> str:

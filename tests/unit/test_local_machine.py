@@ -1,0 +1,44 @@
+"""What a start has made is left out of collections, and nothing that came later is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from ajet.backbone.local.machine import leave_start_out, release_memory
+
+pytestmark = pytest.mark.slow
+
+
+class Ring:
+    """In a reference cycle, as the keys and values of a row that ended are."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def none_frozen() -> Iterator[None]:
+    """As in a process of a run: the test run has its own objects frozen."""
+    before = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    if before:
+        gc.freeze()
+
+
+def test_what_comes_after_a_start_is_collected_and_what_was_there_is_left_alone(none_frozen):
+    old = Ring()
+    assert leave_start_out() and gc.get_freeze_count()
+    assert not leave_start_out(), "who did it first has it to undo"
+    rings = weakref.ref(old), weakref.ref(new := Ring())
+    del old, new
+    release_memory()
+    assert rings[0]() is not None and rings[1]() is None
+    gc.unfreeze()
+    release_memory()
+    assert rings[0]() is None
