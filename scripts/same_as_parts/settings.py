@@ -5,6 +5,7 @@ from __future__ import annotations
 ALGORITHM = "trainer_common.algorithm"
 SETTINGS: dict[str, tuple[str, ...]] = {
     "grpo": (),
+    "bfloat16": ("model.dtype=bfloat16",),
     "rloo": (f"{ALGORITHM}.adv_estimator=rloo", f"{ALGORITHM}.loss_aggregation=token"),
     "reinforce++": (f"{ALGORITHM}.adv_estimator=reinforce_plus_plus", f"{ALGORITHM}.loss_aggregation=sequence-sum"),
     "kl": ("trainer_common.use_kl_loss=true", "trainer_common.kl_loss_coef=0.1"),
