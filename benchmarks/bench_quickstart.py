@@ -1,0 +1,270 @@
+"""Quickstart: processor seconds of training until 0.8 of the held-out sums are right, and what the model knows at last.
+
+Every run is the quickstart as a person starts it, the `ajet` command in a process of its own, with one thread. Counted
+is that process's processor time between a step's end and what came before it: loading, validations and the checkpoint
+are not training, and other processes' work does not count, so that a busy machine can be used. (One thread's processor
+seconds are what one quiet core takes, and more than two take.)
+
+Three splits (tutorial/quickstart/sums.py): `train`; `validation`, by which settings are chosen and the time is told;
+`test`, 200 sums that nothing was chosen by, for the accuracy at the end (`ajet eval`).
+
+    python benchmarks/bench_quickstart.py                                  one seed of the quickstart as it is
+    python benchmarks/bench_quickstart.py --seeds 5 --test                 its median and spread; the test split
+    python benchmarks/bench_quickstart.py --set trainer_common.optim.lr=1e-4 --name "lr 1e-4"
+    python benchmarks/bench_quickstart.py --sweep --out sweep.jsonl        the grid below by successive halving
+    python benchmarks/bench_quickstart.py --table sweep.jsonl              what is in that file
+
+A row a run goes to `--out` as its end is known; runs that are there already are not repeated. Limit (seeds as asked
+for): a median of at most 70 processor seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
+from ratios import kept
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"
+LIMIT_S, GOOD = 70.0, 0.85
+COMMON = "trainer_common"
+ALGORITHM = f"{COMMON}.algorithm"
+GRID: dict[str, tuple[str, ...]] = {
+    "as it is": (),
+    "lr 2e-5": (f"{COMMON}.optim.lr=2.0e-5",),
+    "lr 8e-5": (f"{COMMON}.optim.lr=8.0e-5",),
+    "8 tasks of 8": ("data.train_batch_size=8", "rollout.num_repeat=8"),
+    "32 tasks of 2": ("data.train_batch_size=32", "rollout.num_repeat=2"),
+    "8 tasks of 4": ("data.train_batch_size=8",),
+    "32 tasks of 4": ("data.train_batch_size=32",),
+    "12 steps": (f"{COMMON}.total_training_steps=12",),
+    "2 optimizer steps": (f"{COMMON}.mini_batch_num=2",),
+    "2 optimizer steps, clip_high 0.28": (f"{COMMON}.mini_batch_num=2", f"{ALGORITHM}.clip_high=0.28"),
+    "advantages not divided by std": (f"{ALGORITHM}.norm_adv_by_std=false",),
+    "KL 0.002": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.002"),
+}
+"""What is varied, one thing at a time, as overrides of quickstart.yaml."""
+
+
+@dataclass
+class Run:
+    """One seed of one setting. `accuracies`: (step, processor seconds of training, held-out accuracy), the first before
+    training; `rewards`: of each step; `test`: accuracy on the third split, None where it was not asked for; `stopped`:
+    why it was ended early."""
+
+    name: str
+    overrides: list[str]
+    seed: int
+    accuracies: list[tuple[int, float, float]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    processor_s: float = 0.0
+    test: float | None = None
+    stopped: str | None = None
+
+    @property
+    def last(self) -> float:
+        return self.accuracies[-1][2] if self.accuracies else 0.0
+
+    def time_to(self, target: float) -> float:
+        """Processor seconds of training until the first validation at `target` or above; inf where none was."""
+        return next((seconds for _, seconds, accuracy in self.accuracies if accuracy >= target), math.inf)
+
+
+class Clock:
+    """Processor seconds of training, from what the command prints and its processor time at that moment."""
+
+    def __init__(self) -> None:
+        self.training, self._mark = 0.0, 0.0
+
+    def see(self, line: str, used: float, run: Run) -> bool:
+        """Note a line that the command printed when it had used `used` processor seconds; True where it told of a step
+        or a validation. The first validation, before any step, begins the clock."""
+        if found := re.match(r"step\s+(\d+)/\d+\s+held out: reward ([\d.]+)", line):
+            run.accuracies.append((int(found[1]), round(self.training, 1), float(found[2])))
+        elif found := re.match(r"step\s+\d+/\d+\s+(?:reward ([\d.]+)|no episode)", line):
+            self.training += used - self._mark
+            run.rewards.append(float(found[1] or 0))
+            run.processor_s = round(self.training, 1)
+        else:
+            return False
+        self._mark = used
+        return True
+
+
+def played(run: Run, folder: Path, *, every: int, threads: int, target: float | None, most: float) -> Run:
+    """Train; ends it early at the first validation at `target` (None: goes on to its end), or once its training took
+    `most` processor seconds."""
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(QUICKSTART), "--backbone", "local", "--fresh"]
+    command += ["--exp-dir", str(folder), "experiment_name=run", f"seed={run.seed}", f"{COMMON}.threads={threads}"]
+    command += [f"{COMMON}.test_freq={every}", f"{COMMON}.val_before_train=true", *run.overrides]
+    quiet = {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **quiet},
+        start_new_session=True,
+    )  # fmt: skip
+    clock, watched, said = Clock(), psutil.Process(process.pid), []
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            said.append(line)
+            with_children = [watched, *watched.children(recursive=True)] if process.poll() is None else []
+            times = [each.cpu_times() for each in with_children]
+            if not clock.see(line, sum(each.user + each.system for each in times), run):
+                continue
+            print(f"    {run.name}, seed {run.seed}: {line.rstrip()}  [{clock.training:.0f} processor s]", flush=True)
+            if target is not None and run.last >= target:
+                run.stopped = f"held out {run.last}"
+            elif clock.training >= most:
+                run.stopped = f"{most:g} processor seconds"
+            if run.stopped:
+                break
+    finally:
+        if process.poll() is None and (run.stopped or sys.exc_info()[0]):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    if code and not run.stopped:
+        sys.exit(f"ajet ended with exit code {code}:\n{''.join(said[-30:])}")
+    return run
+
+
+def tested(folder: Path, threads: int) -> float:
+    """Accuracy of the last checkpoint on the third split, greedily."""
+    sys.path.insert(0, str(QUICKSTART.parent))
+    from sums import Sums
+
+    tasks, told = folder / "test.jsonl", folder / "test.json"
+    rows = [
+        {"task_id": task.task_id, "main_query": task.main_query, "metadata": task.metadata}
+        for task in Sums(None).tasks("test")
+    ]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-m", "ajet.cli.launcher", "eval", str(folder / "run"), "--model", "latest"]
+    with told.open("w") as out:
+        subprocess.run(
+            [*command, "--tasks", str(tasks), "--json"],
+            check=True, stdout=out, cwd=QUICKSTART.parent, env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        )  # fmt: skip
+    [model] = json.loads(told.read_text())["models"]
+    assert model["tasks"] == len(rows), model
+    return float(model["pass@1"]["value"])
+
+
+def read(file: Path | None) -> list[Run]:
+    """The runs that a file has."""
+    if file is None or not file.exists():
+        return []
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [Run(**{**row, "accuracies": [tuple(each) for each in row["accuracies"]]}) for row in rows]
+
+
+def ranked(runs: Iterable[Run], target: float) -> list[tuple[str, list[Run]]]:
+    """Settings, the best first: by the median time to the target, then by the mean last accuracy."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+
+    def worth(of: list[Run]) -> tuple[float, float]:
+        return statistics.median(run.time_to(target) for run in of), -statistics.mean(run.last for run in of)
+
+    return sorted(by_name.items(), key=lambda item: worth(item[1]))
+
+
+def swept(grid: dict[str, tuple[str, ...]], play: Callable[[Run], Run], done: list[Run], target: float) -> list[Run]:
+    """Successive halving: every setting with seed 1, the better half of them with seed 2 too, the better half of those
+    with seeds 3 and 4, and so on, until one is left. `done` are not played again."""
+    names, seeds, runs = list(grid), 1, list(done)
+    played_already = {(run.name, run.seed) for run in done}
+    while True:
+        for seed in range(1, seeds + 1):
+            for name in names:
+                if (name, seed) not in played_already:
+                    played_already.add((name, seed))
+                    runs.append(play(Run(name, list(grid[name]), seed)))
+        if len(names) == 1:
+            return runs
+        order = [name for name, _ in ranked(runs, target) if name in names]
+        names, seeds = order[: (len(names) + 1) // 2], seeds * 2
+
+
+def table(runs: Sequence[Run], target: float) -> Iterator[str]:
+    """Markdown, a row a setting, the best first."""
+    yield f"| setting | seeds | processor s to {target}: median (range) | last held out | test: median (least) |"
+    yield "|---|---|---|---|---|"
+    for name, of in ranked(runs, target):
+        times = [run.time_to(target) for run in of]
+        reached = sum(map(math.isfinite, times))
+        told = "never" if not reached else f"{statistics.median(times):.0f} ({min(times):.0f} to {max(times):.0f})"
+        told = told.replace("inf", "not reached")
+        told += f", {reached} of {len(of)}" if 0 < reached < len(of) else ""
+        last = ", ".join(f"{run.last:.2f}" for run in of)
+        tests = [run.test for run in of if run.test is not None]
+        tried = ""
+        if tests:
+            tried = f"{statistics.median(tests):.3f} ({min(tests):.3f})"
+            tried += f", {sum(test >= GOOD for test in tests)} of {len(tests)} at {GOOD}"
+        yield f"| {name} | {len(of)} | {told} | {last} | {tried} |"
+
+
+def main() -> None:
+    """Print the table; exit 1 above the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in place of the YAML's")
+    parser.add_argument("--name", default="as it is")
+    parser.add_argument("--target", type=float, default=0.8)
+    parser.add_argument("--every", type=int, default=2, help="steps between validations")
+    parser.add_argument("--most", type=float, default=math.inf, help="processor seconds of training of a run")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--test", action="store_true", help="train to the end, and play the third split")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=GRID, default=list(GRID), help="of the sweep's settings")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print what is in it; nothing is run")
+    given = parser.parse_args()
+    done = read(given.table or given.out)
+
+    def play(run: Run) -> Run:
+        with tempfile.TemporaryDirectory(prefix="ajet-q-") as place:
+            folder, target = Path(place), None if given.test else given.target
+            played(run, folder, every=given.every, threads=given.threads, target=target, most=given.most)
+            if given.test and not run.stopped:
+                run.test = tested(folder, given.threads)
+                print(f"    {run.name}, seed {run.seed}: test {run.test}", flush=True)
+        if given.out:
+            with given.out.open("a") as out:
+                out.write(json.dumps(asdict(run)) + "\n")
+        return run
+
+    if given.table:
+        runs = done
+    elif given.sweep:
+        runs = swept({name: GRID[name] for name in given.only}, play, done, given.target)
+    else:
+        seeds = range(given.first_seed, given.first_seed + given.seeds)
+        missing = [seed for seed in seeds if not any((run.name, run.seed) == (given.name, seed) for run in done)]
+        runs = done + [play(Run(given.name, list(given.set), seed)) for seed in missing]
+    print("\n".join(table(runs, given.target)))
+    if not (given.table or given.sweep):
+        median = statistics.median(run.time_to(given.target) for run in runs if run.name == given.name)
+        print(f"{given.name}: {median:.0f} processor seconds to {given.target} (at most {LIMIT_S:.0f})")
+        sys.exit(not kept(f"processor seconds to {given.target}", median, at_most=LIMIT_S))
+
+
+if __name__ == "__main__":
+    main()
