@@ -61,7 +61,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     if conf is None:
         raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
     experiment = opened(conf, backbone, overrides)
-    experiment.require_ready()
+    experiment.require_ready(looking=True)
     algorithm = algorithm_of(experiment)
     typer.echo(not_looked_at(require_present(experiment), conf))
     if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):

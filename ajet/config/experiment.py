@@ -82,11 +82,12 @@ class Experiment:
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
-    def require_ready(self, *, serving: bool = False, evaluating: bool = False) -> None:
+    def require_ready(self, *, serving: bool = False, evaluating: bool = False, looking: bool = False) -> None:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
-        `serving`: agents and tasks may come from outside. `evaluating`: no training task is read."""
+        `serving`: agents and tasks may come from outside. `evaluating`: no training task is read. `looking`: nothing is
+        launched now, and who does may name a store that samplers fill."""
         told_in = str(self.yaml_path) if self.yaml_path.exists() else "command line"
-        require_ready(self.ajet, self.layers, told_in, serving=serving, evaluating=evaluating)
+        require_ready(self.ajet, self.layers, told_in, serving=serving, evaluating=evaluating, looking=looking)
 
     @property
     def names_tasks(self) -> bool:

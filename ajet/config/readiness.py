@@ -60,10 +60,16 @@ def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
 
 
 def require_ready(
-    config: AjetConfig, layers: Layers, where: str, *, serving: bool = False, evaluating: bool = False
+    config: AjetConfig,
+    layers: Layers,
+    where: str,
+    *,
+    serving: bool = False,
+    evaluating: bool = False,
+    looking: bool = False,
 ) -> None:
     """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
-    missing."""
+    missing. `looking`: nothing is launched, and who does may name a store that samplers fill."""
     backbone = described(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
@@ -86,7 +92,7 @@ def require_ready(
                 raise ConfigError(
                     sentence, where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)}: {value})"
                 )
-    if not evaluating:
+    if not evaluating and not (looking and "decouples" in backbone.can):
         _refuse_reuse(config, layers, serving)
     if not serving:
         _refuse_out_of_reach(config, layers)
@@ -110,7 +116,7 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
         raise ConfigError(
             f"Each group is trained on in one step {where}.",
             where=f"{layers.where(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
-            expected="1; or the backbone local with trainer_common.mode: async or --from-store",
+            expected=f"1; or samplers (--from-store; --backbone {' or '.join(_able('decouples'))})",
             do="ajet.trainer_common.mini_batch_num makes several optimizer steps of a step's groups",
         )
 

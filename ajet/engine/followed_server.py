@@ -49,7 +49,10 @@ class FollowedServer:
         """See `Followed`. False: it cannot be given these; `version` says what it has. Raises UserError, also for a
         server that has none of the announced weights."""
         if probe is None:
-            raise self._refusal("the trainer announces no probe by which they would be known", "a trainer of this ajet")
+            raise self._refusal(
+                "the trainer announces no probe by which they would be known",
+                "a trainer of this ajet on the local backbone; on verl let samplers have engines of their own",
+            )
         name = self._weights.name()
         if name is None:
             return self._fixed(version, probe)

@@ -103,7 +103,7 @@ def _sets_sandbox(experiment: Experiment) -> bool:
 
 def _readiness(experiment: Experiment) -> Finding:
     try:
-        experiment.require_ready()
+        experiment.require_ready(looking=True)
     except ConfigError as error:
         return Finding(experiment.name, "problem", error.what, error.do or error.expected)
     return Finding(experiment.name, "ok", f"complete; backbone {experiment.ajet.backbone}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from loguru import logger
 
+from ajet.backbone.decoupled.terms import OVER, Terms
 from ajet.record.console import console, counted
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
@@ -23,7 +24,6 @@ from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
 from ajet.run.sampler import LOOK, Played, Sampler, WentBack
 from ajet.run.services import require_services
-from ajet.run.terms import OVER, Terms
 from ajet.schema.errors import ConfigError
 from ajet.store import Address, open_shared
 from ajet.store.shared import LEASE_SECONDS

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE
 from ajet.engine.probe import Probe
 from ajet.record.console import counted
-from ajet.run.terms import BEGAN, MOST, OVER, PROBE
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.backbone.decoupled.terms import OVER
 from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
 from ajet.run.from_store import FromStore
-from ajet.run.terms import OVER
 from ajet.store import Address, open_shared
 
 if TYPE_CHECKING:

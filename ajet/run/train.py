@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from loguru import logger
 
 from ajet.algorithm import Algorithm, credit, discarded, opened
+from ajet.backbone.decoupled.closed_groups import Reuse
 from ajet.backbone.runner import Interrupts, OnStep, Trained
 from ajet.backbone.scoring import scored
 from ajet.record.held_out import Measurement
@@ -25,7 +26,6 @@ from ajet.record.learned import is_idle
 from ajet.rollout import GivenBack
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.rollout.wiring import renderer_of
-from ajet.run.closed_groups import Reuse
 from ajet.run.gaming import GamingWatch
 from ajet.run.parts import Parts
 from ajet.run.review import review_run

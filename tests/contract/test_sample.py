@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ajet.backbone.decoupled.terms import Terms
 from ajet.config import Experiment, load_experiment
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
@@ -25,7 +26,6 @@ from ajet.run.prove import prove_recorded
 from ajet.run.sample import SampleOptions, sample
 from ajet.run.sampler import Sampler
 from ajet.run.summary import Tally
-from ajet.run.terms import Terms
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared

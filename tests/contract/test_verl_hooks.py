@@ -273,7 +273,7 @@ def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
         for order, step in asked.items():
             if step <= now:
                 tickets.close(Group(task, order, [replace(episode_of(1.0), uuid=str(order))]), step)
-        _, stale = tickets.take(now, ())
+        stale = tickets.take(now, {}).stale
         assert {str(group.order) for group in stale} == buffer._stale_terminal_keys(now, "train")
 
 

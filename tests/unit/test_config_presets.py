@@ -67,11 +67,11 @@ def test_a_name_that_is_none_or_comes_too_late_is_refused(tmp_path):
         load_experiment(path)
 
 
-def ready(backbone: str, mode: str, times: int = 2, *, serving: bool = False) -> None:
+def ready(backbone: str, mode: str, times: int = 2, **more: bool) -> None:
     tree = {"ajet": {"model": {"path": "embedded:tiny"}, "task_reader": {"type": "random_dummy"}}}
     tree["ajet"] |= {"backbone": backbone, "rollout": {"user_workflow": "w.py->W"}}
     tree["ajet"]["trainer_common"] = {"mode": mode, "algorithm": {"max_trained_count": times, "retrained_interval": 2}}
-    Experiment.from_dict(tree, base=Path("/somewhere")).require_ready(serving=serving)
+    Experiment.from_dict(tree, base=Path("/somewhere")).require_ready(**more)
 
 
 def test_training_twice_is_refused_where_no_group_waits_for_a_second_step():
@@ -83,3 +83,12 @@ def test_training_twice_is_refused_where_no_group_waits_for_a_second_step():
     with pytest.raises(ConfigError, match="trained on in one step in ajet serve"):
         ready("local", "async", serving=True)
     ready("local", "async")
+    ready("verl", "async")
+
+
+def test_who_only_looks_at_a_yaml_for_samplers_is_not_refused_what_their_trainer_takes():
+    """`ajet config validate` and `ajet doctor`: the launch may say `--from-store`."""
+    for backbone in ("local", "verl"):
+        ready(backbone, "sync", looking=True)
+    with pytest.raises(ConfigError, match="in one step on trinity"):
+        ready("trinity", "sync", looking=True)

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.decoupled import announcer
+from ajet.backbone.decoupled.announcer import LONGEST_REASON, Announcer, ahead
+from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
 from ajet.run import from_store as module
-from ajet.run.closed_groups import ClosedGroups, Reuse
-from ajet.run.from_store import FromStore, ahead
+from ajet.run.from_store import FromStore
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.task import Task
@@ -22,6 +24,7 @@ from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
 TASKS: Any = SimpleNamespace(task=lambda order: Task(main_query="?", task_id=f"task-{order}"))
+TERMS: Any = SimpleNamespace(policy=lambda *given, **more: given[4])
 
 
 class Trainer:
@@ -31,7 +34,7 @@ class Trainer:
         config = config_of(**{"data__train_batch_size": 1, "rollout__num_repeat": 2, **settings})
         self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, max_attempts=2)
         self.source = FromStore(self.store)  # type: ignore[arg-type]
-        self.source._store, self.source._ahead = self.store, ahead(config)
+        self.source._store, self.source._says = self.store, Announcer(self.store, TERMS, "run", config)
         self.source._closed = ClosedGroups(self.store, config.trainer_common)
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
@@ -82,7 +85,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(trainer: Callable[..., Trainer]) -> None:
     said: list[str] = []
-    sink = module.logger.add(lambda message: said.append(str(message)), level="WARNING")
+    sink = announcer.logger.add(lambda message: said.append(str(message)), level="WARNING")
     made = trainer()
     try:
         for _ in range(2):
@@ -93,10 +96,10 @@ def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(traine
         made.play(2)
         second = made.step()
     finally:
-        module.logger.remove(sink)
+        announcer.logger.remove(sink)
     assert (first["groups"], second["groups"]) == ([1], [2])
     assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
-    assert [len(why) for why in first["given_up"][0]] == [module.LONGEST_REASON] * 2
+    assert [len(why) for why in first["given_up"][0]] == [LONGEST_REASON] * 2
     assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
 
 
@@ -147,9 +150,7 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
 ) -> None:
     made = trainer(**{TIMES: 2, AGE: 1})
     below: list[int] = []
-    monkeypatch.setattr(made.source, "_terms", SimpleNamespace(policy=lambda *given, **more: given[4]), raising=False)
     monkeypatch.setattr(made.source, "_weights", lambda step: None)
-    monkeypatch.setattr(made.source, "_run", SimpleNamespace(run_id="run"), raising=False)
     monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.play(0)

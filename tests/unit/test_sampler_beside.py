@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from ajet.backbone.decoupled.terms import OVER
 from ajet.run.companions import RunningCompanion
 from ajet.run.sampler_beside import STORE, sampler_beside, warn_of_no_waiting
-from ajet.run.terms import OVER
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
 from tests.local_fixtures import episode_of

@@ -202,7 +202,7 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     run: Any = SimpleNamespace(path=tmp_path / "run", run_id="r", resumed=None)
     sink: Any = RunSink(experiment, run, None)  # type: ignore[arg-type]
-    fresh, order, words = _config(experiment, run, sink, own=True)
+    fresh, order, words, tokenizer = _config(experiment, run, sink, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
     assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
     folder = run.path / "checkpoints" / "step-4"

@@ -147,7 +147,8 @@ class Record:
 
     def _stepped(self, letter: Stepped) -> None:
         credited = {each.uuid: each for each in letter.credited}
-        groups, stale = self._tickets.take(letter.step, credited)
+        taken = self._tickets.take(letter.step, credited)
+        groups, stale = taken.over, taken.stale
         trained = Trained(
             letter.step,
             letter.step - 1,
@@ -155,9 +156,12 @@ class Record:
             {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale"),
             {uuid: each.trained for uuid, each in credited.items()},
             letter.metrics,
-            tasks=sorted(group.order for group in groups if group.scored),
+            tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.again),
+            again=sorted(taken.again),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
             waiting=self._tickets.waiting(),
+            given_up=taken.given_up,
+            dead=taken.dead,
         )
         metrics = self._sink.conclude(trained)
         self._idle = self._idle + 1 if is_idle(metrics) else 0
@@ -198,6 +202,7 @@ class Record:
         def write(into: Path) -> None:
             drop_rows(folder)
             os.rename(folder, into / folder.name)
+            self._tickets.complete(into, into / folder.name)
 
         measured = self._measured[1] if self._measured is not None and self._measured[0] == saved.step else None
         self._run.checkpoints.save(saved.step, write, state, measured=measured)

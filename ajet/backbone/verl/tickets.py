@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.verl.config import SYNC
-from ajet.backbone.verl.mailbox import Grant
+from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.record.files import read_rows
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, earlier_verl, open_store, todays_state
@@ -86,6 +87,21 @@ def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Se
     return usable
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What leaves with a step."""
+
+    over: list[Group]
+    """Those that it trained, and those without a score."""
+    stale: list[Group]
+    """Too old to be trained by a later one."""
+    again: Collection[int] = ()
+    """Positions of the first ones that an earlier step trained, too."""
+    given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """See `ajet.backbone.runner.Trained`; so is the next."""
+    dead: int = 0
+
+
 class Tickets:
     """Of one launch."""
 
@@ -93,7 +109,8 @@ class Tickets:
         """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
         self._store, self._order = store, order
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
-        self._handed_over = store.closed()
+        self._handed_over: list[Lease] | None = None
+        """Groups that had closed before; None: not looked at yet."""
         self._leases: list[Lease] = []
         """By ticket."""
         self._places: dict[int, int] = {}
@@ -126,9 +143,8 @@ class Tickets:
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
 
-    def take(self, step: int, credited: Collection[str]) -> tuple[list[Group], list[Group]]:
-        """What leaves with a step whose credit went to the episodes `credited` (uuids): the groups that it trained and
-        those without a score, and those that are too old to be trained by a later one."""
+    def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
+        """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
         groups = self._closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
@@ -141,7 +157,7 @@ class Tickets:
         for group in (*over, *stale):
             del self._steps[group.order]
             del self._places[group.order]
-        return over, stale
+        return Taken(over, stale)
 
     def open(self) -> list[int]:
         """Positions that are leased and not over."""
@@ -163,7 +179,15 @@ class Tickets:
         """The checkpoint of this step is there."""
         self._store.forget(step)
 
+    def complete(self, checkpoint: Path, verls: Path) -> None:
+        """`checkpoint` is about to be one of the run: what else it is to hold, beside verl's own part of it."""
+
+    def ended(self) -> None:
+        """The last step is over, and saved."""
+
     def _grant(self) -> Grant:
+        if self._handed_over is None:
+            self._handed_over = self._store.closed()
         if self._handed_over:
             lease = self._handed_over.pop(0)
         else:

@@ -14,19 +14,23 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
+from ajet.backbone.decoupled.announcer import Announcer, open_for_training
+from ajet.backbone.decoupled.terms import Terms
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.backbone.verl.cluster.gpus import refuse_busy
 from ajet.backbone.verl.cluster.ray_cluster import needs_of
 from ajet.backbone.verl.cluster.resources import Demand
-from ajet.backbone.verl.config import SYNC
+from ajet.backbone.verl.config import DECOUPLED, SYNC
 from ajet.backbone.verl.config.credit import credit_settings
 from ajet.backbone.verl.on_ray import address_of, run_on_ray
 from ajet.backbone.verl.processors import shown_images
 from ajet.backbone.verl.record import Record
 from ajet.backbone.verl.settings import environment_of, verl_settings
 from ajet.backbone.verl.shipped_experiment import KEY, carried
+from ajet.backbone.verl.store_tickets import StoreTickets
 from ajet.backbone.verl.tickets import Tickets, dropped_after, oldest_version, open_verl_store, without_rows
 from ajet.schema.errors import ConfigError
+from ajet.store import todays_state
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
@@ -34,6 +38,7 @@ from ajet.task_reader.overlong import within_prompt_length
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
+    from ajet.store import Address
     from ajet.tokens import Renderer
 
 LINKED = "resumed"
@@ -50,15 +55,25 @@ def train_on_verl(
     from ajet.backbone.verl.trainer.process import TrainerProcess
 
     address = address_of(options)
-    config, order, words = _config(experiment, run, sink, own=address is None)
+    config, order, words, tokenizer = _config(experiment, run, sink, own=address is None)
+    require_store(config, options.from_store)
     steps = config["trainer"]["total_training_steps"]
-    if run.resumed is not None and run.resumed.step >= steps:
+    over = run.resumed is not None and run.resumed.step >= steps
+    if over and options.from_store is None:
         return
-    if address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
+    if not over and address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
+    tickets: Tickets
+    if options.from_store is not None:
+        config["trainer"]["save_freq"] = 1  # what is announced is on the disk
+        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer)
+    else:
+        tickets = tickets_of(experiment, run, config, order)
+    if over:  # whoever was killed may not have said so
+        tickets.ended()
+        return
     announce_staleness(config)
     logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
-    tickets = tickets_of(experiment, run, config, order)
     if run.resumed is not None:
         counted = run.recovery(tickets.begun())
         logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
@@ -79,6 +94,7 @@ def train_on_verl(
             environment=environment_of(config),
             interrupts=interrupts,
         )
+        tickets.ended()
     finally:
         shutil.rmtree(run.path / LINKED, ignore_errors=True)
 
@@ -91,6 +107,44 @@ def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, A
     return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
 
 
+def store_tickets_of(
+    experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any
+) -> StoreTickets:
+    """The same where samplers play. Raises UserError."""
+    settings = experiment.ajet
+    at: Mapping[str, Any] | None = None
+    if run.resumed is not None:
+        at = todays_state(run.resumed.state["frontier"])
+        order.require_same(at)
+    terms = Terms.of(experiment, tokenizer, order)
+    store = open_for_training(address, run, settings, at)
+    return StoreTickets(store, Announcer(store, terms, run.run_id, settings), order, run)
+
+
+def require_store(config: Mapping[str, Any], address: Address | None) -> None:
+    """Raises ConfigError where samplers are to play and no store is named, or the reverse, and where they could not
+    load what is trained. `config`: verl's."""
+    mode = config["trainer"]["v1"]["trainer_mode"]
+    if mode == DECOUPLED and address is None:
+        raise ConfigError(
+            "On verl `mode: async` trains on what samplers put into a store, and none is named.",
+            where="ajet.trainer_common.mode: async",
+            expected="--from-store ADDRESS, with `ajet sample` beside it; colocate_async and separate_async need none",
+        )
+    if mode != DECOUPLED and address is not None:
+        raise ConfigError(
+            f"--from-store trains on what samplers played, and verl's trainer {mode} has its own servers play.",
+            where="verl.trainer.v1.trainer_mode",
+            do="leave that key out",
+        )
+    if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
+        raise ConfigError(
+            "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
+            where="ajet.trainer_common.strategy: megatron",
+            expected="fsdp or fsdp2 with --from-store",
+        )
+
+
 def announce_staleness(config: Mapping[str, Any]) -> None:
     """Say what stale tokens get where there can be any. `config`: verl's."""
     v1 = config["trainer"]["v1"]
@@ -101,9 +155,9 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
 
 def _config(
     experiment: Experiment, run: RunDirectory, sink: Sink, *, own: bool
-) -> tuple[dict[str, Any], TaskOrder, Renderer]:
-    """verl's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run that
-    is resumed had others."""
+) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
+    """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
+    run that is resumed had others."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_tokenizer
     from ajet.rollout.wiring import renderer_of
@@ -139,4 +193,4 @@ def _config(
             )
         folder = without_rows(run.resumed.path / run.resumed.state["verl"], run.path / LINKED)
         config["trainer"].update(resume_mode="resume_path", resume_from_path=str(folder), val_before_train=False)
-    return config, order, words
+    return config, order, words, tokenizer

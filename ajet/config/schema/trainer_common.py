@@ -112,7 +112,7 @@ class Algorithm(Section):
     is_cap: Annotated[float, Field(gt=0)] | Literal["auto"] | None = key(
         "auto",
         "Truncate the importance weights against the engine's logprobs at this value; null: no weights. auto: 2.0 "
-        "where earlier weights may have sampled (ajet serve; verl's asynchronous modes), null elsewhere.",
+        "where earlier weights may have sampled (ajet serve, samplers, verl's asynchronous modes), null elsewhere.",
     )
     is_mode: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "geometric_truncate", "geometric_mask"
@@ -142,7 +142,7 @@ class Algorithm(Section):
     max_trained_count: int = key(
         1,
         "AgentRL: a group is trained on in up to so many steps, once in each, where new ones do not fill a batch and "
-        "it is no older than `max_staleness` (`mode: async` and --from-store, on local; elsewhere 1).",
+        "it is no older than `max_staleness` (--from-store, and `mode: async` on local; elsewhere 1).",
         idle={SERVE: "what clients play is trained on once"},
         unless=("trainer_common.mode", "async"),
         ge=1,
@@ -242,8 +242,9 @@ class TrainerCommon(Section):
     mode: Literal["sync", "async", "colocate_async", "separate_async"] = key(
         "sync",
         "sync: play a batch, then train on it, in turns. On local also async: samplers play, in processes of their "
-        "own, while it trains; unfinished episodes go on with the new weights. On verl also colocate_async: unfinished "
-        "episodes go on with the new weights; separate_async: engines and trainer at once, on GPUs of their own.",
+        "own, while it trains; unfinished episodes go on with the new weights (--from-store sets it, on verl too). On "
+        "verl also colocate_async: unfinished episodes go on with the new weights; separate_async: engines and trainer "
+        "at once, on GPUs of their own.",
         idle={SERVE: "clients play while it trains"},
         needs={"async": "decouples", "colocate_async": "streams", "separate_async": "streams"},
     )

@@ -37,6 +37,8 @@ class WorkflowLoop(AgentLoopBase):
             return []
         if not group.scored and session == sessions - 1:
             raise NothingToTrain(f"task {group.task.task_id}: none of {sessions} episodes was scored")
+        if session >= len(group.episodes):  # a sampler's group that closed at its deadline
+            return []
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]
         others = [each for each in group.episodes if not each.scored] if first else []

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 VLLM_LARGEST_LORA_RANK = 512
 TREES = "actor_rollout_ref.ajet_trees"
 """What rows share is computed once."""
-SYNC, SEPARATE = "ajet_sync", "ajet_separate_async"
-MODES = (SYNC, "ajet_colocate_async", SEPARATE)
+SYNC, SEPARATE, DECOUPLED = "ajet_sync", "ajet_separate_async", "ajet_async"
+MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
 """The names of `ajet.backbone.verl.trainer.trainers`."""
 
 
@@ -332,7 +332,7 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
             f"verl's trainer {mode} does not know our credit and loss.",
             "trainer.v1.trainer_mode",
             f"{TRAINER}.mode",
-            expected="ajet.trainer_common.mode: sync, colocate_async or separate_async",
+            expected="ajet.trainer_common.mode: sync, async, colocate_async or separate_async",
         )
     if mode != SEPARATE:
         return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import ray
@@ -58,6 +58,8 @@ class CreditHooks(PPOTrainer):
     """What `credit_settings` reads from verl's config."""
     algorithm: Algorithm
     """The one that they name."""
+    decoupled: ClassVar[bool] = False
+    """Whether other engines than verl's play, and one may be behind the others."""
     _ranks: int
     _gap: float = 0.0
     """Nats a token between engine and trainer, of the step's fresh tokens; 0 where there are none."""
@@ -287,7 +289,7 @@ class CreditHooks(PPOTrainer):
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
         if self.settings.rollout.truncates:
             return {}
-        apart = self.config.trainer.v1.trainer_mode == "separate_async"
+        apart = self.decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
         gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)
         return {} if gap is None else {"canary_gap": gap}
 

@@ -71,3 +71,11 @@ class SeparateAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
     """Engine and trainer at once, on GPUs of their own."""
 
     mode = "separate_async"
+
+
+@register_trainer("ajet_async")
+class DecoupledTrainer(_Ours, PPOTrainerSync):
+    """Train on what samplers played elsewhere; verl's own servers play the held-out tasks alone."""
+
+    mode = "sync"
+    decoupled = True

@@ -1,0 +1,155 @@
+"""Announcer: what the trainer of a shared store says in it: which policy, up to which position, and that it lives.
+
+Invariant: no position is given out that could only become stale if all goes in order (`Policy.below`); a policy is
+announced with weights that are on the disk, which its caller sees to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from ajet.backbone.decoupled.closed_groups import newest
+from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
+from ajet.rollout.failure import all_failed
+from ajet.store import Address, note_elsewhere, open_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ajet.config import AjetConfig
+    from ajet.engine.probe import Probe
+    from ajet.record import RunDirectory
+    from ajet.store import Kept, SharedStore
+    from ajet.task_reader import TaskOrder
+
+BACKLOG = 2
+"""Batches that may be played ahead where no staleness is too much."""
+LONGEST_REASON = 300
+"""Characters of why an attempt failed."""
+TOLD_EVERY = 30.0
+"""Seconds between two signs of life, and between two lines that say what is waited for."""
+
+
+class Announcer:
+    """Of one trainer; not thread-safe."""
+
+    def __init__(self, store: SharedStore, terms: Terms, run_id: str, settings: AjetConfig) -> None:
+        self._store, self._terms, self._run_id = store, terms, run_id
+        self._most = settings.trainer_common.max_staleness
+        self._ahead = ahead(settings)
+        self._below = -1
+        self._told = -math.inf
+        self._given_up: set[int] = set()
+        """Positions of which that was said, and that are so still."""
+
+    @property
+    def dead(self) -> int:
+        """How many positions were given up, as of the last `newly_dead`."""
+        return len(self._given_up)
+
+    def announce(
+        self,
+        step: int,
+        version: int,
+        weights: Path | None,
+        *,
+        began: int,
+        probe: Probe | None = None,
+        stale: int = 0,
+        over: bool = False,
+    ) -> None:
+        """That policy, where what may be played has changed since the last time. `weights`: None for those of
+        model.path; `began`: the version that this trainer went on from; `stale`: closed groups that no step will
+        train on."""
+        depths = self._store.depths()
+        open_ones = depths.waiting + depths.leased + depths.closed - stale
+        below = max(self._below, depths.next - open_ones + self._ahead)
+        if below == self._below and not over:
+            return
+        self._below = below
+        more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
+        told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
+        self._store.announce(told)
+
+    def changed(self) -> None:
+        """The policy is another from now on: it is announced whatever the positions are."""
+        self._below = -1
+
+    def live(self, step: int) -> bool:
+        """Say in the store that this trainer lives, after `step` steps; False where that was done just now."""
+        now = time.monotonic()
+        if now - self._told <= TOLD_EVERY:
+            return False
+        self._told = now
+        self._store.join("trainer", self._run_id, {"step": step})
+        return True
+
+    def wait(self, step: int, there: int, size: int, stale: int) -> None:
+        """The same while `step` waits for groups, with a line that says so."""
+        if self.live(step - 1):
+            samplers = [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
+            logger.info(
+                "step {}: {} of {} groups are there, {} too old; {} samplers are at work",
+                step,
+                there,
+                size,
+                stale,
+                len(samplers),
+            )
+
+    def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
+        """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
+        dead = {each.order: each.reasons for each in self._store.dead()}
+        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in dead.keys() - self._given_up}
+        for order, why in new.items():
+            name = tasks.task(order).task_id
+            logger.warning("task {} (position {}) is given up after {} attempts: {}", name, order, len(why), why[-1])
+        self._given_up = set(dead)
+        return new
+
+
+def open_for_training(
+    address: Address, run: RunDirectory, settings: AjetConfig, at: Mapping[str, Any] | None
+) -> SharedStore:
+    """The store that samplers fill, for this run's trainer, at what a checkpoint holds of it. Raises UserError."""
+    if settings.rollout.enable_oversample:
+        logger.warning("rollout.enable_oversample has no effect: every group that samplers close is used")
+    reached = run.resumed.step if run.resumed is not None else 0
+    store = open_shared(
+        address,
+        at=at,
+        rolls=True,
+        run=run.run_id,
+        redact=run.redact,
+        usable=_usable(settings.rollout.num_repeat, reached),
+    )
+    note_elsewhere(run.path, address.shown)
+    store.join("trainer", run.run_id)
+    return store
+
+
+def ahead(settings: AjetConfig) -> int:
+    """Groups that may be under way or wait to be trained on for the first time: one that is begun as the last of them
+    is so after `max_staleness` steps, if all end in order and each is trained on as often as it may be."""
+    trainer, size = settings.trainer_common, settings.data.train_batch_size
+    if trainer.max_staleness is None:
+        return BACKLOG * size
+    return max(size, math.ceil(size * (trainer.max_staleness + 1) / trainer.algorithm.max_trained_count))
+
+
+def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
+    """Whether a trainer that goes on after `step` takes a position's attempts as they are. It is played anew where one
+    names a policy that only a lost checkpoint had, since another gets that number; and where all of a group failed: a
+    run that ended with that would end with it again."""
+
+    def usable(kept: Sequence[Kept]) -> bool:
+        episodes = [one.episode for one in kept]
+        return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
+
+    return usable

@@ -1,0 +1,135 @@
+"""StoreTickets: verl's rows where samplers play elsewhere: a ticket is for a group that one of them has closed.
+
+Invariants: a ticket is for a group that is fresh enough for the step that asks for it, which is the step that trains
+it; until there is one, who asked waits. What a step used counts once its checkpoint is the run's; that checkpoint holds
+the model in Hugging Face layout, too, and only then it is announced. So `kill -9` at any moment leaves what the last
+checkpoint says: groups that later steps used are there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+from ajet.backbone.decoupled.announcer import Announcer
+from ajet.backbone.decoupled.closed_groups import ClosedGroups
+from ajet.backbone.verl.mailbox import Credited, Grant
+from ajet.backbone.verl.tickets import Taken, Tickets
+from ajet.schema.episode import Group
+
+if TYPE_CHECKING:
+    from ajet.record import RunDirectory
+    from ajet.store import SharedStore
+    from ajet.task_reader import TaskOrder
+
+
+class StoreTickets(Tickets):
+    """Of one launch."""
+
+    def __init__(self, store: SharedStore, says: Announcer, order: TaskOrder, run: RunDirectory) -> None:
+        """`store`: opened by this run's trainer."""
+        settings = run.experiment.ajet
+        super().__init__(store, order, batch=settings.data.train_batch_size)
+        self._shared, self._says, self._run = store, says, run
+        self._size = settings.data.train_batch_size
+        self._closed_groups = ClosedGroups(store, settings.trainer_common)
+        self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
+        """Steps that are trained, and whose checkpoint is there: policy versions, too."""
+        self._granted: list[Group] = []
+        """By ticket."""
+        self._given_up: set[int] = set()
+        """Positions whose group takes its process down: the next launch tries them again."""
+        self._say(stale=0)
+
+    def due(self) -> list[Grant]:
+        """What has closed, for those who asked for it."""
+        self._closed_groups.read(self._order)
+        ready = self._closed_groups.ready(self._trained, self._trained + 1)
+        there = [
+            group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
+        ]
+        wanted = self._asked + 1 - len(self._granted)
+        self._say(stale=len(ready.stale))
+        if wanted > len(there):
+            self._says.wait(self._trained + 1, self._size - wanted + len(there), self._size, len(ready.stale))
+        else:
+            self._says.live(self._trained)
+        return [self._granted_as(group) for group in there[: max(0, wanted)]]
+
+    def close(self, group: Group, step: int) -> bool:
+        """It is handed over, for the step that asked for it. False: it was before."""
+        if group.order in self._steps:
+            return False
+        self._steps[group.order] = step
+        return True
+
+    def give_up(self, ticket: int, step: int) -> None:
+        """Its group takes every process down that makes rows of it: this launch does not ask for it again."""
+        order = self._granted[ticket].order
+        logger.warning("position {} takes its process down: it is left in the store", order)
+        self._given_up.add(order)
+        self._places.pop(order, None)
+
+    def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
+        """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
+        self._closed_groups.read(self._order)
+        ready = self._closed_groups.ready(step - 1, step)
+        by_order = {group.order: group for group in self._granted}
+        handed = [by_order[order] for order in self._steps]
+        over = [
+            group for group in handed if not group.scored or any(episode.uuid in credited for episode in group.episodes)
+        ]
+        given = {group.order for group in over}
+        stale = [group for group in ready.stale if group.order not in given]
+        reuse = self._closed_groups.take(over, stale, ready.worn)
+        outcomes = {uuid: each.outcome for uuid, each in credited.items()}
+        scored = [group for group in over if group.scored]
+        self._store.use((group.order for group in scored), step, again=reuse.staying(scored, outcomes))
+        self._store.discard((group.order for group in over if not group.scored), step, "no_score")
+        self._store.discard((group.order for group in stale), step, "stale")
+        self._store.discard(reuse.worn, step, "stale")
+        for group in over:
+            del self._steps[group.order]
+            self._places.pop(group.order, None)
+        self._trained = step
+        again = [group.order for group in scored if group.order in reuse.before]
+        return Taken(over, stale, again, self._says.newly_dead(self._order), self._says.dead)
+
+    def waiting(self) -> list[int]:
+        """Positions that were begun and that no step has taken yet."""
+        return self._store.begun()
+
+    def forget(self, step: int) -> None:
+        """The checkpoint of this step is there: it is what samplers play with from now on."""
+        self._saved = step
+        self._store.forget(self._run.checkpoints.horizon)
+        self._says.changed()
+        self._say(stale=0)
+
+    def complete(self, checkpoint: Path, verls: Path) -> None:
+        """The model, as samplers load it."""
+        from ajet.backbone.verl.merge import merge
+
+        merge(verls / "actor", checkpoint)
+
+    def ended(self) -> None:
+        """Samplers are told so."""
+        self._say(stale=0, over=True)
+        self._shared.leave()
+
+    def _say(self, *, stale: int, over: bool = False) -> None:
+        self._says.announce(self._saved, self._saved, self._weights(), began=self._began, stale=stale, over=over)
+
+    def _weights(self) -> Path | None:
+        """None: those of model.path."""
+        if self._saved > self._began:
+            return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
+        return self._run.resumed.path.absolute() if self._run.resumed is not None else None
+
+    def _granted_as(self, group: Group) -> Grant:
+        self._places[group.order] = len(self._granted)
+        self._granted.append(group)
+        return Grant(group.order, group.task, group)

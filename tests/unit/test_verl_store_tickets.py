@@ -1,0 +1,174 @@
+"""verl's rows where samplers play: which groups tickets are for, what a step takes, what is announced and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ajet.backbone.decoupled.announcer import Announcer
+from ajet.backbone.verl.config import DECOUPLED
+from ajet.backbone.verl.mailbox import Credited, Grant
+from ajet.backbone.verl.store_tickets import StoreTickets
+from ajet.backbone.verl.train import require_store
+from ajet.schema.call import VersionRun
+from ajet.schema.episode import Outcome
+from ajet.schema.errors import ConfigError
+from ajet.schema.task import Task
+from ajet.store import Address, Fenced, Kept, Policy, SharedStore, open_shared
+from ajet.task_reader import TaskOrder
+from tests.local_fixtures import config_of
+from tests.record_fixtures import episode
+
+ORDER = TaskOrder([Task(task_id=f"t{number}") for number in range(9)], 0, shuffle=False)
+STORE = Address(Path("store.db"))
+TERMS: Any = SimpleNamespace(
+    policy=lambda run, step, version, weights, below, **more: Policy(
+        run, step, str(weights or ""), below=below, told={"over": more["over"], "began": more["began"]}
+    )
+)
+
+
+class Launch:
+    """One trainer's, and what a sampler does beside it."""
+
+    def __init__(self, path: Path, *, step: int = 0, at: Any = None, **settings: Any) -> None:
+        """`step`: whose checkpoint it goes on from, which holds `at` of the store."""
+        config = config_of(**{"data__train_batch_size": 2, "rollout__num_repeat": 2, **settings})
+        self.store: SharedStore = open_shared(f"sqlite:{path}/store.db", rolls=True, at=at, run="run")
+        resumed = SimpleNamespace(step=step, path=path / "checkpoints" / f"step-{step}") if step else None
+        run: Any = SimpleNamespace(
+            experiment=SimpleNamespace(ajet=config),
+            resumed=resumed,
+            checkpoints=SimpleNamespace(folder=path / "checkpoints", horizon=step),
+        )
+        self.tickets = StoreTickets(self.store, Announcer(self.store, TERMS, "run", config), ORDER, run)
+
+    def play(self, order: int, *, version: int = 0) -> None:
+        (lease,) = self.store.lease(1)
+        assert lease.order == order
+        for repeat in (0, 1):
+            whole = episode(f"{order}-{repeat}", order=order, repeat=repeat)
+            calls = [replace(call, versions=(VersionRun(0, version, version),)) for call in whole.calls]
+            self.store.put(lease, Kept(replace(whole, calls=calls)))
+        self.store.close(lease)
+
+    def granted(self, ticket: int, step: int) -> list[int]:
+        """Somebody asks for tickets up to this one, and hands over what they are for."""
+        self.tickets.asked(ticket)
+        grants: list[Grant] = self.tickets.due()
+        for grant in grants:
+            assert grant.group is not None and self.tickets.close(grant.group, step)
+            assert not self.tickets.close(grant.group, step), "whoever died after it had told"
+        return [grant.order for grant in grants]
+
+    def take(self, step: int, *orders: int) -> Any:
+        """The step's credit went to these."""
+        outcome = Outcome(step=step)
+        return self.tickets.take(step, {f"{each}-{at}": Credited("", outcome, 1) for each in orders for at in (0, 1)})
+
+    @property
+    def policy(self) -> Policy:
+        announced = self.store.announced()
+        assert announced is not None
+        return announced.policy
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
+    made: list[Launch] = []
+
+    def begun(**more: Any) -> Launch:
+        made.append(Launch(tmp_path, **more))
+        return made[-1]
+
+    yield begun
+    for each in made:
+        each.store.disconnect()
+
+
+def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_there(launch: Any) -> None:
+    first = launch()
+    assert (first.policy.step, first.policy.weights, first.policy.below) == (0, "", 10)
+    first.play(0)
+    assert first.granted(1, 1) == [0] and first.tickets.due() == [], "the other one waits"
+    first.play(1)
+    assert first.granted(1, 1) == [1]
+    first.play(2)
+    assert first.tickets.due() == [], "nobody asks for more"
+    taken = first.take(1, 0, 1)
+    assert ([group.order for group in taken.over], taken.stale, taken.again) == ([0, 1], [], [])
+    assert first.tickets.waiting() == [2] and first.policy.step == 0, "no checkpoint is there yet"
+    committed = first.tickets.commit()
+    first.tickets.forget(1)
+    assert first.policy.step == 1 and first.policy.weights.endswith("checkpoints/step-1")
+    assert first.granted(2, 2) == [2] and first.take(2, 2).over
+    second = launch(step=1, at=committed)  # the first one was killed before step 2 had a checkpoint
+    assert second.policy.step == 1 and second.policy.told["began"] == 1
+    assert second.granted(0, 2) == [2] and second.tickets.open() == [2]
+    with pytest.raises(Fenced):
+        first.tickets.forget(2)
+    second.tickets.ended()
+    assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]
+
+
+def test_what_is_too_old_is_for_no_ticket_and_leaves_with_the_step(launch: Any) -> None:
+    made = launch(max_staleness=0)
+    for order in (0, 1, 2):
+        made.play(order)
+    assert made.granted(1, 1) == [0, 1]
+    made.take(1, 0, 1)
+    made.tickets.forget(1)
+    assert made.granted(3, 2) == [], "the third one was played with the weights before"
+    made.play(3, version=1)
+    made.play(4, version=1)
+    assert made.granted(3, 2) == [3, 4]
+    taken = made.take(2, 3, 4)
+    assert ([group.order for group in taken.over], [group.order for group in taken.stale]) == ([3, 4], [2])
+    assert made.store.begun() == []
+
+
+def test_a_group_is_trained_again_where_that_is_asked_for(launch: Any) -> None:
+    made = launch(algorithm__max_trained_count=2, max_staleness=None, data__train_batch_size=1)
+    made.play(0)
+    assert made.granted(0, 1) == [0] and made.take(1, 0).again == []
+    made.tickets.forget(1)
+    assert made.granted(1, 2) == [0] and made.take(2, 0).again == [0]
+    assert made.granted(2, 3) == [] and made.store.depths().over == 1
+
+
+def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> None:
+    made = launch()
+    made.play(0)
+    made.tickets.asked(0)
+    assert [grant.order for grant in made.tickets.due()] == [0]
+    made.tickets.give_up(0, 1)
+    assert made.granted(1, 1) == [] and made.tickets.open() == [] and made.store.depths().closed == 1
+    made.play(1)
+    assert made.granted(1, 1) == [1]
+
+
+def verls(mode: str, strategy: str) -> dict[str, Any]:
+    return {"trainer": {"v1": {"trainer_mode": mode}}, "actor_rollout_ref": {"actor": {"strategy": strategy}}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "strategy", "address", "said"),
+    [
+        (DECOUPLED, "fsdp", None, "--from-store"),
+        ("ajet_sync", "fsdp", STORE, "trainer_mode"),
+        (DECOUPLED, "megatron", STORE, "megatron"),
+    ],
+)
+def test_a_store_without_its_mode_and_a_mode_without_its_store_are_refused(
+    mode: str, strategy: str, address: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        require_store(verls(mode, strategy), address)
+    assert said in str(refused.value)
+    require_store(verls(DECOUPLED, "fsdp2"), STORE)
+    require_store(verls("ajet_sync", "megatron"), None)
