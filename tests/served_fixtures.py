@@ -87,6 +87,7 @@ def counter(
     *,
     judge: Any = None,
     tasks: int = 0,
+    held_out: int = 0,
     backlog: int | None = None,
     pending: Path | None = None,
     at: dict[str, Any] | None = None,
@@ -98,9 +99,9 @@ def counter(
     store: Any = None,
     **rollout: Any,
 ) -> Iterator[Counter]:
-    """`tasks`: so many in the reader; `judge`: an object with `compute_reward`, or an opened one; `pending`: where
-    ended episodes are kept, and what is there is taken up; `at`: what a checkpoint holds of them; `store`: another
-    one; `rollout`: keys of that section."""
+    """`tasks`, `held_out`: so many in the reader; `judge`: an object with `compute_reward`, or an opened one;
+    `pending`: where ended episodes are kept, and what is there is taken up; `at`: what a checkpoint holds of them;
+    `store`: another one; `rollout`: keys of that section."""
     tree = {"ajet": {"gateway": gateway or {}, "serve": serve or {}, "rollout": {"num_repeat": 2, **rollout}}}
     experiment = Experiment.from_dict(tree, base=Path.cwd())
     words = renderer()
@@ -124,6 +125,7 @@ def counter(
         split=split,  # type: ignore[arg-type]
         backlog=backlog,
         keeper=keeper or (store if pending is not None else None),
+        held_out=[Task(main_query=f"held out {n}", task_id=f"h{n}") for n in range(held_out)],
     )
     desk.restore()
     served.add_routes(routes(desk, KEY))

@@ -53,8 +53,8 @@ class Client:
         held_out: bool = False,
     ) -> Episode:
         """An episode, which is yours to end. `task` None: the next one of the server's. `train` False: recorded only,
-        for evaluating; `held_out`: the same, and part of the validation numbers of the server's next step. Raises
-        Refused and Unreachable."""
+        for evaluating; `held_out`: the same, and part of the validation numbers of the server's next step; without a
+        `task` at the next one of the server's held-out tasks. Raises Refused and Unreachable."""
         body: dict[str, Any] = {"agent": agent, "trainable_targets": trainable_targets, "train": train}
         if held_out:  # an earlier server does not know the word
             body["held_out"] = True
@@ -109,6 +109,15 @@ class Client:
         if playing.problem is not None:
             raise playing.problem
         return playing.counts
+
+    def validate(self, agent: Callable[[Episode], Any], *, attempts: int = 1, at_once: int = 1) -> Counter[str]:
+        """Let `agent` play each of the server's held-out tasks so often; the outcomes are part of the validation
+        numbers of its next step, and nothing of them is trained on. Otherwise as `play`. Raises ValueError where it
+        has none."""
+        tasks = int(self.overview().get("held_out_tasks", 0))
+        if not tasks:
+            raise ValueError("the server has no held-out tasks: its task reader has none, or it is an earlier one")
+        return self.play(agent, episodes=attempts * tasks, at_once=at_once, held_out=True)
 
     def overview(self) -> dict[str, Any]:
         """What is open at the server, counts, the version of the weights. Raises Refused and Unreachable."""

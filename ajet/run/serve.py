@@ -14,7 +14,7 @@ import queue
 import secrets
 import string
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.rollout.served import Desk, Keeper
     from ajet.run.parts import Parts
+    from ajet.schema.task import Task
     from ajet.store import Store
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
@@ -156,6 +157,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             split="train" if backbone.trains else "debug",
             backlog=BACKLOG * settings.data.train_batch_size if backbone.trains else None,
             keeper=keeper or store,
+            held_out=_held_out(experiment, reader, backbone),
         )
         yield ServeParts(experiment, backbone, gateway, desk, store, tasks, held_out)
     finally:
@@ -301,6 +303,15 @@ def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> 
     settings = experiment.ajet
     tasks = within_prompt_length(reader.tasks("train"), settings.data, backbone.tokenizer)
     return TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
+
+
+def _held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
+    """Those of the task reader, for clients who ask for one."""
+    from ajet.task_reader.overlong import within_prompt_length
+
+    if reader is None or not reader.has("validation"):
+        return ()
+    return within_prompt_length(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
 
 
 def _admin_key() -> tuple[str, bool]:

@@ -1,5 +1,5 @@
 """Held-out tasks of `ajet serve`: the task reader's, which the server plays itself where the YAML names an agent, and
-those that clients bring.
+those that clients play, given out by the server or their own.
 
 Invariant: the numbers of a step's validation are those of one of the two, and in one row. No update is made while the
 server plays, so that a checkpoint may be picked by what it measured, as in a launch; clients go on meanwhile.
@@ -49,8 +49,8 @@ def who_validates(
         return None
     if settings.rollout.user_workflow is None:
         logger.info(
-            "no held-out tasks are played: rollout.user_workflow names no agent to play them; clients may begin "
-            "episodes at tasks of their own with held_out"
+            "the server plays no held-out tasks: rollout.user_workflow names no agent to play them; clients may ask "
+            "for them with held_out"
         )
         return None
     if settings.rollout.deterministic:

@@ -81,6 +81,17 @@ def test_many_are_played_at_once_and_who_comes_too_early_waits() -> None:
     assert all(each.metrics == {"length": 1.0} for each in ended if each.status == "completed")
 
 
+def test_the_server_s_held_out_tasks_are_played_as_a_validation() -> None:
+    with counter(backlog=9, held_out=3) as served, client_of(served) as client:
+        assert client.validate(asks, at_once=2) == {"completed": 3}
+        ended = [served.desk.results.get(timeout=60) for _ in range(3)]
+        assert client.overview()["open_groups"] == 0, "nothing of it is trained on"
+    assert {each.task.task_id for each in ended} == {"h0", "h1", "h2"}
+    assert {each.split for each in ended} == {"validation"}
+    with counter(backlog=9) as served, client_of(served) as client, pytest.raises(ValueError, match="no held-out"):
+        client.validate(asks)
+
+
 class Clock:
     """Passes by being slept."""
 

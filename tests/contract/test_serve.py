@@ -558,3 +558,23 @@ def test_an_attempt_at_a_held_out_task_is_a_validations_and_no_groups():
         served.ask(opened)
         served.finish(opened, reward=1)
         assert take(served).split == "debug", "without a trainer all are recorded alike"
+
+
+def test_held_out_tasks_of_the_server_s_own_are_given_out_in_turns_and_never_trained():
+    with counter(backlog=9, held_out=2, temperature=0.9) as served:
+        assert served.client.get("/episodes").json()["held_out_tasks"] == 2
+        first, second = (served.open(held_out=True) for _ in range(2))
+        assert [each["task"]["task_id"] for each in (first, second)] == ["h0", "h1"]
+        served.client.delete(f"/episodes/{first['episode']}")
+        assert take(served).status == "aborted"
+        again = served.open(held_out=True)
+        assert again["task"]["task_id"] == "h0", "what was given up was no turn"
+        for opened in (again, second):
+            served.ask(opened)
+            served.finish(opened, reward=1)
+            episode = take(served)
+            assert (episode.split, episode.calls[0].trained, episode.calls[0].temperature) == ("validation", False, 0)
+        assert served.open(held_out=True)["task"]["task_id"] == "h0", "and round again"
+        assert error(served.client.post("/episodes", json={"train": False}))[0] == 400
+    with counter(backlog=9) as served:
+        assert error(served.client.post("/episodes", json={"held_out": True}))[0] == 400

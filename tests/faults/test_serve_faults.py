@@ -281,6 +281,7 @@ def test_a_recording_server_that_is_killed_has_what_it_answered_for(tmp_path):
 def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_leaves_nothing_out(tmp_path):
     log = tmp_path / "log"
     command = ["serve", "--backbone", "local", *SMALL, "trainer_common.total_training_steps=4"]
+    command += ["task_reader.type=random_dummy", "task_reader.random_dummy.validation_size=2"]
     run = tmp_path / "launcher_record" / "serve"
 
     process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
@@ -319,14 +320,18 @@ def test_a_training_server_that_is_killed_goes_on_and_one_that_is_interrupted_le
     process = start(*command, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
     root = address(run, process, log)
     held_out = [play(root, float(n), task="nobody trains on it", held_out=True)["episode"] for n in range(2)]
+    given = [play(root, 1.0, held_out=True) for _ in range(2)]
     play(root, 0.0, task="task 4")
     play(root, 1.0, task="task 4")
     assert process.wait(timeout=60) == 0, log.read_text()
-    assert [(each.uuid, each.repeat) for each in EpisodeFiles(run / "episodes").read(4, "validation")] == [
-        (held_out[0], 0), (held_out[1], 1)
+    validation = EpisodeFiles(run / "episodes").read(4, "validation")
+    assert [(each.uuid, each.repeat) for each in validation] == [
+        (held_out[0], 0), (held_out[1], 1), *((each["episode"], 0) for each in given)
     ]  # fmt: skip
+    assert len({each.task.task_id for each in validation}) == 3, "each of the server's own once"
+    assert not any(call.trained for each in validation for call in each.calls)
     (validated,) = (row for row in metric_rows(run) if "tasks" not in row)
-    assert (validated["step"], validated["validation/tasks"], validated["validation/reward"]) == (4, 1, 0.5)
+    assert (validated["step"], validated["validation/tasks"], validated["validation/reward"]) == (4, 3, 0.75)
     rows = [row for row in metric_rows(run) if "tasks" in row]
     tally = Tally.of(rows)
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and (tally.skipped, tally.doubled) == (0, 0)

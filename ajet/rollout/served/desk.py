@@ -34,6 +34,7 @@ from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.groups import OpenGroups, asked
+from ajet.rollout.served.held_out import HeldOutTasks
 from ajet.rollout.served.ranking import GroupRanking, waits
 from ajet.rollout.train_turn import TrainTurn
 from ajet.rollout.verdicts import Verdicts
@@ -74,8 +75,9 @@ class Desk:
         split: Split,
         backlog: int | None = None,
         keeper: Keeper | None = None,
+        held_out: Sequence[Task] = (),
     ) -> None:
-        """`tasks` None: clients bring all tasks themselves."""
+        """`tasks` None: clients bring all tasks themselves. `held_out`: those that nobody trains on."""
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
         self._run_id, self._split, self._backlog = run_id, split, backlog
@@ -91,6 +93,7 @@ class Desk:
         """Episodes that wait for a position of the store's."""
         self._ended = Ended()
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
+        self._held_out = HeldOutTasks(held_out)
         self._closing = False
         self.results: queue.SimpleQueue[Group | Episode] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -178,7 +181,21 @@ class Desk:
             self._beginning -= 1
 
     async def _begun(self, opening: Opening, probe: bool) -> dict[str, Any]:
-        task, group = opening.task, None
+        task = opening.task
+        if task is not None or not opening.held_out:
+            return await self._begun_at(opening, task, probe)
+        task = self._held_out.next()
+        try:
+            return await self._begun_at(opening, task, probe, given=True)
+        except BaseException:
+            self._held_out.came_to_nothing(task)
+            raise
+
+    async def _begun_at(
+        self, opening: Opening, task: Task | None, probe: bool, *, given: bool = False
+    ) -> dict[str, Any]:
+        """`given`: the task is one of the server's held-out ones."""
+        group = None
         if task is not None:
             self._refuse_crowded(task)  # before the store gives it a position
         if task is None or (opening.trains and self._backlog is not None):
@@ -192,7 +209,7 @@ class Desk:
         self._refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
         try:
-            served = self._served(opening, task, group, lease, repeat, probe)
+            served = self._served(opening, task, group, lease, repeat, probe, given)
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
@@ -208,7 +225,14 @@ class Desk:
         }
 
     def _served(
-        self, opening: Opening, task: Task, group: OpenGroup | None, lease: Lease, repeat: int, probe: bool
+        self,
+        opening: Opening,
+        task: Task,
+        group: OpenGroup | None,
+        lease: Lease,
+        repeat: int,
+        probe: bool,
+        given: bool,
     ) -> Served:
         """The episode with its session and key. `probe`: it is the breaker's. Raises Refused."""
         split: Split = self._split if opening.trains else "debug"
@@ -220,14 +244,14 @@ class Desk:
         session = self._gateway.open(
             identity.uuid,
             key=(self._settings.seed, order, repeat),
-            sampling=split_sampling(self._settings, "train"),
+            sampling=split_sampling(self._settings, "validation" if given else "train"),
             trainable=opening.trainable if opening.trains else (),
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
         )
         endpoint = session(opening.agent, opening.agent, None)
         stopped: asyncio.Future[str] = self._loop.create_future()
-        return Served(identity, session, endpoint, lease, group, stopped, probe=probe)
+        return Served(identity, session, endpoint, lease, group, stopped, probe=probe, given=given)
 
     def _crowded(self, task: Task) -> bool:
         """Whether as many episodes of a task are under way as may be."""
@@ -303,6 +327,7 @@ class Desk:
             "ended": dict(self._ended.counts),
             "open_groups": len(self._groups),
             "waiting_groups": self.results.qsize() if self._backlog is not None else 0,
+            "held_out_tasks": len(self._held_out),
             "version": self._version,
         }
 
@@ -332,6 +357,8 @@ class Desk:
                 raise
             await self._let_repeat(served)
             aborted = served.made.status == "aborted"
+            if aborted:
+                self._turn_back(served)
             self._breaker.ended(served.made.failure, probe=served.probe, aborted=aborted)
         episode = served.made
         if by != CLOSING:
@@ -367,8 +394,15 @@ class Desk:
         self._ended.counts["aborted"] += 1
         self._ended.remember(given_up(served.made, reason), by)
 
+    def _turn_back(self, served: Served) -> None:
+        """If it was given out as a held-out task."""
+        if served.given:
+            served.given = False
+            self._held_out.came_to_nothing(served.identity.task)
+
     def _leave_group(self, served: Served) -> None:
         self._open.pop(served.identity.uuid, None)
+        self._turn_back(served)
         if served.group is not None:
             served.group.free_place(served.identity.repeat)
 

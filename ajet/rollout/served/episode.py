@@ -26,7 +26,7 @@ class Opening:
     """What a client asks for."""
 
     task: Task | None = None
-    """None: the next one of the task reader."""
+    """None: the next one of the task reader, of its held-out ones where that is asked for."""
     agent: str = "default"
     trainable: tuple[str, ...] | None = None
     """Targets that train; None: all."""
@@ -67,6 +67,8 @@ class Served:
     """Done, with the reason, when ajet ends it."""
     probe: bool = False
     """It was let in although what is outside of the model fails, to see whether it still does."""
+    given: bool = False
+    """Its task was given out as one of the server's held-out ones, and the attempt counts."""
     began: float = field(default_factory=time.time)
     ending: asyncio.Future[Episode] | None = None
     """None while it is open."""

@@ -31,8 +31,8 @@ class Open(BaseModel):
     train: bool = Field(True, description="False: recorded only, sampled as the client asks, and part of no group.")
     held_out: bool = Field(
         False,
-        description="True: the same, at a task of the client's own that nobody trains on; its outcome is part of the "
-        "validation numbers of the next step.",
+        description="True: the same, at a task that nobody trains on (null: the next one of the server's held-out "
+        "tasks); its outcome is part of the validation numbers of the next step.",
     )
 
 
@@ -99,6 +99,7 @@ class Overview(BaseModel):
     ended: dict[str, int]
     open_groups: int
     waiting_groups: int
+    held_out_tasks: int = Field(description="How many the server has for clients who ask for one.")
     version: int
 
 
