@@ -31,6 +31,14 @@ class FollowingBackbone(DebugBackbone):
         """Of the weights that it samples with."""
         return self._followed.version
 
-    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+    def take(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: Probe | None,
+        waits: Callable[[], None],
+        *,
+        leads: bool = True,
+    ) -> bool:
         """See `ajet.engine.followed`."""
-        return self._followed.take(folder, version, probe, waits)
+        return self._followed.take(folder, version, probe, waits, leads=leads)

@@ -35,13 +35,27 @@ class Followed(Protocol):
         """Of the weights that it samples with; negative: nobody knows yet."""
         ...
 
-    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+    def take(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: Probe | None,
+        waits: Callable[[], None],
+        *,
+        leads: bool = True,
+    ) -> bool:
         """Sample with the weights in `folder` (None: those of model.path), which are policy `version`, from here on.
         `probe`: by which weights elsewhere are known; `waits`: called about once a second while replies under way are
-        waited for. Answers False where it cannot be given others: `version` says which it goes on with. Raises
-        FileNotFoundError where they are gone by now or not there yet, ValueError for a version older than the present
-        one, UserError for another model's."""
+        waited for; `leads`: whether a server elsewhere is given them by this process. Answers False where it cannot be
+        given others: `version` says which it goes on with. Raises FileNotFoundError where they are gone by now or not
+        there yet, ValueError for a version older than the present one, UserError for another model's."""
         ...
+
+
+def server_of(config: AjetConfig) -> str:
+    """The address of the server elsewhere that is sampled from, the same for all who name it so; "": there is none."""
+    chosen = config.rollout.vllm.base_url if config.rollout.engine == "vllm" else None
+    return (chosen or "").rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def open_followed(config: AjetConfig, *, base: Path | None = None) -> Followed:
@@ -76,7 +90,15 @@ class _Transformers:
         """See `Followed`."""
         return self.engine.version
 
-    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+    def take(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: Probe | None,
+        waits: Callable[[], None],
+        *,
+        leads: bool = True,
+    ) -> bool:
         """See `Followed`."""
         import torch
 
@@ -102,7 +124,15 @@ class _Vllm:
         """See `Followed`."""
         return self.engine.version
 
-    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+    def take(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: Probe | None,
+        waits: Callable[[], None],
+        *,
+        leads: bool = True,
+    ) -> bool:
         """See `Followed`."""
         assert folder is not None, "it began with those of model.path"
         if version < self.version:

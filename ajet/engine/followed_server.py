@@ -4,7 +4,8 @@ what it says of the announced probe.
 Invariant: a token bears a version only while the server is known to have its weights. They are known by the name that
 the server has for them and by its log-probabilities of the probe, both; a server without a name for them, which cannot
 be given others, is taken for the oldest announced version that fits. What another process changes there under way is
-noticed by the name before and after each reply (`RemoteVllm.expects`): that reply fails.
+noticed by the name before and after each reply (`RemoteVllm.expects`): that reply fails. Of several processes that
+sample from one server one `leads` and gives it weights; the others wait until it has them, and look for themselves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ class FollowedServer:
         """Of its weights; UNKNOWN before the first look, and after somebody else changed them."""
         return self.engine.version if self._known and not self.engine.surprised else UNKNOWN
 
-    def take(self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None]) -> bool:
+    def take(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: Probe | None,
+        waits: Callable[[], None],
+        *,
+        leads: bool = True,
+    ) -> bool:
         """See `Followed`. False: it cannot be given these; `version` says what it has. Raises UserError, also for a
         server that has none of the announced weights."""
         if probe is None:
@@ -57,6 +66,8 @@ class FollowedServer:
         if name is None:
             return self._fixed(version, probe)
         wanted = name_of(folder, version)
+        if name != wanted and not leads:
+            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler gives it {wanted}")
         if name != wanted or self.version != version:
             with self.engine.quiet(waits):
                 if (now := self._weights.name()) not in (name, wanted):

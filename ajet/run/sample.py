@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, cast
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER, Terms
+from ajet.engine.followed import server_of
 from ajet.record.console import console, counted
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import refuse_untrainable, warn_of_unconfined
 from ajet.run.parts import assemble
-from ajet.run.sampler import LOOK, Played, Sampler, WentBack
+from ajet.run.sampler import LOOK, SERVER, Played, Sampler, WentBack
 from ajet.run.services import require_services
 from ajet.schema.errors import ConfigError
 from ajet.store import Address, open_shared
@@ -66,7 +67,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     interrupts, played = Interrupts(), Played()
     try:
         with interrupts.installed():
-            store.join("sampler", name)
+            store.join("sampler", name, {SERVER: server_of(experiment.ajet)})  # who comes later sees it
             announced: Announced | None = _awaited(store, interrupts, options.store.shown)
             with (
                 beside(experiment, experiment.root / experiment.name / "samplers" / name)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE
+from ajet.engine.followed import server_of
 from ajet.engine.probe import Probe
 from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group
@@ -40,6 +41,10 @@ LOOK = 0.25
 """Seconds between two looks at the store for a newer policy and for positions."""
 LONGEST_LOAD = 3600.0
 """Seconds of loading weights after which a sampler is taken to hang: what it holds ends with its leases."""
+SILENT = 4
+"""Times as long as between two signs of life: who said nothing for so long leads no other."""
+SERVER = "server"
+"""What a sampler says of itself: the server elsewhere that it samples from, "" for none."""
 MISSED = 10.0
 """Seconds between two warnings that announced weights are not there."""
 
@@ -95,6 +100,7 @@ class Sampler:
         self._name, self._repeats, self._most = name, rollout.num_repeat, rollout.max_env_worker
         self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
         self._renew_every = renew_every
+        self._server = server_of(parts.experiment.ajet)
         self._compares = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
         """Of the lease under which it was begun: a position may be lost, and leased here again."""
@@ -179,16 +185,17 @@ class Sampler:
         folder = Path(policy.weights) if policy.weights else None
         try:
             with self._renewed_meanwhile():
-                taken = self._backbone.take(folder, version, Probe.of(policy.told.get(PROBE)), self._renew)
-        except FileNotFoundError:  # a newer one is announced by now, or about to be
+                probe, leads = Probe.of(policy.told.get(PROBE)), self._leads()
+                taken = self._backbone.take(folder, version, probe, self._renew, leads=leads)
+        except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
             if now - self._missed > MISSED:
                 self._missed = now
                 logger.warning(
-                    "the weights of step {} are not in {} on this machine: nothing is begun before they are",
+                    "the weights of step {} are not to be had yet, and nothing is begun before they are: {}",
                     policy.step,
-                    policy.weights,
+                    problem,
                 )
             return False
         self._missed = 0.0
@@ -198,12 +205,28 @@ class Sampler:
         logger.info("sampling with policy {} (step {})", version, policy.step)
         return True
 
+    def _leads(self) -> bool:
+        """Whether it is this process that gives a server elsewhere its weights: the one that has been there longest of
+        those that sample from it and are not silent. Two that each think so, since one was stopped and goes on, are
+        noticed by the server's name for its weights."""
+        if not self._server:
+            return True
+        there = [
+            each
+            for each in self._store.members()
+            if each.role == "sampler"
+            and each.told.get(SERVER) == self._server
+            and (each.name == self._name or each.age < SILENT * self._renew_every)
+        ]
+        first = max(there, key=lambda each: (each.joined, each.name), default=None)
+        return first is None or first.name == self._name
+
     def _renew(self) -> None:
         if time.monotonic() - self._renewed < self._renew_every:
             return
         self._renewed = time.monotonic()
         told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
-        self._store.join("sampler", self._name, told)
+        self._store.join("sampler", self._name, {**told, SERVER: self._server})
         try:
             self._store.renew([each.lease for each in self._under_way.values()])
         except LeaseLost:

@@ -106,6 +106,11 @@ def test_a_server_is_given_each_checkpoint_and_known_by_name_and_probe(
     assert {chunk.version for chunk in asyncio.run(reply(engine.engine))} == {1}
     beside = followed(server, monkeypatch)
     assert beside.take(folder, 1, PROBE, nothing) and (beside.version, server.loads) == (1, 1)
+    with pytest.raises(FileNotFoundError, match="another sampler gives it"):
+        beside.take(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing, leads=False)
+    assert server.loads == 1 and beside.version == 1, "who does not lead waits, and goes on with what is there"
+    assert engine.take(tmp_path / "step-2", 2, PROBE, nothing)
+    assert beside.take(tmp_path / "step-2", 2, PROBE, nothing, leads=False) and (beside.version, server.loads) == (2, 2)
     again = checkpoint(tmp_path / "another", 1, 0.2)
     assert name_of(again, 1) != name_of(folder, 1), "made anew after a fall back: another policy of that number"
 

@@ -6,17 +6,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ajet.engine.followed import server_of
 from ajet.run import sampler as module
 from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Policy, SharedStore, open_shared, sqlite_store
+from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
 
@@ -40,7 +43,7 @@ class Weights:
 
     version = 0
 
-    def take(self, folder: Path, version: int, probe: object, waits: object) -> bool:
+    def take(self, folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         raise FileNotFoundError(folder)
 
 
@@ -58,7 +61,7 @@ def rollout() -> Rollout:
 
 @pytest.fixture
 def sampler(tmp_path: Path, rollout: Rollout, ledger: SharedStore) -> Iterator[Sampler]:
-    settings = SimpleNamespace(ajet=SimpleNamespace(rollout=SimpleNamespace(num_repeat=2, max_env_worker=2)))
+    settings = SimpleNamespace(ajet=config_of(rollout__num_repeat=2, rollout__max_env_worker=2))
     parts: Any = SimpleNamespace(experiment=settings, judge=SimpleNamespace(ranks=None), rollout=rollout)
     store, tasks, weights = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str), Weights()
     yield Sampler(parts, weights, store, tasks, name="one", played=Played())  # type: ignore[arg-type]
@@ -106,7 +109,7 @@ def test_nothing_is_begun_while_the_announced_weights_are_not_there(
     finally:
         module.logger.remove(sink)
     assert not rollout.begun and ledger.depths().next == 0
-    assert any("the weights of step 3 are not in" in each for each in said)
+    assert any("the weights of step 3 are not to be had yet" in each for each in said)
 
 
 def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_of_the_same(
@@ -182,7 +185,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
         if len(renewed) == 2:
             raise UserError("The store does not answer.")
 
-    def take(folder: Path, version: int, probe: object, waits: object) -> bool:
+    def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         assert many.wait(60)
         return True
 
@@ -204,7 +207,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     sampler._look()
     renewed: list[Any] = []
 
-    def take(folder: Path, version: int, probe: object, waits: object) -> bool:
+    def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         for thread in threading.enumerate():
             if thread.name == "ajet-leases":
                 thread.join(60)
@@ -218,3 +221,42 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     sampler._looked = float("-inf")
     sampler._look()
     assert renewed == []
+
+
+def test_of_those_that_sample_from_one_server_the_first_that_is_not_silent_gives_it_weights(
+    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
+    assert sampler._leads(), "its engine is its own"
+    sampler._server = "http://there:8000"
+    with closing_stores(tmp_path, 3) as (earlier, mine, elsewhere):
+        for store, name, server in ((elsewhere, "another", "http://other"), (earlier, "zero", sampler._server)):
+            store.join("sampler", name, {module.SERVER: server})
+            now[0] += 1.0
+        mine.join("sampler", "one", {module.SERVER: sampler._server})
+        assert not sampler._leads()
+        now[0] += 1000.0
+        mine.join("sampler", "one", {module.SERVER: sampler._server})
+        assert sampler._leads(), "the other one fell silent"
+        earlier.join("sampler", "zero", {module.SERVER: sampler._server})
+        assert not sampler._leads()
+        earlier.leave()
+        assert sampler._leads()
+
+
+@contextmanager
+def closing_stores(folder: Path, count: int) -> Iterator[list[SharedStore]]:
+    opened = [open_shared(f"sqlite:{folder}/store.db") for _ in range(count)]
+    yield opened
+    for store in opened:
+        store.disconnect()
+
+
+@pytest.mark.parametrize("url", ["http://there:8000", "http://there:8000/", "http://there:8000/v1", None])
+def test_a_server_has_one_name_however_its_address_is_written(url: str | None) -> None:
+    vllm = SimpleNamespace(base_url=url)
+    config: Any = SimpleNamespace(rollout=SimpleNamespace(engine="vllm", vllm=vllm))
+    assert server_of(config) == ("http://there:8000" if url else "")
+    config.rollout.engine = "transformers"
+    assert server_of(config) == ""
