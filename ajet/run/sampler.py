@@ -225,8 +225,7 @@ class Sampler:
         if time.monotonic() - self._renewed < self._renew_every:
             return
         self._renewed = time.monotonic()
-        told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
-        self._store.join("sampler", self._name, {**told, SERVER: self._server})
+        self._live()
         try:
             self._store.renew([each.lease for each in self._under_way.values()])
         except LeaseLost:
@@ -234,11 +233,16 @@ class Sampler:
                 with self._unless_lost(order):
                     self._store.renew([self._under_way[order].lease])
 
+    def _live(self) -> None:
+        """A sign of life. Thread-safe."""
+        told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
+        self._store.join("sampler", self._name, {**told, SERVER: self._server})
+
     @contextmanager
     def _renewed_meanwhile(self) -> Iterator[None]:
-        """Within the block a thread renews what is held: to load weights may take longer than a lease is long. What it
-        finds lost, or cannot ask for, is found again by the next sign of life. A load that hangs holds nothing for
-        ever."""
+        """Within the block a thread says that this process lives, and renews what is held: to load weights may take
+        longer than a lease is long. What it finds lost, or cannot ask for, is found again by the next sign of life. A
+        load that hangs holds nothing for ever."""
         leases, over = [each.lease for each in self._under_way.values()], threading.Event()
         until = time.monotonic() + LONGEST_LOAD
 
@@ -248,6 +252,7 @@ class Sampler:
                     logger.warning("weights are being loaded for {:g} s: others play on", LONGEST_LOAD)
                     return
                 with suppress(LeaseLost, *CANNOT_NOW):
+                    self._live()
                     self._store.renew(leases)
 
         beside = threading.Thread(target=renew, name="ajet-leases", daemon=True)

@@ -195,7 +195,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked, sampler._renewed = float("-inf"), float("inf")
     sampler._look()
-    assert renewed[:3] == [[0]] * 3
+    assert renewed[:3] == [[0]] * 3 and [each.name for each in ledger.members()] == ["one"]
     count = len(renewed)
     assert not [thread for thread in threading.enumerate() if thread.name == "ajet-leases"] and len(renewed) == count
 

@@ -48,13 +48,14 @@ class Launch:
         )
         self.tickets = StoreTickets(self.store, Announcer(self.store, TERMS, "run", config), ORDER, run)
 
-    def play(self, order: int, *, version: int = 0) -> None:
+    def play(self, order: int, *, version: int = 0, scored: bool = True) -> None:
         (lease,) = self.store.lease(1)
         assert lease.order == order
         for repeat in (0, 1):
             whole = episode(f"{order}-{repeat}", order=order, repeat=repeat)
             calls = [replace(call, versions=(VersionRun(0, version, version),)) for call in whole.calls]
-            self.store.put(lease, Kept(replace(whole, calls=calls)))
+            verdict = whole.verdict if scored else None
+            self.store.put(lease, Kept(replace(whole, calls=calls, verdict=verdict)))
         self.store.close(lease)
 
     def granted(self, ticket: int, step: int) -> list[int]:
@@ -141,6 +142,17 @@ def test_a_group_is_trained_again_where_that_is_asked_for(launch: Any) -> None:
     assert made.granted(2, 3) == [] and made.store.depths().over == 1
 
 
+def test_in_the_place_of_a_group_without_a_score_another_may_be_played(launch: Any) -> None:
+    made = launch(max_staleness=0)
+    made.play(0, scored=False)
+    made.play(1)
+    assert made.granted(1, 1) == [0, 1] and made.policy.below == 2
+    assert made.granted(2, 1) == [] and made.policy.below == 3, "else trainer and samplers wait for each other"
+    made.play(2)
+    assert made.granted(2, 1) == [2]
+    assert [group.order for group in made.take(1, 1, 2).over] == [0, 1, 2]
+
+
 def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> None:
     made = launch()
     made.play(0)
@@ -150,10 +162,18 @@ def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> 
     assert made.granted(1, 1) == [] and made.tickets.open() == [] and made.store.depths().closed == 1
     made.play(1)
     assert made.granted(1, 1) == [1]
+    made.tickets.asked(3)
+    made.tickets.give_up(2, 1)  # its process died twice while it waited
+    made.play(2)
+    assert [grant.order for grant in made.tickets.due()] == [-1, 2]
 
 
-def verls(mode: str, strategy: str) -> dict[str, Any]:
-    return {"trainer": {"v1": {"trainer_mode": mode}}, "actor_rollout_ref": {"actor": {"strategy": strategy}}}
+def verls(mode: str, strategy: str, *, filters: bool = False) -> dict[str, Any]:
+    return {
+        "trainer": {"v1": {"trainer_mode": mode}},
+        "actor_rollout_ref": {"actor": {"strategy": strategy}},
+        "algorithm": {"filter_groups": {"enable": filters}},
+    }
 
 
 @pytest.mark.parametrize(
@@ -171,4 +191,6 @@ def test_a_store_without_its_mode_and_a_mode_without_its_store_are_refused(
         require_store(verls(mode, strategy), address)
     assert said in str(refused.value)
     require_store(verls(DECOUPLED, "fsdp2"), STORE)
+    with pytest.raises(ConfigError, match="dynamic_sampling"):
+        require_store(verls(DECOUPLED, "fsdp2", filters=True), STORE)
     require_store(verls("ajet_sync", "megatron"), None)

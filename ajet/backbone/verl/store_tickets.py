@@ -19,11 +19,15 @@ from ajet.backbone.decoupled.closed_groups import ClosedGroups
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.tickets import Taken, Tickets
 from ajet.schema.episode import Group
+from ajet.schema.task import Task
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import SharedStore
     from ajet.task_reader import TaskOrder
+
+NOBODYS = -1
+"""The position of a ticket that nobody asks for any more."""
 
 
 class StoreTickets(Tickets):
@@ -38,8 +42,10 @@ class StoreTickets(Tickets):
         self._closed_groups = ClosedGroups(store, settings.trainer_common)
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
-        self._granted: list[Group] = []
-        """By ticket."""
+        self._granted: list[Group | None] = []
+        """By ticket; None: whoever asked for it gave it up before there was a group."""
+        self._abandoned: set[int] = set()
+        """Such tickets."""
         self._given_up: set[int] = set()
         """Positions whose group takes its process down: the next launch tries them again."""
         self._say(stale=0)
@@ -51,13 +57,23 @@ class StoreTickets(Tickets):
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
-        wanted = self._asked + 1 - len(self._granted)
-        self._say(stale=len(ready.stale))
-        if wanted > len(there):
-            self._says.wait(self._trained + 1, self._size - wanted + len(there), self._size, len(ready.stale))
+        # what takes a place among those that may be played, and fills none of the batch
+        useless = sum(not each.scored for each in self._handed()) + len(self._given_up)
+        self._say(stale=len(ready.stale) + useless)
+        grants, left = list[Grant](), iter(there)
+        while (ticket := len(self._granted)) <= self._asked:
+            if ticket in self._abandoned:
+                self._granted.append(None)
+                grants.append(Grant(NOBODYS, Task()))
+            elif (group := next(left, None)) is not None:
+                grants.append(self._granted_as(group))
+            else:
+                break
+        if lacking := self._asked + 1 - len(self._granted):
+            self._says.wait(self._trained + 1, self._size - lacking, self._size, len(ready.stale))
         else:
             self._says.live(self._trained)
-        return [self._granted_as(group) for group in there[: max(0, wanted)]]
+        return grants
 
     def close(self, group: Group, step: int) -> bool:
         """It is handed over, for the step that asked for it. False: it was before."""
@@ -68,7 +84,11 @@ class StoreTickets(Tickets):
 
     def give_up(self, ticket: int, step: int) -> None:
         """Its group takes every process down that makes rows of it: this launch does not ask for it again."""
-        order = self._granted[ticket].order
+        group = self._granted[ticket] if ticket < len(self._granted) else None
+        if group is None:
+            self._abandoned.add(ticket)
+            return
+        order = group.order
         logger.warning("position {} takes its process down: it is left in the store", order)
         self._given_up.add(order)
         self._places.pop(order, None)
@@ -77,10 +97,10 @@ class StoreTickets(Tickets):
         """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
         self._closed_groups.read(self._order)
         ready = self._closed_groups.ready(step - 1, step)
-        by_order = {group.order: group for group in self._granted}
-        handed = [by_order[order] for order in self._steps]
         over = [
-            group for group in handed if not group.scored or any(episode.uuid in credited for episode in group.episodes)
+            group
+            for group in self._handed()
+            if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
         given = {group.order for group in over}
         stale = [group for group in ready.stale if group.order not in given]
@@ -128,6 +148,11 @@ class StoreTickets(Tickets):
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
+
+    def _handed(self) -> list[Group]:
+        """Those that wait for the step that asked for them."""
+        granted = {group.order: group for group in self._granted if group is not None}
+        return [granted[order] for order in self._steps]
 
     def _granted_as(self, group: Group) -> Grant:
         self._places[group.order] = len(self._granted)

@@ -137,6 +137,12 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
             where="verl.trainer.v1.trainer_mode",
             do="leave that key out",
         )
+    if address is not None and config["algorithm"]["filter_groups"]["enable"]:
+        raise ConfigError(
+            "With dynamic_sampling verl asks for more groups in a step than samplers may play ahead of it.",
+            where="ajet.trainer_common.algorithm.dynamic_sampling",
+            expected="false with --from-store on verl; a group of equal rewards then trains nothing",
+        )
     if address is not None and config["actor_rollout_ref"]["actor"]["strategy"] == "megatron":
         raise ConfigError(
             "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
