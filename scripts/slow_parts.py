@@ -47,7 +47,7 @@ PARTS = (
                                                       f"{TUTORIALS}/test_sft_then_rl.py",
                                                       f"{TUTORIALS}/test_werewolves.py",
                                                       f"{TUTORIALS}/test_feedback_tracing.py"), boots=False),
-    Part("tutorials of tools", 900, (f"{TUTORIALS}/test_distillation.py",), boots=False),
+    Part("tutorials of tools", 900, (f"{TUTORIALS}/test_distillation.py", f"{TUTORIALS}/test_coding.py"), boots=False),
     Part("verl life", 1300, (f"{FAULTS}/test_verl_kill_and_resume.py", f"{FAULTS}/test_verl_faults.py"), boots=True),
     Part("verl modes", 1800, (f"{LEARNS}/test_verl_modes.py", f"{FAULTS}/test_verl_async_resume.py",
                               f"{FAULTS}/test_upgrade.py"), boots=True),
