@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Floats
@@ -48,6 +49,11 @@ class Backbone(Protocol):
     tokenizer: Any
     """A transformers tokenizer; None when the engine is a chat engine."""
     trains: bool
+
+    @property
+    def adapters(self) -> Adapters:
+        """Those of its model, each for agents of its own; empty where there are not several."""
+        ...
 
     @property
     def version(self) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.contract import Rehearsal, Scorer, Update
+from ajet.engine.adapters import Adapters
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError
 
@@ -33,6 +34,7 @@ class DebugBackbone:
         self.tokenizer: Any = None
         self.watch: Watch
         """What its engine is doing."""
+        self.adapters = Adapters([])
         rollout = experiment.ajet.rollout
         if rollout.engine == "endpoint":
             from ajet.engine.endpoint import EndpointEngine
@@ -40,8 +42,10 @@ class DebugBackbone:
             chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
             self.engine, self.watch = chat, chat.watch
             return
+        from ajet.engine.adapted_model import adapters_of
         from ajet.engine.sampler import open_sampler
 
+        self.adapters = adapters_of(experiment.ajet, experiment.base)
         engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
         watched = WatchedEngine(engine, self.tokenizer)
         self.engine, self.watch = watched, watched.watch

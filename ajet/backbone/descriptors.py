@@ -35,7 +35,10 @@ DEBUG = Descriptor(
     "debug",
     "plays episodes and trains nothing",
     can=frozenset(
-        {"serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"}
+        {
+            *("serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"),
+            "adapts",
+        }
     ),
     opens="ajet.backbone.debug->DebugBackbone",
     scorer="ajet.backbone.local.scorer->Scorer",
@@ -70,7 +73,7 @@ LOCAL = Descriptor(
     can=frozenset(
         {
             *("trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"),
-            *("teaches", "distils", "chooses", "grades"),
+            *("teaches", "distils", "chooses", "grades", "adapts"),
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.debug import DebugBackbone
+from ajet.engine.adapters import Adapters
 from ajet.engine.followed import open_followed
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class FollowingBackbone(DebugBackbone):
         self._followed = open_followed(experiment.ajet, base=experiment.base)
         self.engine = self._followed.engine
         self.tokenizer: Any = self._followed.tokenizer
+        self.adapters = Adapters([])
 
     @property
     def version(self) -> int:

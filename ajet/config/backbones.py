@@ -37,6 +37,7 @@ Capability = Literal[
     "distils",
     "chooses",
     "grades",
+    "adapts",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
@@ -47,7 +48,8 @@ deterministic: a killed and resumed run equals an uninterrupted one. interactive
 program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`).
 distils: a teacher is asked about what was sampled (`adv_estimator: distillation`).
 chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: which tasks come next
-depends on how often they were solved (`data.curriculum`)."""
+depends on how often they were solved (`data.curriculum`). adapts: several adapters on one model, each for agents of its
+own (`lora.adapters`)."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
@@ -58,6 +60,7 @@ IN_WORDS: Mapping[Capability, str] = {
     "distils": "asks a teacher about what was sampled",
     "grades": "chooses tasks by how often they were solved",
     "chooses": "has all tokens of an optimizer step at hand",
+    "adapts": "trains several adapters on one model",
 }
 """Of those that a key's value may need: what such a backbone does."""
 

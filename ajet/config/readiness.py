@@ -6,6 +6,7 @@ sentence.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ajet.config.backbones import IN_WORDS, Capability, described, shipped
@@ -21,6 +22,7 @@ from ajet.schema.errors import ConfigError
 TIMES = "trainer_common.algorithm.max_trained_count"
 TRAINING_FILE = ".training.file_path"
 """How the key of a reader ends that has its training tasks in a file of their own."""
+_ADAPTER = re.compile(r"(?!(default|base)$)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def missing(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
@@ -94,6 +96,7 @@ def require_ready(
                 )
     if not evaluating and not (looking and "decouples" in backbone.can):
         _refuse_reuse(config, layers, serving)
+        _refuse_adapters(config, layers)
     if not serving:
         _refuse_out_of_reach(config, layers)
     lacking = missing(config, serving=serving, evaluating=evaluating)
@@ -105,6 +108,32 @@ def require_ready(
 
 def _able(wanted: Capability) -> list[str]:
     return [each.name for each in shipped().values() if {wanted, "trains"} <= each.can]
+
+
+def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
+    """Raises ConfigError for several adapters that cannot be, or not here."""
+    backbone, lora = described(config.backbone), config.trainer_common.lora
+    if "trains" not in backbone.can or not lora.adapters:
+        return
+    mode, given = config.trainer_common.mode, config.sft.objective
+    odd = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
+    unranked = next((name for name, each in lora.adapters.items() if not (each.rank or lora.rank)), None)
+    refusals = [
+        ("adapts" not in backbone.can, "", f"Several adapters need a backbone that {IN_WORDS['adapts']}, which "
+         f"{backbone.name} does not.", f"--backbone {' or '.join(_able('adapts'))}, or one adapter: lora.rank"),
+        (odd is not None, odd, f"{odd!r} is no adapter's name.",
+         "1 to 64 letters, digits, - and _, and neither default nor base"),
+        (unranked is not None, unranked, f"The adapter {unranked} has no rank.",
+         f"lora.adapters.{unranked}.rank, or lora.rank for all of them"),
+        (mode != "sync", "", f"Several adapters are trained in the process that samples with them, and mode: {mode} "
+         "samples elsewhere.", "trainer_common.mode: sync"),
+        (given is not None, "", f"Given replies (sft.objective: {given}) do not say which of several adapters is to "
+         "learn them.", "one adapter: lora.rank; its agents' adapters are trained by playing"),
+    ]  # fmt: skip
+    for wrong, name, what, expected in refusals:
+        if wrong:
+            path = ("trainer_common", "lora", "adapters", *([name] if name else []))
+            raise ConfigError(what, where=f"{layers.where(('ajet', *path))} (ajet.{'.'.join(path)})", expected=expected)
 
 
 def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:

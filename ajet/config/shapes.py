@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.config.backbones import Descriptor, shipped
 from ajet.config.document import Document, KeyPath
-from ajet.config.schema.accepted import MOVED
+from ajet.config.schema.accepted import moves
 from ajet.schema.errors import ConfigError
 
 _HYDRAS_FOLDERS = ("run", "output_subdir")
@@ -66,13 +66,13 @@ def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
     """What stands below `ajet`, keys that have another name in other versions under ours; what stands there already is
     left as it is."""
     result = deepcopy(ajet)
-    for other, ours in MOVED.items():
-        *parents, name = other.split(".")
+    for other, ours in moves(result):
+        *parents, name = other
         holder = _holder(result, parents, make=False)
         if holder is None or name not in holder:
             continue
         value = holder.pop(name)
-        *sections, last = ours.split(".")
+        *sections, last = ours
         home = _holder(result, sections, make=True)
         if home is not None and last not in home:
             home[last] = value

@@ -4,9 +4,9 @@ Invariant: along the path of every sample a row holds exactly that sample's toke
 mask-1 token of every sample is a target exactly once; within a tree no token is stored twice. Each `Sample` lies in
 one tree, so a forward pass under the tree's mask computes what a pass over the sample alone would.
 
-Samples of one group that begin alike form a tree. Rows are filled up to `budget` tokens. A group's tree that would
-outgrow the budget is built as several, each repeating what it shares; only a single sample that is longer than the
-budget makes a longer row, which it then has to itself.
+Samples of one group and one adapter that begin alike form a tree, and all of a row are of one adapter. Rows are filled
+up to `budget` tokens. A group's tree that would outgrow the budget is built as several, each repeating what it shares;
+only a single sample that is longer than the budget makes a longer row, which it then has to itself.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class PackedRow:
     """[N] the index of each token within its sample."""
     trees: list[Tree]
     targets: Targets
+    adapter: str | None = None
+    """Of all its samples."""
 
 
 def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
@@ -77,8 +79,9 @@ def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True)
     rows: list[list[_Grown]] = []
     room: list[int] = []
     for tree in trees:
-        size = tree.ids.size
-        row = next((index for index, left in enumerate(room) if left >= size), None)
+        size, adapter = tree.ids.size, _adapter(samples, tree)
+        fits = (index for index, left in enumerate(room) if left >= size)
+        row = next((index for index in fits if _adapter(samples, rows[index][0]) == adapter), None)
         if row is None:
             rows.append([])
             room.append(budget)
@@ -122,12 +125,16 @@ class _Grown:
     parents: Indices
 
 
+def _adapter(samples: Sequence[Sample], tree: _Grown) -> str | None:
+    return samples[tree.members[0]].timeline.adapter
+
+
 def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
     """Samples that become one tree: neighbours in the order of their tokens that share a prefix and fit the budget."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, str | None], list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.timeline.ids.size:
-            groups.setdefault(sample.group, []).append(index)
+            groups.setdefault((sample.group, sample.timeline.adapter), []).append(index)
     for members in groups.values():
         members.sort(key=lambda index: samples[index].timeline.ids.tobytes())
         family: list[int] = []
@@ -197,4 +204,5 @@ def _join(samples: Sequence[Sample], grown: Sequence[_Grown]) -> PackedRow:
         np.concatenate([tree.positions for tree in grown]),
         trees,
         Targets(*(column[order] for column in columns)),
+        _adapter(samples, grown[0]),
     )

@@ -6,6 +6,7 @@ Invariants (tests/unit/test_timelines.py holds them by properties):
 - a timeline's ids are the prompt + response of one call, its leaf: tokens are never put into a context that the model
   did not see;
 - sampled tokens = tokens with mask 1 + the counted reasons;
+- the sampled tokens of a timeline are all of one adapter: what another one sampled is context there;
 - the timelines do not depend on the order of the calls.
 
 A call whose prompt + response is the beginning of another's prompt is absorbed by that one. Where several continue
@@ -44,10 +45,11 @@ def timelines(
         if reason and call.response_ids.size:
             untrained[reason] += int(call.response_ids.size)
     tree, spots = insert_calls(calls)
-    groups: dict[int | None, list[int]] = {}
+    groups: dict[tuple[int | None, str | None], list[int]] = {}
     for position, call in enumerate(calls):
         if call.response_ids.size and not _not_trained(call):
-            groups.setdefault(None if ignore_tools else call.tools, []).append(position)
+            kind = (None if ignore_tools else call.tools, call.terms.adapter)
+            groups.setdefault(kind, []).append(position)
     chains = [chain for members in groups.values() for chain in _chains(calls, tree, spots, members)]
     # One piece of memory for all of them: what is zero in it is never touched, and most of it is.
     whole = sum(spots[chain[-1]].stop for chain in chains)
@@ -173,4 +175,5 @@ def _timeline(
         for run in call.versions:
             versions[start + run.first : stop] = run.low
         spans.append(SampledSpan(call.index, start, stop))
-    return Timeline(leaf.index, leaf.agent, leaf.target, ids, mask, logprobs, logprobs_unit, versions, tuple(spans))
+    arrays = ids, mask, logprobs, logprobs_unit, versions
+    return Timeline(leaf.index, leaf.agent, leaf.target, *arrays, tuple(spans), leaf.terms.adapter)

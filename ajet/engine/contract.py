@@ -56,6 +56,9 @@ class TokenRequest:
     key: DrawKey
     images: tuple[str, ...] = ()
     """Those that the prompt's image tokens stand for, in order, as data: URLs. Empty for a text model."""
+    adapter: str | None = None
+    """Which of the model's several adapters samples it; None: the model as the engine was given it. Set only for
+    engines that were opened with such."""
 
     @property
     def draws(self) -> DrawKey:

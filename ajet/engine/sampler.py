@@ -5,9 +5,11 @@ Invariant: the weights are loaded once, in the engine's own dtype; no copy is ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ajet.engine.adapters import Adapters
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +48,16 @@ def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
 
     device, dtype = machine_of(config)
     model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-    return transformers_engine(config, model)
+    names = Adapters.saved(source.folder).names if source.folder is not None else ()
+    if names and source.folder is not None:
+        from ajet.engine.adapted_model import with_adapters
+
+        model = with_adapters(model, source.folder, names)
+    return transformers_engine(config, model, names)
 
 
-def transformers_engine(config: AjetConfig, model: Any) -> TransformersEngine:
-    """An engine over `model`, with the limits of the configuration."""
+def transformers_engine(config: AjetConfig, model: Any, adapters: Sequence[str] = ()) -> TransformersEngine:
+    """An engine over `model`, of which `adapters` are some, with the limits of the configuration."""
     from ajet.engine.models import context_length
     from ajet.engine.transformers import TransformersEngine
 
@@ -58,6 +65,7 @@ def transformers_engine(config: AjetConfig, model: Any) -> TransformersEngine:
         model,
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=min(config.rollout.max_model_len, context_length(model)),
+        adapters=adapters,
     )
 
 

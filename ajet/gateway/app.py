@@ -43,9 +43,10 @@ def build_app(serving: Serving) -> App:
 
     async def model(request: Request) -> Response:
         session = session_of(serving, request)
-        if request.path_params["name"] != session.model_name:
+        name = request.path_params["name"]
+        if name not in (session.models or [session.model_name]):
             raise Refused("The model does not exist.", status=404, code="model_not_found", param="model")
-        return JSONResponse(describe_model(request, serving, session))
+        return JSONResponse(describe_model(request, serving, name))
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, Refused)

@@ -16,16 +16,16 @@ from ajet.gateway.turn import Refused
 
 
 def list_models(request: Request, serving: Serving, session: Session) -> dict[str, Any]:
-    """The one model that a session's clients know."""
-    told = describe_model(request, serving, session)
-    return anthropic.model_page([told]) if _for_anthropic(request) else {"object": "list", "data": [told]}
+    """The models that a session's clients know: one, or those that it names."""
+    told = [describe_model(request, serving, name) for name in session.models or [session.model_name]]
+    return anthropic.model_page(told) if _for_anthropic(request) else {"object": "list", "data": told}
 
 
-def describe_model(request: Request, serving: Serving, session: Session) -> dict[str, Any]:
-    """The model of a session."""
+def describe_model(request: Request, serving: Serving, name: str) -> dict[str, Any]:
+    """A model of a session."""
     if _for_anthropic(request):
-        return anthropic.model_info(session.model_name, serving.max_model_len, serving.max_response_tokens)
-    return {"id": session.model_name, "object": "model", "created": 0, "owned_by": "ajet"}
+        return anthropic.model_info(name, serving.max_model_len, serving.max_response_tokens)
+    return {"id": name, "object": "model", "created": 0, "owned_by": "ajet"}
 
 
 def error_body(request: Request, refused: Refused) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def sampling_of(
     return sampling, asked if trained else {}
 
 
-def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None) -> Terms:
+def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None, adapter: str | None = None) -> Terms:
     """What a call is drawn under."""
     truncates = sampling.temperature > 0
     return Terms(
@@ -131,6 +131,7 @@ def terms_of(request: TurnRequest, sampling: Sampling, encoded: RawPrompt | None
         named_tool=request.named_tool,
         parallel_tool_calls=request.parallel_tool_calls,
         raw_prompt=encoded,
+        adapter=adapter,
     )
 
 

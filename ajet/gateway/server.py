@@ -11,12 +11,13 @@ import concurrent.futures
 import functools
 import socket
 import threading
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 import httpx
 from starlette.routing import BaseRoute
 
+from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
 from ajet.gateway.app import build_app
 from ajet.gateway.hints import Heard
@@ -40,7 +41,8 @@ class Gateway:
 
     `max_model_len` bounds prompt + reply, `max_response_tokens` one reply, `max_calls` the calls under way at
     once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
-    without it, such agents talk to the engine, untrained. `limits`: what clients are held to.
+    without it, such agents talk to the engine, untrained. `limits`: what clients are held to. `adapters`: those that
+    the engine's model has, each for agents of its own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Gateway:
         force_disable_toolcalls: bool = False,
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
         limits: Limits | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
@@ -71,6 +74,7 @@ class Gateway:
             load=Load(max_calls),
             aside=Aside(),
             heard=Heard(),
+            adapters=adapters or Adapters([]),
         )
         self.app = build_app(self._serving)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
@@ -135,9 +139,11 @@ class Gateway:
         model_name: str = "ajet",
         inspect: Inspect | None = None,
         terminate_on_inspect: bool = False,
+        models: Mapping[str, str | None] | None = None,
     ) -> Session:
         """A session for one episode. `key` is (seed, task order, repeat): it names the episode's random numbers.
-        `inspect` names the abnormal-output checks that a reply fires. Thread-safe."""
+        `inspect` names the abnormal-output checks that a reply fires. `models`: names that its clients may ask for,
+        each with the adapter that answers to it (None: none), rather than one for each agent. Thread-safe."""
         return Session(
             self._serving,
             Reach(self._base_url, self.transport, self.on_loop),
@@ -148,6 +154,7 @@ class Gateway:
             model_name=model_name,
             inspect=inspect,
             terminate_on_inspect=terminate_on_inspect,
+            models=models,
         )
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:

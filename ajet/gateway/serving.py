@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
 from ajet.gateway.hints import Heard
 from ajet.gateway.keys import Keys
@@ -40,6 +41,8 @@ class Serving:
     """Where long requests are rendered, beside the gateway's loop."""
     heard: Heard
     """What clients asked for that changes nothing."""
+    adapters: Adapters
+    """Of the engine's model, and whose each is; empty where there are not several."""
 
     @property
     def samples_tokens(self) -> bool:

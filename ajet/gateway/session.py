@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Any, cast
@@ -50,8 +50,12 @@ class Session:
         model_name: str,
         inspect: Inspect | None,
         terminate_on_inspect: bool,
+        models: Mapping[str, str | None] | None = None,
     ) -> None:
         self.episode, self.model_name = episode, model_name
+        self.models = dict(models or {})
+        """Names that clients may ask for, and the adapter that answers to each; empty: whatever they ask for, each
+        agent has its own."""
         self.kept: dict[str, Any] = {}
         """What dialects remember of this episode; see `Caller.kept`."""
         self._serving, self._reach = serving, reach
@@ -177,7 +181,7 @@ class Session:
         request, engine, samples_tokens, own = self._route(reply.request)
         target = request.target or request.agent
         if samples_tokens and self._tokens is not None:
-            return await self._tokens.make(reply, request, target, own)
+            return await self._tokens.make(reply, request, target, own, self._adapter(request, target, own))
         return await chat_turn(reply, request, target, cast(ChatEngine, engine), self._ledger, self._sampling)
 
     async def check(self, requests: Sequence[TurnRequest]) -> None:
@@ -186,6 +190,7 @@ class Session:
             request, _, samples_tokens, own = self._route(asked)
             if samples_tokens and self._tokens is not None:
                 try:
+                    self._adapter(request, request.target or request.agent, own)
                     await self._tokens.check(request, own)
                 except Refused as refused:
                     self._ledger.recorder.capture.refused = refused.code
@@ -229,6 +234,30 @@ class Session:
         if self._serving.force_disable_toolcalls and request.tools:
             request = replace(request, tools=None, tool_choice="auto", notes={**request.notes, "dropped": "tools"})
         return request, engine, samples_tokens, own
+
+    def _adapter(self, request: TurnRequest, target: str, own: bool) -> str | None:
+        """Which of several adapters answers. Raises Refused for a model that there is not, and where what is to be
+        trained has none."""
+        if self.models:
+            asked = str(request.notes.get("model") or self.model_name)
+            if asked not in self.models:
+                raise Refused(
+                    f"The model {asked[:64]!r} does not exist; there are {', '.join(self.models)}.",
+                    status=404,
+                    code="model_not_found",
+                    param="model",
+                )
+            return self.models[asked]
+        found = self._serving.adapters.of(request.agent, target)
+        if found is None and own and self._serving.adapters:
+            raise Refused(
+                f"The agent {request.agent!r} (target {target!r}) is to be trained and has no adapter; there are "
+                f"{', '.join(self._serving.adapters.names)}. Name it under ajet.trainer_common.lora.adapters (or in "
+                "the `agents` of one), or leave it out of the workflow's trainable_targets: it then has the model "
+                "without adapters.",
+                code="no_adapter",
+            )
+        return found
 
     def close(self) -> Capture:
         """End the episode: its keys die, running calls are aborted and recorded. Thread-safe, idempotent."""

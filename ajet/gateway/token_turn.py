@@ -54,14 +54,17 @@ class TokenTurns:
         self._key, self._run, self._heard = key, sampling, heard
         self._room = min(max_model_len, engine.max_model_len)
 
-    async def make(self, reply: Reply, request: TurnRequest, target: str, trained: bool) -> Turn:
-        """Sample the reply, or go on with it where its client came back. Raises Refused."""
+    async def make(
+        self, reply: Reply, request: TurnRequest, target: str, trained: bool, adapter: str | None = None
+    ) -> Turn:
+        """Sample the reply, or go on with it where its client came back. `adapter`: which of several. Raises
+        Refused."""
         refuse_unhonoured(request)
         while True:
             draft = reply.draft
             if draft is None:
                 async with self._ledger.turnstile:
-                    draft = reply.draft = await self._begin(request, target, trained, reply.rejected)
+                    draft = reply.draft = await self._begin(request, target, trained, reply.rejected, adapter)
             judged = demands(request, constrained=draft.sampling.json_schema is not None)
             if not judged:
                 reply.show(draft)
@@ -114,7 +117,9 @@ class TokenTurns:
             end_ids=self._renderer.end_ids,
         )
 
-    async def _begin(self, request: TurnRequest, target: str, trained: bool, rejected: int) -> Draft:
+    async def _begin(
+        self, request: TurnRequest, target: str, trained: bool, rejected: int, adapter: str | None
+    ) -> Draft:
         self._ledger.refuse_ended()
         recorder, renderer = self._ledger.recorder, self._renderer
         prompt = await self._prompt(request)
@@ -139,7 +144,7 @@ class TokenTurns:
             fork=prompt.fork,
             temperature=sampling.temperature,
         )
-        entry.call.terms = terms_of(request, sampling, prompt.encoded)
+        entry.call.terms = terms_of(request, sampling, prompt.encoded, adapter)
         hints = hints_of(request)
         self._heard.say(hints)
         ignored |= hints
@@ -226,8 +231,9 @@ class TokenTurns:
 def _asked(draft: Draft) -> TokenRequest:
     """What the engine is asked for: the reply, or the rest of it with draws of its own."""
     ids, sampling, draw = draft.sampled.ids, draft.sampling, draft.draw
+    adapter = draft.entry.call.terms.adapter
     if not draft.begun:
-        return TokenRequest(draft.prompt.ids, sampling, draw, draft.images)
+        return TokenRequest(draft.prompt.ids, sampling, draw, draft.images, adapter)
     # The rest is drawn under a name of its own: the draws of the beginning were used up to a place that only the engine
     # knew. No session has 2^32 calls, so no other call has that name.
     again = draft.begun << _RESUMED
@@ -237,4 +243,5 @@ def _asked(draft: Draft) -> TokenRequest:
         replace(sampling, max_tokens=sampling.max_tokens - len(ids), seed=seed),
         draw._replace(call=draw.call + again),
         draft.images,
+        adapter,
     )

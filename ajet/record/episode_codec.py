@@ -252,6 +252,7 @@ def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _Stored, 
         logprobs_unit=floats.part(row["logprobs_unit"]).astype(np.float32),
         versions=ints.part(row["versions"]).astype(np.int32),
         spans=spans,
+        adapter=calls[row["leaf"]].terms.adapter,
     )
 
 
@@ -271,7 +272,8 @@ def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Se
         mask[here] = True
         logprobs[here], unit[here] = call.logprobs[there], call.logprobs_unit[there]
         versions[here] = _lowest_versions(call)[there]
-    return Timeline(leaf, agent, target, ids, mask, logprobs, unit, versions, tuple(spans))
+    adapter = calls[leaf].terms.adapter
+    return Timeline(leaf, agent, target, ids, mask, logprobs, unit, versions, tuple(spans), adapter)
 
 
 def _lowest_versions(call: Call) -> Ids:

@@ -14,6 +14,7 @@ from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
+    from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway
     from ajet.tokens import Renderer
     from ajet.tokens.image_tokens import ImageTokens
@@ -72,8 +73,15 @@ class Sampler(Protocol):
     def tokenizer(self) -> Any: ...
 
 
-def open_gateway(experiment: Experiment, backbone: Sampler, images: ImageTokens | None = None) -> Gateway:
-    """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them."""
+def open_gateway(
+    experiment: Experiment,
+    backbone: Sampler,
+    images: ImageTokens | None = None,
+    *,
+    adapters: Adapters | None = None,
+) -> Gateway:
+    """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them.
+    `adapters`: which agents have which of the engine's."""
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
     from ajet.rollout.rounds import RoundEngine
@@ -93,4 +101,5 @@ def open_gateway(experiment: Experiment, backbone: Sampler, images: ImageTokens 
         max_response_tokens=settings.rollout.max_response_length_in_one_turn,
         force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
         chat_engine_for=EndpointEngine.for_model,
+        adapters=adapters,
     ).start()

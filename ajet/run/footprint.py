@@ -65,7 +65,7 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     """Of a model of `size`. `wide`: its weights are float32, not bfloat16; `context`: the longest sequence that it was
     made for."""
     trainer, rollout, data = settings.trainer_common, settings.rollout, settings.data
-    width, rank = 4 if wide else 2, trainer.lora.rank
+    width, rank = 4 if wide else 2, trainer.lora.total_rank
     trained = rank * size.adapted if rank else size.parameters
     low = 0 if wide else 2 * trained
     longest = min(data.max_prompt_length + data.max_response_length, rollout.max_model_len, context or 1 << 30)

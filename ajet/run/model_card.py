@@ -69,6 +69,8 @@ def _how(settings: AjetConfig) -> str:
     what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
+    if several := [f"{name} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
+        adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
 

@@ -84,7 +84,7 @@ def assemble(
         workflow = workflow_of(experiment)
         reader.tasks(split)
         backbone = (opens or open_backbone)(experiment)
-        gateway = open_gateway(experiment, backbone)
+        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters)
         if backbone.trains and split == "train":
             teacher = open_teacher(experiment, backbone.tokenizer)
         rollout = Rollout(

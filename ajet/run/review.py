@@ -81,7 +81,7 @@ def _of_settings(settings: AjetConfig, algorithm: Algorithm | None) -> Iterator[
             "at temperature 0 all attempts at a task say the same: their rewards are equal, and nothing is learnt",
             "1.0",
         )
-    rate, lora = trainer.optim.lr, trainer.lora.rank > 0
+    rate, lora = trainer.optim.lr, trainer.lora.trains_adapters
     if rate < SLOWEST:
         yield Finding("trainer_common.optim.lr", f"with a learning rate of {rate:g} no weight moves", "1e-6 to 1e-5")
     elif rate > (FASTEST_LORA if lora else FASTEST):

@@ -77,6 +77,9 @@ class Terms:
     written: bool = False
     """Its reply was given to be learned from (`ajet sft`), and no policy of the run sampled it: it has neither versions
     nor log-probabilities."""
+    adapter: str | None = None
+    """The adapter that it was sampled by, where a model has several (`lora.adapters`); None: the model as it is, with
+    the only adapter where there is one."""
 
 
 @dataclass(slots=True)

@@ -41,6 +41,8 @@ class Timeline:
     versions: Ids
     """[T] lowest policy step that sampled the token; -1 where mask is False."""
     spans: tuple[SampledSpan, ...]
+    adapter: str | None = None
+    """That all its sampled tokens are of, and the only one that they train; see `Terms.adapter`."""
 
     @property
     def sampled(self) -> int:

@@ -26,12 +26,14 @@ from ajet.backbone.local.machine import (
 from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
+from ajet.engine.adapters import Adapters
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.contract import ChatEngine, TokenEngine
+    from ajet.engine.model_source import ModelSource
 
 
 class LocalBackbone:
@@ -54,7 +56,7 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        self.trainer = Trainer(model, config, opened(config, base=experiment.base))
+        self.trainer = Trainer(model, config, opened(config, base=experiment.base), start=_beginning(config, source))
         weights = self.trainer.policy.weights
         logger.info(
             "{} trains {:.1f}M weights in {} on {}",
@@ -71,6 +73,11 @@ class LocalBackbone:
         self._gap: float | None = None
         self._ask_canary()
         self._left_out = leave_start_out()
+
+    @property
+    def adapters(self) -> Adapters:
+        """Which agents have which; empty where there is one or none."""
+        return self.trainer.policy.adapters
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Of the present weights, or of the reference model."""
@@ -111,7 +118,8 @@ class LocalBackbone:
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:
-            gap = gap_of(*scored_reply(self._sampler, scorer, self.tokenizer, version=self.version))
+            adapters = self.adapters.names
+            gap = gap_of(*scored_reply(self._sampler, scorer, self.tokenizer, version=self.version, adapters=adapters))
         self._gap = gap
         self._canary.judge(gap, version=self.version)
         return {"canary_gap": gap}
@@ -122,6 +130,21 @@ class LocalBackbone:
         if self._left_out:
             self._left_out = False
             gc.unfreeze()
+
+
+def _beginning(config: AjetConfig, source: ModelSource) -> Path | None:
+    """The folder whose adapters training goes on from; None: there are none. Raises ConfigError where they would be
+    left behind."""
+    saved = Adapters.saved(source.folder) if source.folder is not None else Adapters([])
+    left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
+    if left:
+        raise ConfigError(
+            f"The model has adapters that this training would leave behind: {', '.join(left)}.",
+            where="ajet.trainer_common.lora.adapters",
+            expected=f"those of {source.path}: {', '.join(saved.names)}, and more where you like",
+            do="name them there, or remove the model folder's adapters/ to begin without",
+        )
+    return source.folder if saved else None
 
 
 def _usable(config: AjetConfig) -> str:
@@ -140,6 +163,13 @@ def _usable(config: AjetConfig) -> str:
             where="ajet.rollout.vllm.base_url",
             expected="null: ajet then starts vLLM itself",
             do="use --backbone debug with a server",
+        )
+    if config.rollout.engine == "vllm" and config.trainer_common.lora.adapters:
+        raise ConfigError(
+            "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
+            where="ajet.rollout.engine",
+            expected="auto or transformers, with lora.adapters",
+            do="`ajet deploy RUN --engine vllm` serves them afterwards",
         )
     if config.rollout.temperature <= 0:
         raise ConfigError(

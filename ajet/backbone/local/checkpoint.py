@@ -2,6 +2,7 @@
 
     model.safetensors, config.json, tokenizer files     Hugging Face layout; with LoRA the adapters are merged in
     adapter/                                            with LoRA: the adapters alone, in peft's layout
+    adapters/NAME/, adapters/agents.json                with several: each alone, whose it is, and the model as it was
     trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG
     trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
 
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ajet.backbone.local.lora import merged_state, save_adapters
+from ajet.backbone.local.lora import base_state, merged_state, save_adapters
+from ajet.engine.adapters import FOLDER
 from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import require_sound
 from ajet.schema.errors import UserError
@@ -36,7 +38,11 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
     from safetensors.torch import save_file
 
     model = policy.model
-    if policy.adapted is not None:
+    if policy.adapters:
+        save_file(base_state(policy.adapted), folder / "model.safetensors", metadata={"format": "pt"})
+        save_adapters(policy.adapted, folder / FOLDER)
+        policy.adapters.write(folder)
+    elif policy.adapted is not None:
         save_file(merged_state(policy.adapted), folder / "model.safetensors", metadata={"format": "pt"})
         save_adapters(policy.adapted, folder / "adapter")
     else:
@@ -52,7 +58,8 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
     trainer = folder / "trainer"
     trainer.mkdir()
     save_file(_tensors(policy, optimizer), trainer / "state.safetensors")
-    about = {"format": FORMAT, "version": version, "steps": optimizer.steps, "layout": _layout(policy)}
+    steps = optimizer.counts if policy.adapters else optimizer.steps
+    about = {"format": FORMAT, "version": version, "steps": steps, "layout": _layout(policy)}
     (trainer / "state.json").write_text(json.dumps(about, indent=1))
 
 
@@ -66,7 +73,8 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
     torch.set_rng_state(state["rng"])
     if "rng_cuda" in state:
         torch.cuda.set_rng_state(state["rng_cuda"])
-    optimizer.steps = int(about["steps"])
+    steps = about["steps"]
+    optimizer.counts = {str(name): int(each) for name, each in steps.items()} if policy.adapters else {"": int(steps)}
     return int(about["version"])
 
 

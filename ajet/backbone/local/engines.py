@@ -31,7 +31,7 @@ class PausableEngine(TokenEngine, Protocol):
         """Within the block no forward pass runs; calls wait."""
         ...
 
-    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
         """The `count` most likely tokens after the prompt and their logprobs at temperature 1; no call of the run is
         changed by it."""
         ...
@@ -48,6 +48,7 @@ def open_engine(config: AjetConfig, source: ModelSource, policy: Policy) -> Paus
         version=0,
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
+        adapters=policy.adapters.names,
     )
 
 

@@ -1,8 +1,9 @@
 """Low-rank adapters (arXiv 2106.09685) by peft.
 
 Invariant: only the adapters train; the base weights are frozen and never copied. The reference model is the same
-model with its adapters switched off. Adapters that are merged into bfloat16 weights keep, over a matrix, all of what
-they change, however small beside the weights.
+model with its adapters switched off. Of several adapters one computes at a time, and only that one gets gradients.
+Adapters that are merged into bfloat16 weights keep, over a matrix, all of what they change, however small beside the
+weights.
 """
 
 from __future__ import annotations
@@ -21,39 +22,65 @@ if TYPE_CHECKING:
 
 
 def add_adapters(model: Any, lora: Lora) -> Any:
-    """The model as a peft model with fresh adapters (they change nothing yet). Raises MissingExtra without peft and
-    ConfigError when no module has one of the names."""
+    """The model as a peft model with fresh adapters (they change nothing yet): one, or those of `lora.adapters` in
+    their order, all of which train. Raises MissingExtra without peft and ConfigError when no module has one of the
+    names."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)") from None
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type] # peft multiplies by it, a float is as good
-        target_modules=lora.target_modules,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
+    wanted = {name: lora.of(name) for name in lora.adapters} or {"default": lora}
+    configs = {
+        name: LoraConfig(
+            r=each.rank,
+            lora_alpha=each.alpha,  # type: ignore[arg-type] # peft multiplies by it, a float is as good
+            target_modules=each.target_modules,
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        )
+        for name, each in wanted.items()
+    }
+    first, *others = configs
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, configs[first], adapter_name=first, autocast_adapter_dtype=False)
+        for name in others:
+            adapted.add_adapter(name, configs[name], autocast_adapter_dtype=False)
     except ValueError as error:
         raise ConfigError(
             f"No adapters can be added to {type(model).__name__}: {error}",
             where="ajet.trainer_common.lora.target_modules",
             expected="all-linear, or names of the model's linear modules",
         ) from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    return adapted
+
+
+def choose_adapter(model: Any, name: str | None) -> None:
+    """Compute with this adapter of several alone, and let it alone get gradients; None: with none of them."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.get_base_model().modules():
+        if isinstance(module, LoraLayer):
+            module.set_adapter([] if name is None else [name])
+
+
+def adapter_in(parameter: str) -> str:
+    """The adapter that a parameter of this name belongs to."""
+    return parameter.partition(".lora_")[2].split(".")[1]
+
+
+def base_state(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of the peft model `model` without its adapters, under the names of the plain model."""
+    base = model.get_base_model()
+    named = [*base.named_parameters(), *_persistent_buffers(base)]
+    return {name.replace(".base_layer.", "."): each.detach() for name, each in named if ".lora_" not in name}
 
 
 def merged_state(model: Any) -> dict[str, torch.Tensor]:
     """The weights of the peft model `model` with its adapters added in, under the names of the plain model. Only the
     adapted matrices are new tensors."""
-    base = model.get_base_model()
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in [*base.named_parameters(), *_persistent_buffers(base)]:
-        if ".lora_" not in name:
-            state[name.replace(".base_layer.", ".")] = tensor.detach()
-    state.update(adapted_weights(model))
-    return state
+    return base_state(model) | dict(adapted_weights(model))
 
 
 def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,7 +111,7 @@ def _sum(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tens
 
 
 def save_adapters(model: Any, folder: Path) -> None:
-    """Write them in peft's own layout."""
+    """Write them in peft's own layout: the only one into `folder`, several into folders of their own below it."""
     model.save_pretrained(folder, save_embedding_layers=False)
 
 

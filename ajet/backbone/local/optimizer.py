@@ -26,24 +26,34 @@ class FlatAdamW:
         self.weights, self.betas, self.eps, self.weight_decay, self.clip = weights, betas, eps, weight_decay, clip
         self.first = torch.zeros(weights.size, dtype=torch.float32, device=weights.values.device)
         self.second = torch.zeros_like(self.first)
-        self.steps = 0
+        self.counts: dict[str, int] = {}
+        """Steps that each part has taken, by its name."""
 
-    def step(self, gradients: Tensor, lr: float) -> float:
+    @property
+    def steps(self) -> int:
+        """Of all parts."""
+        return sum(self.counts.values())
+
+    def step(self, gradients: Tensor, lr: float, *, part: str = "", at: tuple[int, int] | None = None) -> float:
         """One step on `gradients` [size], which are clipped to a global norm of `clip` and used up. Answers the norm
-        before clipping; when it is not finite nothing changes."""
-        norm = _norm(gradients)
+        before clipping; when it is not finite nothing changes. With `at` [start, stop): of these weights alone, called
+        `part`, as if there were no others."""
+        begin, end = at or (0, self.weights.size)
+        norm = _norm(gradients[begin:end])
         if not math.isfinite(norm):
             return norm
-        self.steps += 1
+        self.counts[part] = steps = self.counts.get(part, 0) + 1
         scale = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
-        decayed = self.weights.decayed
-        for start, stop in _slices(0, decayed):
-            self._move(gradients, start, stop, lr, scale, self.weight_decay)
-        for start, stop in _slices(decayed, self.weights.size):
-            self._move(gradients, start, stop, lr, scale, 0.0)
+        decayed = min(max(self.weights.decayed, begin), end)
+        for start, stop in _slices(begin, decayed):
+            self._move(gradients, start, stop, lr, scale, self.weight_decay, steps)
+        for start, stop in _slices(decayed, end):
+            self._move(gradients, start, stop, lr, scale, 0.0, steps)
         return norm
 
-    def _move(self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float) -> None:
+    def _move(
+        self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int
+    ) -> None:
         beta1, beta2 = self.betas
         gradient = gradients[start:stop].float()
         if scale != 1.0:
@@ -51,11 +61,11 @@ class FlatAdamW:
         first, second = self.first[start:stop], self.second[start:stop]
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        spread = second.sqrt().div_(math.sqrt(1 - beta2**self.steps)).add_(self.eps)
+        spread = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(self.eps)
         master = self.weights.master(start, stop)
         if decay:
             master.mul_(1 - lr * decay)
-        master.addcdiv_(first, spread, value=-lr / (1 - beta1**self.steps))
+        master.addcdiv_(first, spread, value=-lr / (1 - beta1**steps))
         self.weights.set_master(start, stop, master)
 
 

@@ -36,6 +36,10 @@ TokenLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Logprobs [C], entropies [C] and the targets [start, stop) that they belong to, to the chunk's summed loss."""
 
 
+def _as_it_is(adapter: str | None) -> None:
+    """Of a model that computes all rows alike, whichever adapter sampled them."""
+
+
 class PackedForward:
     """One model's forward pass over packed rows. `model` is a transformers causal language model."""
 
@@ -44,6 +48,8 @@ class PackedForward:
         trunk = model.get_decoder()
         self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
         self.head = model.get_output_embeddings()
+        self.choose: Callable[[str | None], None] = _as_it_is
+        """Has the model compute with this adapter of several from here on."""
         self.packed = probe(self) if packed is None else packed
 
     @property
@@ -105,6 +111,7 @@ class PackedForward:
 
     def hidden(self, row: PackedRow) -> Tensor:
         """[K, H] the hidden states that the row's targets are predicted from."""
+        self.choose(row.adapter)
         ids, positions = self._on_device(row.ids)[None], self._on_device(row.positions)[None]
         source = self._on_device(row.targets.source)
         if self.packed:

@@ -29,7 +29,8 @@ _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
 def rehearsed(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
     """Pass over a made-up sample of each length. Raises UserError for a lack of memory."""
     vocabulary = int(trainer.policy.forward.head.weight.shape[0])
-    samples = [made_up(length, vocabulary, seed) for seed, length in enumerate(lengths)]
+    adapter = next(iter(trainer.policy.adapters.names), None)
+    samples = [made_up(length, vocabulary, seed, adapter) for seed, length in enumerate(lengths)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
@@ -50,13 +51,14 @@ def rehearsed(trainer: Trainer, lengths: Sequence[int], device: torch.device) ->
     return Rehearsal(sum(lengths), time.monotonic() - began, _peak(device))
 
 
-def made_up(length: int, vocabulary: int, seed: int) -> Sample:
+def made_up(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
     """A sample of which every token but the first is trained."""
     ids = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
     mask = np.arange(length) > 0
     zeros = np.zeros(length, np.float32)
     spans = (SampledSpan(0, 1, length),)
-    timeline = Timeline(0, "", "", ids, mask, zeros, zeros, np.where(mask, 0, -1).astype(np.int32), spans)
+    versions = np.where(mask, 0, -1).astype(np.int32)
+    timeline = Timeline(0, "", "", ids, mask, zeros, zeros, versions, spans, adapter)
     return Sample(timeline, f"rehearsal-{seed}", seed, mask.astype(np.float32), 1.0)
 
 

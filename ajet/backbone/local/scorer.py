@@ -68,7 +68,8 @@ class Scorer(ForwardScorer):
         model = load_model(
             source, dtype=choose_dtype(name, device), device=device, max_model_len=config.rollout.max_model_len
         )
-        self._policy = Policy(model, lora=config.trainer_common.lora, reference=False)
+        lora = config.trainer_common.lora
+        self._policy = Policy(model, lora=lora, reference=False, start=source.folder if lora.adapters else None)
         if checkpoint is not None:
             checkpoints.read_weights(checkpoint, self._policy)
         super().__init__(self._policy.forward, self._policy.weights.values)

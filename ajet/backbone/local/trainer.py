@@ -35,6 +35,7 @@ from ajet.backbone.scoring import scored
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -44,9 +45,11 @@ if TYPE_CHECKING:
 
 class Trainer:
     """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over; `algorithm` None is the one
-    that `config` names."""
+    that `config` names. `start`: a model folder whose adapters are gone on from."""
 
-    def __init__(self, model: Any, config: AjetConfig, algorithm: Algorithm | None = None) -> None:
+    def __init__(
+        self, model: Any, config: AjetConfig, algorithm: Algorithm | None = None, *, start: Path | None = None
+    ) -> None:
         self.settings = config.trainer_common
         self.tokens = TokenLoss.from_settings(self.settings, algorithm or opened(config))
         self.temperature = config.rollout.temperature
@@ -58,6 +61,7 @@ class Trainer:
             lora=self.settings.lora,
             reference=config.keeps_reference,
             gradient_checkpointing=self.settings.gradient_checkpointing,
+            start=start,
         )
         self.policy.weights.dither(config.seed)
         self.optimizer = FlatAdamW(
@@ -93,10 +97,12 @@ class Trainer:
         a token between the logprobs of engine and trainer of these weights, where that was measured; above `alarm` the
         importance weights are bounded more tightly."""
         began = time.monotonic()
+        self._require_adapters(batch.samples)
         parts = mini_batches(batch.samples, self.settings.mini_batch_num)
         lr = self.schedule.at(batch.step - 1)
         tallies: list[Tally] = []
         norms: list[float] = []
+        own: list[dict[str, float]] = []
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
         with self._all_or_nothing(len(parts)):
@@ -116,17 +122,32 @@ class Trainer:
                     written=batch.written,
                 )
                 tokens += self._gradients(loss, batch.temperature)
-                norms.append(self._step(loss, lr))
+                norm, its_own = self._step(loss, lr)
+                norms.append(norm)
+                own.append(its_own)
                 tallies.append(loss.tally)
         if not batch.written:
             release_memory()
         self.version += 1
         metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
+        metrics |= self._adapter_metrics(batch.samples, own)
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
             metrics |= tightened_metrics(gap, tokens_loss.is_cap)
             warn_of_mismatch(metrics, alarm)
         return metrics
+
+    def _require_adapters(self, samples: Sequence[Sample]) -> None:
+        """Raises UserError where what is to be trained was sampled by an adapter that is not here, or by none."""
+        known: set[str | None] = {*self.policy.adapters.names} or {None}
+        for sample in samples:
+            if sample.timeline.sampled and sample.timeline.adapter not in known:
+                raise UserError(
+                    f"Episode {sample.episode} was sampled by {sample.timeline.adapter or 'no adapter of its own'}, "
+                    "which this trainer does not have.",
+                    where="ajet.trainer_common.lora.adapters",
+                    expected="the adapters that sampled what is to be trained: the same YAML on both sides",
+                )
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
@@ -165,16 +186,38 @@ class Trainer:
             forward.backward(row, temperature, its_loss, gather=passes == 1)
         return sum(row.ids.size for row in rows)
 
-    def _step(self, loss: StepLoss, lr: float) -> float:
-        """One optimizer step on the gradients, unless something is not finite; answers their norm, nan if skipped."""
+    def _step(self, loss: StepLoss, lr: float) -> tuple[float, dict[str, float]]:
+        """One optimizer step on the gradients, of each adapter by itself where there are several: one that sampled
+        nothing stays as it is. Answers the norm of all, nan if something is not finite and was skipped, and that of
+        each adapter."""
         gradients = self.policy.weights.gradients
         assert gradients is not None
-        norm = self.optimizer.step(gradients, lr) if math.isfinite(loss.tally.loss) else math.nan
+        finite = math.isfinite(loss.tally.loss)
+        named = {each.timeline.adapter for each in loss.samples if each.timeline.sampled}
+        own: dict[str, float] = {}
+        if not self.policy.adapters:
+            norm = self.optimizer.step(gradients, lr) if finite else math.nan
+        else:
+            for name in self.policy.adapters.names if finite else ():
+                if name in named:
+                    own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.part_of(name))
+            norm = math.sqrt(math.fsum(each**2 for each in own.values())) if finite else math.nan
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
             logger.warning("loss {} and gradient norm {}: this optimizer step is skipped", loss.tally.loss, norm)
-            return math.nan
-        return norm
+            return math.nan, own
+        return norm, own
+
+    def _adapter_metrics(self, samples: Sequence[Sample], norms: Sequence[dict[str, float]]) -> dict[str, float]:
+        """Of several adapters: the tokens that each was trained on, and the norm of its gradient."""
+        metrics: dict[str, float] = {}
+        for name in self.policy.adapters.names:
+            own = [each.timeline.sampled for each in samples if each.timeline.adapter == name]
+            metrics[f"adapters/{name}/trained_tokens"] = sum(own)
+            found = [each[name] for each in norms if math.isfinite(each.get(name, math.nan))]
+            if found:
+                metrics[f"adapters/{name}/grad_norm"] = float(np.mean(found))
+        return metrics
 
     def _rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
         return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
@@ -186,14 +229,14 @@ class Trainer:
         weights, optimizer = self.policy.weights, self.optimizer
         held = [weights.values, optimizer.first, optimizer.second] + ([weights.low] if weights.low is not None else [])
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
-        count = optimizer.steps
+        counts = dict(optimizer.counts)
         try:
             yield
         except BaseException:
             if copies is not None:
                 for tensor, copied in zip(held, copies, strict=True):
                     tensor.copy_(copied)
-                optimizer.steps = count
+                optimizer.counts = counts
             raise
         finally:
             weights.drop_gradients()

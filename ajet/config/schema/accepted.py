@@ -103,16 +103,36 @@ MOVED: Mapping[str, str] = {
     "lora.lora_rank": "trainer_common.lora.rank",
     "lora.lora_alpha": "trainer_common.lora.alpha",
     "lora.target_modules": "trainer_common.lora.target_modules",
+    "lora.rank": "trainer_common.lora.rank",
+    "lora.alpha": "trainer_common.lora.alpha",
+    "lora.adapters": "trainer_common.lora.adapters",
+    "trainer_common.lora.adapters.*.lora_rank": "trainer_common.lora.adapters.*.rank",
+    "trainer_common.lora.adapters.*.lora_alpha": "trainer_common.lora.adapters.*.alpha",
     "trainer_common.optim.lr_scheduler_type": "trainer_common.optim.lr_schedule",
 }
-"""Below `ajet`: another name, and ours. One that names a section stands for all that is in it."""
+"""Below `ajet`: another name, and ours. One that names a section stands for all that is in it; `*` is any name."""
+
+
+def moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
+    """MOVED as paths, with each `*` as the names that `tree`, which may change meanwhile, has there."""
+    for other, ours in MOVED.items():
+        before, star, _ = other.partition(".*.")
+        node = tree
+        for part in before.split(".") if star else ():
+            node = node.get(part) if isinstance(node, dict) else None
+        for name in (list(node) if isinstance(node, dict) else ()) if star else ("",):
+            there, here = (text.replace("*", str(name)).split(".") for text in (other, ours))
+            yield there, here
 
 
 def moved(path: Sequence[Any]) -> tuple[Any, ...]:
     """Our name of the key at `path` below `ajet`; the same one where it is ours."""
     for n in range(len(path), 0, -1):
         if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
-            return (*ours.split("."), *path[n:])
+            return moved((*ours.split("."), *path[n:]))
+        within = (*path[: n - 2], "*", *path[n - 1 : n])
+        if n > 2 and (ours := MOVED.get(".".join(map(str, within)))) is not None:
+            return (*path[: n - 1], ours.rpartition(".")[2], *path[n:])
     return tuple(path)
 
 

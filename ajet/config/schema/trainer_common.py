@@ -212,12 +212,47 @@ class Optim(Section):
     grad_clip: float | None = key(1.0, "Largest norm of the gradient; null does not clip.", gt=0)
 
 
+class Adapter(Section):
+    """One of several adapters. What it leaves out is that of `lora`."""
+
+    rank: int | None = key(None, "Rank.", ge=1)
+    alpha: float | None = key(None, "Scale: updates are multiplied by alpha / rank.", gt=0)
+    target_modules: str | list[str] | None = key(None, "Modules that get it.")
+    agents: list[str] | None = key(
+        None, "Whose it is: target tags or agents' names, with `*` and `?`; null: those of its own name.", min_length=1
+    )
+
+
 class Lora(Section):
     """Train low-rank adapters instead of all weights."""
 
-    rank: int = key(0, "Rank; 0 trains all weights.", ge=0)
+    rank: int = key(0, "Rank; 0 trains all weights, unless there are `adapters`.", ge=0)
     alpha: float = key(16, "Scale: updates are multiplied by alpha / rank.", gt=0)
     target_modules: str | list[str] = key("all-linear", "Modules that get adapters.")
+    adapters: dict[str, Adapter] = key(
+        {},
+        "Several, each for agents of its own, by name: `{solver: {rank: 8}, critic: {rank: 4, agents: [critic-*]}}`. "
+        "See docs/adapters.md.",
+    )
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether the model's own weights stay as they are."""
+        return self.rank > 0 or bool(self.adapters)
+
+    @property
+    def total_rank(self) -> int:
+        """Of all adapters together."""
+        return sum(self.of(name).rank for name in self.adapters) if self.adapters else self.rank
+
+    def of(self, name: str) -> Lora:
+        """What one of `adapters` is trained with."""
+        own = self.adapters[name]
+        return Lora(
+            rank=own.rank or self.rank,
+            alpha=own.alpha or self.alpha,
+            target_modules=own.target_modules or self.target_modules,
+        )
 
 
 class FsdpConfig(Section):

@@ -27,12 +27,19 @@ Choose = Callable[[int, Tensor], list[int]]
 
 
 def decode(
-    forward: Forward, shape: Shape, prompts: list[Any], count: int, choose: Choose, *, shared: int = 0
+    forward: Forward,
+    shape: Shape,
+    prompts: list[Any],
+    count: int,
+    choose: Choose,
+    *,
+    shared: int = 0,
+    adapter: str | None = None,
 ) -> Tensor:
     """[B, count, V] the logits that each of `count` tokens after `prompts` is drawn from; `choose` says what is drawn.
     With `shared`, the second prompt begins with that many tokens of the first and copies their keys and values."""
     rows = Rows(shape, max_rows=2 * len(prompts), max_bytes=0)
-    placed = [rows.place(np.asarray(ids, np.int32), len(ids) + count) for ids in prompts]
+    placed = [rows.place(np.asarray(ids, np.int32), len(ids) + count, adapter) for ids in prompts]
     pieces = [Piece(row, 0, row.known) for row in placed]
     if shared:
         placed[1].depth = 1

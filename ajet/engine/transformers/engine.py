@@ -11,8 +11,8 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.alone import decode, hold_against_eager
 from ajet.engine.transformers.attention import Probe, computing
+from ajet.engine.transformers.mixed_adapters import MixedAdapters, parts_of
 from ajet.engine.transformers.packed_weights import PackedWeights
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
@@ -48,7 +49,8 @@ class TransformersEngine:
     The tensors of `model` are used as they are, and what is laid out anew for sampling does not outlive a pause: change
     them in place between `weights_changed` calls, under `paused()`. With `source_model`, `model` is a cast copy of it,
     which `weights_changed` refreshes. `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept
-    prefixes may take. Raises UserError for a model that cannot be sampled this way.
+    prefixes may take. `adapters`: those of `model` that a request may name; one that names none is answered without.
+    Raises UserError for a model that cannot be sampled this way.
     """
 
     constrains = False
@@ -63,6 +65,7 @@ class TransformersEngine:
         source_model: Any = None,
         step_tokens: int = 2048,
         cache_bytes: int | None = None,
+        adapters: Collection[str] = (),
     ) -> None:
         self.version = version
         self.max_model_len = min(max_model_len or 1 << 30, context_length(model))
@@ -70,6 +73,7 @@ class TransformersEngine:
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
+        self._mixed = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
         self._shape = shape = self._probe()
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
@@ -89,6 +93,8 @@ class TransformersEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Closing the iterator early frees its row before the next step. Raises EngineFailure."""
+        if request.adapter is not None and (self._mixed is None or request.adapter not in self._mixed.names):
+            raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
         call = Waiting(
             request,
             Stream(asyncio.get_running_loop()),
@@ -162,8 +168,10 @@ class TransformersEngine:
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._packed.close()
+        if self._mixed is not None:
+            self._mixed.close()
 
-    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
         """The `count` most likely tokens after the prompt and their logprobs at temperature 1, between two steps and
         without a trace: no cache, count or random number of the calls is touched."""
         ids: list[int] = []
@@ -176,7 +184,7 @@ class TransformersEngine:
             return ids[-1:]
 
         with self._still():
-            decode(self._forward, self._shape, [prompt_ids], count, most_likely)
+            decode(self._forward, self._shape, [prompt_ids], count, most_likely, adapter=adapter)
         return ids, logprobs
 
     @contextmanager
@@ -203,15 +211,25 @@ class TransformersEngine:
                 do="use rollout.engine: vllm, or a model that docs/models.md lists",
             )
         shape = probe.shape()
+        if self._mixed is not None:
+            last = torch.ones(1, dtype=torch.long, device=self._device)
+            with self._mixed.computing([(name, last) for name in sorted(self._mixed.names)]):
+                self._forward(Probe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
         hold_against_eager(self._model, self._forward, shape, self._vocabulary)
         return shape
 
     def _forward(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
         """Logits [K, V] of the tokens `wanted` [K] of a packed sequence [1, N]."""
         keep = {"logits_to_keep": wanted} if self._keeps_some_logits else {}
-        with torch.inference_mode(), computing(step):
+        with torch.inference_mode(), computing(step), self._adapting(step):
             out = self._model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
             return out.logits[0] if keep else out.logits[0, wanted]
+
+    def _adapting(self, step: Any) -> AbstractContextManager[None]:
+        """Within it the tokens of `step` pass through the adapters of their calls."""
+        if self._mixed is None or isinstance(step, Probe):
+            return nullcontext()
+        return self._mixed.computing(parts_of(step.owners, self._device))
 
     def _run(self) -> None:
         try:

@@ -95,6 +95,8 @@ class Step:
     sampled: list[tuple[Row, int]]
     rows: list[Row]
     """All rows that computed something."""
+    owners: list[tuple[str | None, int]] = field(default_factory=list)
+    """Whose adapters the tokens pass through: so many of this one, so many of the next."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +116,7 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
     ids: list[Any] = []
     positions: list[Any] = []
     sampled: list[tuple[Row, int]] = []
+    owners: list[tuple[str | None, int]] = []
     begin = 0
     next_tokens, stretches = [], []
     by_pool: dict[Pool, list[Piece]] = {}
@@ -126,6 +129,7 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
         next_tokens.append(_next_tokens(pool, slots, starts, begin, device))
         ids.append(pool.tokens[slots, starts])
         positions.append(starts)
+        owners += [(p.row.adapter, 1) for p in members]
         sampled += [(p.row, begin + k) for k, p in enumerate(members) if p.start + 1 == p.row.known]
         begin += len(members)
     groups: dict[Any, list[Piece]] = {}
@@ -143,6 +147,7 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
         stretches.append(Stretch(pool, begin, _tensor(slots, device), first.start, first.length, copied))
         ids.append(pool.tokens[slots, first.start : stop].reshape(-1))
         positions.append(np.tile(np.arange(first.start, stop), len(members)))
+        owners += [(p.row.adapter, first.length) for p in members]
         for k, p in enumerate(members):
             if stop == p.row.known:
                 sampled.append((p.row, begin + (k + 1) * first.length - 1))
@@ -155,6 +160,7 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
         stretches,
         sampled,
         rows,
+        owners,
     )
 
 

@@ -30,6 +30,8 @@ class Row:
     call: Any = None
     used: int = 0
     """The step it last took part in."""
+    adapter: str | None = None
+    """Whose keys and values these are: no other's call can use them."""
 
     @property
     def ids(self) -> Any:
@@ -115,14 +117,15 @@ class Pool:
         if second:
             second.slot = a
 
-    def shared(self, prompt: Any) -> tuple[int, Row | None]:
-        """The longest prefix of `prompt` [P] that a row here has, or will have after the step being planned."""
+    def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
+        """The longest prefix of `prompt` [P] that a row of `adapter` here has, or will have after the step being
+        planned."""
         width = min(len(prompt), self.capacity)
         if not self.rows or width == 0:
             return 0, None
         differs = self.tokens[:, :width] != prompt[:width]
         first = np.where(differs.any(1), differs.argmax(1), width)
-        have = [min(row.planned, row.known) if row else 0 for row in self.rows]
+        have = [min(row.planned, row.known) if row and row.adapter == adapter else 0 for row in self.rows]
         lengths = np.minimum(first, have)
         slot = int(lengths.argmax())
         return int(lengths[slot]), self.rows[slot]

@@ -36,11 +36,11 @@ class Rows:
         """The rows that generate, in the order in which a step computes them."""
         return [row for pool in self.pools.values() for row in pool.rows[: pool.active] if row]
 
-    def shared(self, prompt: Any) -> tuple[int, Row | None]:
-        """The longest prefix of `prompt` that some row has or will have after the step being planned."""
+    def shared(self, prompt: Any, adapter: str | None = None) -> tuple[int, Row | None]:
+        """The longest prefix of `prompt` that some row of `adapter` has or will have after the step being planned."""
         best: tuple[int, Row | None] = (0, None)
         for pool in self.pools.values():
-            found = pool.shared(prompt)
+            found = pool.shared(prompt, adapter)
             if found[0] > best[0]:
                 best = found
         return best
@@ -51,11 +51,11 @@ class Rows:
             pool = self._pool(size)
             pool.reserve(pool.active + count)
 
-    def place(self, ids: Any, room: int) -> Row:
+    def place(self, ids: Any, room: int, adapter: str | None = None) -> Row:
         """A new active row with these ids and nothing computed, in a class with place for `room` tokens in all."""
         pool = self._pool(room)
         slot = self._boundary(pool)
-        row = Row(pool, slot, known=len(ids), used=self.clock)
+        row = Row(pool, slot, known=len(ids), used=self.clock, adapter=adapter)
         pool.rows[slot] = row
         pool.active += 1
         pool.tokens[slot, : len(ids)] = ids

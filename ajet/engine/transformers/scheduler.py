@@ -86,8 +86,8 @@ class Scheduler:
         """Give the call a row; answers how many tokens of the budget it takes in this step."""
         prompt = np.ascontiguousarray(call.request.prompt_ids, dtype=np.int32)
         size = len(prompt)
-        room = _room(call)
-        shared, other = self._rows.shared(prompt)
+        room, adapter = _room(call), call.request.adapter
+        shared, other = self._rows.shared(prompt, adapter)
         if shared < WORTH or other is None:
             shared, other = 0, None
         if other is not None and other.call is None and room <= other.pool.capacity:
@@ -95,13 +95,13 @@ class Scheduler:
             self._rows.revive(other, prompt, start)
             row, source = other, None
         elif other is not None and shared == size == other.known and other.computed < size:
-            row = self._rows.place(prompt, room)
+            row = self._rows.place(prompt, room, adapter)
             row.call, row.planned, call.row = call, 0, row
             followers.append((row, other))
             return 0
         else:
             start = min(shared, size - 1)
-            row, source = self._rows.place(prompt, room), other
+            row, source = self._rows.place(prompt, room, adapter), other
         row.call, call.row, row.depth = call, row, 0
         if source is not None and source.computed >= start:
             _copy(source, row, start)

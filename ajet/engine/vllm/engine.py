@@ -152,9 +152,9 @@ class VllmEngine:
         with self._pausing(drop=False):
             self._wait(self._update(version))
 
-    def greedy(self, prompt_ids: Ids, count: int) -> tuple[list[int], list[float]]:
+    def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
         """The `count` most likely tokens after the prompt and their logprobs at temperature 1. Raises EngineFailure."""
-        request = TokenRequest(prompt_ids, Sampling(count, temperature=0.0), DrawKey(0, 0, 0, 0))
+        request = TokenRequest(prompt_ids, Sampling(count, temperature=0.0), DrawKey(0, 0, 0, 0), adapter=adapter)
 
         async def reply() -> tuple[list[int], list[float]]:
             ids: list[int] = []

@@ -1,0 +1,186 @@
+"""Several adapters on one model: each is trained by what it sampled, by nothing else, and sampled with as if alone."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ajet.backbone.local.trainer import Trainer
+from ajet.config.schema.trainer_common import Adapter
+from ajet.context_tracker.packing import pack
+from ajet.engine.adapters import Adapters
+from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+from ajet.engine.transformers import TransformersEngine
+from ajet.schema.batch import TrainingBatch
+from ajet.schema.errors import EngineFailure, UserError
+from tests.local_fixtures import config_of, random_samples, tiny_qwen3
+
+TWO = {"solver": Adapter(rank=4), "critic": Adapter(rank=2, alpha=4, agents=["critic*"])}
+
+
+def of_adapters(*names, seed=0):
+    """Samples, their adapters in turn."""
+    samples = random_samples(seed)
+    for at, sample in enumerate(samples):
+        sample.timeline = replace(sample.timeline, adapter=names[at % len(names)])
+    return samples
+
+
+def trainer_of(**changes):
+    return Trainer(tiny_qwen3(), config_of(**{"lora__adapters": TWO, "optim__lr": 0.05} | changes))
+
+
+def weights_of(trainer, name):
+    start, stop = trainer.policy.part_of(name)
+    return trainer.policy.weights.values[start:stop].clone()
+
+
+def trained(trainer, *steps):
+    for step, samples in enumerate(steps, 1):
+        trainer.update(TrainingBatch(step, samples))
+    return trainer
+
+
+def test_an_agent_has_the_first_adapter_that_names_it():
+    several = Adapters.configured(config_of(lora__adapters=TWO).trainer_common.lora)
+    found = [several.of(*each) for each in (("a", "solver"), ("solver", "b"), ("critic-2", "x"), ("x", "y"))]
+    assert found == ["solver", "solver", "critic", None]
+
+
+def test_no_row_has_tokens_of_two_adapters():
+    samples = of_adapters("solver", "critic", None)
+    rows = pack(samples, 10_000)
+    assert [row.adapter for row in rows].count(None) == 1 and len(rows) == 3
+    for row in rows:
+        assert {samples[at].timeline.adapter for at in row.targets.sample.tolist()} == {row.adapter}
+    assert sum(row.targets.token.size for row in rows) == sum(each.timeline.sampled for each in samples)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_gradient_of_one_adapter_is_exactly_zero_for_the_others(dtype):
+    trainer = Trainer(tiny_qwen3(dtype=dtype), config_of(lora__adapters=TWO, optim__lr=0.05))
+    trained(trainer, of_adapters("solver", "critic"))
+    found = {}
+    step = trainer.optimizer.step
+
+    def seen(gradients, *rest, part, at):
+        found[part] = gradients.clone()
+        return step(gradients, *rest, part=part, at=at)
+
+    trainer.optimizer.step = seen
+    before = {name: weights_of(trainer, name) for name in TWO}
+    trainer.update(TrainingBatch(2, of_adapters("solver")))
+    assert list(found) == ["solver"]
+    start, stop = trainer.policy.part_of("critic")
+    assert not found["solver"][start:stop].any() and found["solver"].any()
+    assert torch.equal(weights_of(trainer, "critic"), before["critic"]), "not even by its momentum"
+    assert not torch.equal(weights_of(trainer, "solver"), before["solver"])
+
+
+def test_each_learns_as_if_the_other_were_not_there():
+    """Bit for bit: its gradient, its clipping, its moments and its count of steps are its own."""
+    both = [of_adapters("solver", "critic", seed=seed) for seed in (0, 1)]
+    alone = [[each for each in samples if each.timeline.adapter == "solver"] for samples in both]
+    together, one = trained(trainer_of(), *both), trained(trainer_of(), *alone)
+    assert torch.equal(weights_of(together, "solver"), weights_of(one, "solver"))
+    assert not torch.equal(weights_of(together, "critic"), weights_of(one, "critic"))
+    assert together.optimizer.counts == {"critic": 2, "solver": 2} and one.optimizer.counts == {"solver": 2}
+
+
+def test_logprobs_are_those_of_a_trainer_with_this_adapter_alone():
+    trainer = trained(trainer_of(), of_adapters("solver", "critic"))
+    single = Trainer(tiny_qwen3(), config_of(lora__rank=4))
+    single.policy.weights.values.copy_(weights_of(trainer, "solver"))
+    plain, base = random_samples(3), Trainer(tiny_qwen3(), config_of())
+    for ours, theirs in ((of_adapters("solver", seed=3), single), (random_samples(3), base)):
+        for mine, their in zip(trainer.logprobs(ours), theirs.logprobs(plain), strict=True):
+            np.testing.assert_allclose(mine, their, atol=1e-5)
+    kl = trainer.logprobs(of_adapters("critic", seed=3), reference=True)
+    np.testing.assert_allclose(np.concatenate(kl), np.concatenate(base.logprobs(plain)), atol=1e-5)
+
+
+def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
+    with pytest.raises(UserError, match="sampled by judge, which"):
+        trained(trainer_of(), of_adapters("judge"))
+    with pytest.raises(UserError, match="sampled by no adapter"):
+        trained(trainer_of(), random_samples())
+    with pytest.raises(UserError, match="sampled by solver, which"):
+        trained(Trainer(tiny_qwen3(), config_of(lora__rank=4)), of_adapters("solver"))
+
+
+def test_a_batch_of_adapters_is_sampled_as_each_by_itself():
+    """Equal prompts under different adapters: nothing that one computed serves another."""
+    trainer = trained(trainer_of(), of_adapters("solver", "critic"), of_adapters("critic", "solver", seed=1))
+    engine = TransformersEngine(trainer.policy.model, adapters=trainer.policy.adapters.names)
+    prompt = np.arange(30, dtype=np.int32)
+    asked = [
+        TokenRequest(prompt[: 30 - size], Sampling(max_tokens=9), DrawKey(0, size, 0, 0), adapter=adapter)
+        for size in (0, 7)
+        for adapter in ("solver", "critic", None)
+    ]
+
+    async def sampled(request):
+        chunks = [chunk async for chunk in engine.generate(request)]
+        return sum((each.ids for each in chunks), []), sum((each.logprobs for each in chunks), [])
+
+    async def at_once():
+        return await asyncio.gather(*map(sampled, asked))
+
+    try:
+        together = asyncio.run(at_once())
+        engine.weights_changed(1)  # nothing is cached
+        for request, (ids, logprobs) in zip(asked, together, strict=True):
+            alone = asyncio.run(sampled(request))
+            assert alone[0] == ids
+            np.testing.assert_allclose(alone[1], logprobs, atol=1e-5)
+            sample = random_samples()[0]
+            line = np.concatenate([request.prompt_ids, np.array(ids, np.int32)])
+            mask = np.arange(line.size) >= request.prompt_ids.size
+            zeros = np.zeros(line.size, np.float32)
+            sample.timeline = replace(
+                sample.timeline, ids=line, mask=mask, logprobs=zeros, versions=zeros, adapter=request.adapter
+            )
+            np.testing.assert_allclose(trainer.logprobs([sample])[0][mask], logprobs, atol=1e-4)
+        assert together[0][1] != together[1][1] != together[2][1], "they are different policies"
+        with pytest.raises(EngineFailure, match="no adapter judge"):
+            asyncio.run(sampled(replace(asked[0], adapter="judge")))
+    finally:
+        engine.close()
+
+
+def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trainer = trained(trainer_of(), of_adapters("solver", "critic"), of_adapters("critic", seed=1))
+    (tmp_path / "a").mkdir()
+    trainer.save(tmp_path / "a", None)
+    again = trainer_of()
+    again.load(tmp_path / "a")
+    for each in (trainer, again):
+        each.update(TrainingBatch(3, of_adapters("critic", "solver", seed=2)))
+    assert torch.equal(again.policy.weights.values, trainer.policy.weights.values)
+    assert again.optimizer.counts == trainer.optimizer.counts == {"critic": 3, "solver": 2}
+
+    samples = of_adapters("critic", seed=3)
+    (tmp_path / "b").mkdir()
+    trainer.save(tmp_path / "b", None)
+    assert Adapters.saved(tmp_path / "b").of("critic-1", "") == "critic"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
+    loaded = PeftModel.from_pretrained(model, tmp_path / "b" / "adapters" / "critic")
+    ids = torch.from_numpy(samples[0].timeline.ids).long()
+    with torch.no_grad():
+        table = torch.log_softmax(loaded(ids[None]).logits[0].float(), -1)
+    at = torch.from_numpy(np.flatnonzero(samples[0].timeline.mask))
+    found = table[at - 1].gather(1, ids[at][:, None]).squeeze(1).numpy()
+    np.testing.assert_allclose(trainer.logprobs(samples)[0][samples[0].timeline.mask], found, atol=1e-4)
+
+    begun = Trainer(tiny_qwen3(), config_of(lora__adapters=TWO), start=tmp_path / "b")
+    assert torch.equal(begun.policy.weights.values, trainer.policy.weights.values), "a training begins with them"
+    other = {"solver": Adapter(rank=8), "critic": TWO["critic"]}
+    with pytest.raises(UserError, match="cannot be taken"):
+        Trainer(tiny_qwen3(), config_of(lora__adapters=other), start=tmp_path / "b")
