@@ -30,9 +30,13 @@ def chat(
             show_default=False,
         ),
     ] = None,
+    adapter: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--adapter", metavar="NAME", help="Which of the run's several adapters.", show_default=False),
+    ] = None,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Talk to the model that a run has tuned."""
     from ajet.run.chat import chat as talk
 
-    return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf)
+    return talk(run, exp_dir.absolute(), prompt, system=system, through_agent=agent, conf=conf, adapter=adapter)

@@ -42,6 +42,15 @@ def with_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
     return model
 
 
+def choose_adapter(model: Any, name: str | None) -> None:
+    """Have `model` compute with this one of several adapters alone, and let it alone get gradients; None: with none."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in model.modules():
+        if isinstance(module, LoraLayer):
+            module.set_adapter([] if name is None else [name])
+
+
 def take_weights(model: Any, folder: Path, name: str) -> None:
     """Fill the adapter `name` of a peft model with the one of that name in `folder`. Raises UserError where it is
     another one."""

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ajet.engine.adapted_model import choose_adapter, with_adapters
+from ajet.engine.adapters import Adapters
 from ajet.engine.quiet import quiet_transformers
 from ajet.schema.call import Floats, Ids
 
@@ -38,6 +40,9 @@ class FreshModel:
         with quiet_transformers():
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+            self.adapters = Adapters.saved(folder).names
+            if self.adapters:
+                self.model = with_adapters(self.model, folder, self.adapters).eval()
         if torch.cuda.is_available():
             self.model.cuda()
 
@@ -65,8 +70,10 @@ class FreshModel:
         return np.asarray(ids, np.int32)
 
     @torch.no_grad()
-    def read(self, prompt: Ids, reply: Ids) -> Reading:
-        """One pass over [P] and [R]."""
+    def read(self, prompt: Ids, reply: Ids, adapter: str | None = None) -> Reading:
+        """One pass over [P] and [R], by this one of several adapters."""
+        if self.adapters:
+            choose_adapter(self.model, adapter)
         ids = torch.from_numpy(np.concatenate([prompt, reply])).long().to(self.model.device)
         logits = self.model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
         logprobs = torch.log_softmax(logits, -1)

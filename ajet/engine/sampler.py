@@ -89,6 +89,7 @@ def _vllm(config: AjetConfig, source: ModelSource, weights: Weights | None) -> T
         cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
         eager=settings.eager,
         trust_remote_code=source.trust_remote_code,
+        adapters=Adapters.saved(source.folder).names if source.folder is not None else (),
     )
 
 

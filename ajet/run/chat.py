@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
+from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
@@ -50,9 +51,10 @@ def chat(
     system: str | None = None,
     through_agent: bool = False,
     conf: Path | None = None,
+    adapter: str | None = None,
 ) -> int:
     """Answer `prompt` once, or read lines until an empty one or end of file. `conf`: the YAML that agent and settings
-    are taken from, rather than from the record. Exit code 0. Raises UserError."""
+    are taken from, rather than from the record. `adapter`: which of several answers. Exit code 0. Raises UserError."""
     from ajet.config import load_experiment
     from ajet.config.dotenv import load_project_dotenv
 
@@ -78,11 +80,24 @@ def chat(
     if through_agent:
         _with_agent(experiment, prompt)
     else:
-        _with_model(experiment, prompt, system)
+        _require_adapter(Adapters.saved(model), adapter, run)
+        _with_model(experiment, prompt, system, adapter)
     return 0
 
 
-def _with_model(experiment: Experiment, prompt: str | None, system: str | None) -> None:
+def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
+    if adapter in (known.names or (None,)):
+        return
+    listed = ", ".join(known.names)
+    raise UserError(
+        f"{run} has no adapter {adapter}." if adapter else f"{run} has several adapters, each for agents of its own.",
+        where="--adapter",
+        expected=f"one of {listed}" if known else "nothing: the run has trained no several adapters",
+        do=command("chat", run, "--adapter", known.names[0]) if known else "",
+    )
+
+
+def _with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
     from ajet.engine.sampler import open_sampler
     from ajet.rollout.wiring import renderer_of
 
@@ -92,7 +107,7 @@ def _with_model(experiment: Experiment, prompt: str | None, system: str | None) 
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         renderer = renderer_of(settings, tokenizer)
         for line in _lines(prompt):
-            asyncio.run(_answer(engine, renderer, messages, line, settings))
+            asyncio.run(_answer(engine, renderer, messages, line, settings, adapter))
     finally:
         engine.close()
 
@@ -136,7 +151,12 @@ def _read_line() -> str:
 
 
 async def _answer(
-    engine: TokenEngine, renderer: Renderer, messages: list[dict[str, Any]], line: str, settings: Any
+    engine: TokenEngine,
+    renderer: Renderer,
+    messages: list[dict[str, Any]],
+    line: str,
+    settings: Any,
+    adapter: str | None = None,
 ) -> None:
     """Print one reply and append both turns to `messages`."""
     from ajet.record.console import printable
@@ -150,7 +170,7 @@ async def _answer(
         stop_ids=renderer.end_ids,
     )
     ids: list[int] = []
-    request = TokenRequest(rendered.ids, sampling, DrawKey(settings.seed, 0, 0, len(messages)))
+    request = TokenRequest(rendered.ids, sampling, DrawKey(settings.seed, 0, 0, len(messages)), adapter=adapter)
     async for chunk in engine.generate(request):
         ids += chunk.ids
     reply = renderer.parse(np.asarray(ids, np.int32))

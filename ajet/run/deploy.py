@@ -27,12 +27,13 @@ from ajet.rollout.wiring import open_gateway
 from ajet.run.export import checkpoint_of, model_folder, run_of
 from ajet.run.interrupt import Interrupts
 from ajet.run.model_card import write_card
-from ajet.run.own_key import long_enough, own_key
+from ajet.run.own_key import own_key
 from ajet.run.recorded_agent import recorded_settings
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway, Session
     from ajet.record.checkpoint import Checkpoint
 
@@ -41,6 +42,8 @@ KEY = "AJET_API_KEY"
 MOST_CALLS = 256
 """Calls after which a session is replaced; its Responses are found for so many calls more."""
 LOOK_S = 1.0
+BASE = "base"
+"""Name of the model without its adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Deployed:
     key: str
     name: str
     experiment: Experiment
+    models: dict[str, str | None] = field(default_factory=dict)
+    """Names that clients ask for, and the adapter that answers to each; empty: any name is the model's."""
     _now: Session | None = None
     _before: list[Session] = field(default_factory=list)
 
@@ -90,6 +95,7 @@ class Deployed:
             sampling=split_sampling(self.experiment.ajet, "validation"),
             trainable=(),
             model_name=self.name,
+            models=self.models,
         )
         if self._now is not None:
             session.kept = self._now.kept
@@ -135,7 +141,10 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
     gateway = None
     try:
         gateway = open_gateway(experiment, backbone)
-        yield Deployed(gateway, key, wanted.name or folder.name, experiment).open()
+        name, models = wanted.name or folder.name, _models(backbone.adapters)
+        if models:
+            name = next(iter(models))
+        yield Deployed(gateway, key, name, experiment, models).open()
     finally:
         if gateway is not None:
             gateway.close()
@@ -157,19 +166,20 @@ def named(folder: Path, checkpoint: str) -> Checkpoint:
     return checkpoint_of(known, int(step))
 
 
+def _models(adapters: Adapters) -> dict[str, str | None]:
+    """What several adapters are served as: each by its name, and the model without them."""
+    return {**{name: name for name in adapters.names}, BASE: None} if adapters else {}
+
+
 def _key() -> str:
-    given = own_key(
-        KEY,
-        long_enough,
-        expected="16 characters or more, without spaces",
-        do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
-    )
+    given = own_key(KEY, do="leave it out: a random one is made and shown")
     return "ajet-" + secrets.token_hex(16) if given is None else given
 
 
 def _say(model: Deployed) -> None:
     base = model.gateway.base_url
-    console.print(f"[bold]{model.name}[/] answers on [bold]{base}[/]", soft_wrap=True)
+    names = ", ".join(model.models) or model.name
+    console.print(f"[bold]{names}[/] answer{'s' if len(model.models) < 2 else ''} on [bold]{base}[/]", soft_wrap=True)
     if KEY not in os.environ:
         console.print(f"API key (shown once; {KEY} sets one of your own):", markup=False)
         console.print(model.key, markup=False, highlight=False, soft_wrap=True)

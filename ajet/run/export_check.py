@@ -171,7 +171,7 @@ def _hold(found: Checked, fresh: FreshModel, episode: Episode, call: Call, optio
                 f"{name}: the folder's template differs at token {at}: {now!r} for {was!r}"
                 + (" (ajet describes tools to models whose template has no place for them)" if tools else "")
             )
-    read = fresh.read(prompt, reply)
+    read = fresh.read(prompt, reply, call.terms.adapter)
     found.gaps += np.abs(read.logprobs - call.logprobs_unit).tolist()
     if call.finish == "stop" and int(reply[-1]) not in fresh.ends:
         found.endless += 1
@@ -213,7 +213,9 @@ def _through_vllm(
             sampling = Sampling(len(call.response_ids), temperature=0.0, stop_ids=tuple(sorted(fresh.ends)))
             ids: list[int] = []
             logprobs: list[float] = []
-            async for chunk in engine.generate(TokenRequest(prompt, sampling, DrawKey(0, number, 0, 0))):
+            adapter = call.terms.adapter
+            asked = TokenRequest(prompt, sampling, DrawKey(0, number, 0, 0), adapter=adapter)
+            async for chunk in engine.generate(asked):
                 ids += chunk.ids
                 logprobs += chunk.logprobs_unit
             return prompt, np.asarray(ids, np.int32), np.asarray(logprobs, np.float32)
@@ -221,8 +223,8 @@ def _through_vllm(
         return list(await asyncio.gather(*(one(*each, number) for number, each in enumerate(calls))))
 
     try:
-        for (episode, _), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
-            read = fresh.read(prompt, ids)
+        for (episode, call), (prompt, ids, logprobs) in zip(calls, asyncio.run(replies()), strict=True):
+            read = fresh.read(prompt, ids, call.terms.adapter)
             found.engine_gaps += np.abs(read.logprobs - logprobs).tolist()
             found.engine_replies += 1
             if (said := _other(read.greedy, read.margins, ids, found.tolerance, fresh)) is not None:

@@ -19,7 +19,7 @@ from ajet.record.console import console, counted, printable
 from ajet.record.status import read_status, recorded_processes
 from ajet.run.interrupt import Interrupts
 from ajet.run.launch import closed_by_outcome
-from ajet.run.own_key import long_enough, own_key
+from ajet.run.own_key import own_key
 from ajet.run.recording import Recording
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -123,13 +123,7 @@ def _left(folder: Path) -> list[Path]:
 
 def _key() -> str | None:
     """What feedback must bear. Raises UserError for one that is no key."""
-    return own_key(
-        KEY,
-        long_enough,
-        expected="16 characters or more, without spaces, e.g. of `openssl rand -hex 16`",
-        do="set another; or leave it out where only this machine reaches the proxy",
-        or_else="",
-    )
+    return own_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
 
 
 def _endpoint(given: str) -> str:

@@ -8,11 +8,9 @@ and no log: it comes from the environment, or is shown once.
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import secrets
-import string
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 
 ADMIN_KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key that opens episodes."""
-KEY_BITS = 128
 BACKLOG = 2
 """Batches of complete groups that may wait for the trainer; then new episodes are refused for a while."""
 
@@ -316,20 +313,8 @@ def _held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Bac
 
 def _admin_key() -> tuple[str, bool]:
     """The key, and whether the environment gave it. Raises UserError for one that is no key."""
-    given = own_key(
-        ADMIN_KEY,
-        lambda key: _bits(key) >= KEY_BITS,
-        expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
-        do="leave it out: a random one is made and shown; or make one by `openssl rand -hex 16`",
-    )
+    given = own_key(ADMIN_KEY, do="leave it out: a random one is made and shown")
     return (secrets.token_urlsafe(24), False) if given is None else (given, True)
-
-
-def _bits(key: str) -> float:
-    """How many bits it has at most, drawn from the smallest usual alphabet that holds it."""
-    alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
-    letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
-    return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
 
 
 def _open_doors(served: ServeParts, run: RunDirectory, key: str, *, given: bool) -> None:

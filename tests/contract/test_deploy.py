@@ -17,7 +17,7 @@ from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.extra_slow
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]
-KEY = "a-key-of-my-own-0123"
+KEY = "a-key-of-my-own-0123456789"
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_a_file_that_was_never_written_stops_no_start(tmp_path):
     assert [file.name for file in tmp_path.glob("*.jsonl")] == ["c.jsonl"]
 
 
-@pytest.mark.parametrize("key", ["", "short", "with a blank, but long"])
+@pytest.mark.parametrize("key", ["", "short", "with a blank, but long", "hunter2-hunter2-"])
 def test_a_key_that_is_none_opens_no_door(monkeypatch, key):
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(UserError, match="is no key"):

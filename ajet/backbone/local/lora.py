@@ -56,15 +56,6 @@ def add_adapters(model: Any, lora: Lora) -> Any:
     return adapted
 
 
-def choose_adapter(model: Any, name: str | None) -> None:
-    """Compute with this adapter of several alone, and let it alone get gradients; None: with none of them."""
-    from peft.tuners.lora import LoraLayer
-
-    for module in model.get_base_model().modules():
-        if isinstance(module, LoraLayer):
-            module.set_adapter([] if name is None else [name])
-
-
 def adapter_in(parameter: str) -> str:
     """The adapter that a parameter of this name belongs to."""
     return parameter.partition(".lora_")[2].split(".")[1]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters, choose_adapter
+from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.adapted_model import take_weights
+from ajet.engine.adapted_model import choose_adapter, take_weights
 from ajet.engine.adapters import Adapters
 from ajet.schema.errors import UserError
 
@@ -74,7 +74,7 @@ class Policy:
                 expected="the adapters that these tokens were sampled by: " + ", ".join(self.adapters.names),
             )
         if self.adapters:
-            choose_adapter(self.adapted, adapter)
+            choose_adapter(self.model, adapter)
         self._chosen = adapter
 
     def part_of(self, adapter: str | None) -> tuple[int, int]:

@@ -232,7 +232,7 @@ class Lora(Section):
     adapters: dict[str, Adapter] = key(
         {},
         "Several, each for agents of its own, by name: `{solver: {rank: 8}, critic: {rank: 4, agents: [critic-*]}}`. "
-        "See docs/adapters.md.",
+        "See docs/lora.md.",
     )
 
     @property

@@ -14,7 +14,7 @@ import itertools
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -52,8 +52,8 @@ class VllmEngine:
     """Samples with vLLM, in child processes.
 
     `folder` is a model in Hugging Face layout. `weights` names what `weights_changed` hands over, under the names of
-    the checkpoint; without it the weights stay those of the folder, whatever version they are said to be. Raises
-    UserError when vLLM cannot load the model.
+    the checkpoint; without it the weights stay those of the folder, whatever version they are said to be. `adapters`:
+    those in the folder that a request may name. Raises UserError when vLLM cannot load the model.
     """
 
     constrains = True
@@ -73,6 +73,7 @@ class VllmEngine:
         cache_bytes: int | None = None,
         eager: bool | None = None,
         trust_remote_code: bool = False,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.version = version
         self.counts = {"sampled_tokens": 0, "prompt_tokens": 0, "running": 0}
@@ -83,6 +84,7 @@ class VllmEngine:
         self._launch = Launch(
             *(folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager),
             trust_remote_code=trust_remote_code,
+            adapters=tuple(adapters),
         )
         self._lock = threading.Lock()
         self._calls: set[concurrent.futures.Future[None]] = set()
@@ -112,6 +114,8 @@ class VllmEngine:
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Closing the iterator early aborts it in vLLM. Raises EngineFailure."""
         limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        if request.adapter is not None and request.adapter not in self._launch.adapters:
+            raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
         params = sampling_params(request, limit)
         stream = Stream(asyncio.get_running_loop())
         with self._lock:
@@ -236,7 +240,8 @@ class VllmEngine:
         failure = EngineFailure("the engine was closed")
         finished = False
         try:
-            async for output in self._llm.generate(prompt, params, f"ajet-{next(self._names)}"):
+            name, lora = f"ajet-{next(self._names)}", self._launch.lora_request(request.adapter)
+            async for output in self._llm.generate(prompt, params, name, lora_request=lora):
                 for chunk in reading.chunks(output, self.version):
                     finished = chunk.finish is not None
                     self._send(stream, chunk)

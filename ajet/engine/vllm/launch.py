@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from ajet.engine.adapters import folder_of
 from ajet.engine.models import reading
 from ajet.engine.vllm import sockets
 from ajet.engine.vllm.owner import VARIABLE
+from ajet.record.bounded_json import read_json
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -31,6 +33,8 @@ MOST_LOGPROBS = 64
 SHARE = 8
 """The keys and values get at most one part in so many of the free memory."""
 UNKNOWN_SHAPE_BYTES = 4 << 30
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Launch:
     cache_bytes: int | None = None
     eager: bool | None = None
     trust_remote_code: bool = False
+    adapters: tuple[str, ...] = ()
+    """Of those that lie in `folder`, by name."""
 
     def arguments(self) -> AsyncEngineArgs:
         """vLLM's. Raises ValueError or OSError for a model it cannot read."""
@@ -75,7 +81,25 @@ class Launch:
             worker_extension_cls="ajet.engine.vllm.worker.LiveWeights",
             disable_log_stats=True,
             use_tqdm_on_load=False,
+            **self._for_adapters(),
         )
+
+    def _for_adapters(self) -> dict[str, Any]:
+        if not self.adapters:
+            return {}
+        ranks = [read_json(folder_of(self.folder, name) / "adapter_config.json")["r"] for name in self.adapters]
+        largest = next((size for size in LORA_RANKS if size >= max(ranks)), None)
+        if largest is None:
+            raise ValueError(f"vLLM serves adapters of rank {LORA_RANKS[-1]} at most, and one here has {max(ranks)}")
+        return {"enable_lora": True, "max_loras": len(self.adapters), "max_lora_rank": largest}
+
+    def lora_request(self, adapter: str | None) -> Any:
+        """How vLLM is told of an adapter; None: of none."""
+        if adapter is None:
+            return None
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(adapter, self.adapters.index(adapter) + 1, str(folder_of(self.folder, adapter)))
 
     def _cache(self, shape: Any, length: int, free: int) -> int:
         token = bytes_per_token(shape, torch.empty(0, dtype=self.dtype).element_size())

@@ -60,7 +60,7 @@ const DEFINITIONS = [
 ["credit/overlong_fraction", "share", "of attempts that it cost something"],
 ["distillation/reverse_kl", "nats per token", "with adv_estimator: distillation: how much likelier the policy finds what it says than its teacher does"],
 ["loss", "", "the loss of the batch; on-policy it says little, watch the reward"],
-["grad_norm", "", "before clipping; mean over the optimizer steps"],
+["grad_norm", "", "before clipping; mean over the optimizer steps; of several adapters that of all together"],
 ["lr", "", "learning rate (on verl that of the next step)"],
 ["entropy", "nats per token", "of the policy at trained positions"],
 ["kl", "nats per token", "the estimate against the reference model; 0 without a KL loss"],
@@ -95,6 +95,8 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/pass@.+", "0 to 1", "tasks with a success in any, in all of N attempts, each with its 95 % interval under the same name and _low, _high; with rollout.val_kwargs.do_sample or num_repeat above 1"],
 ["(?:train|validation|debug)/all@.+", "0 to 1", "tasks with a success in any, in all of N attempts, each with its 95 % interval under the same name and _low, _high; with rollout.val_kwargs.do_sample or num_repeat above 1"],
 ["(?:train|validation|debug)/judge/.+", "the judge's", "mean of Verdict.metrics[NAME]"],
+["adapters/.+/trained_tokens", "tokens,", "of one of several adapters: what it was trained on, and its own gradient"],
+["adapters/.+/grad_norm", "tokens,", "of one of several adapters: what it was trained on, and its own gradient"],
 ].map(([pattern, ...told]) => [new RegExp(`^${pattern}$`), ...told]);
 
 export function definition(metric) {
