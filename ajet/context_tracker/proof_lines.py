@@ -267,6 +267,8 @@ def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[Wro
             mine = np.flatnonzero(row.targets.sample == index)
             mine = mine[np.argsort(row.targets.offset[mine], kind="stable")]
             problem = _row_problem(row, mine, samples[index].timeline.ids)
+            if problem is None and row.adapter != (own := samples[index].timeline.adapter):
+                problem = int(row.targets.offset[mine[0]]), f"a row of adapter {row.adapter} trains what {own} sampled"
             if problem is not None:
                 wrong.append(_of_sample(samples[index], *problem))
             seen[index] += row.targets.offset[mine].tolist()
