@@ -122,6 +122,16 @@ def test_dither_keeps_zero_and_every_value():
     assert (master[:100] == 0).all() and (master[100:5000] != before[100:5000].float()).float().mean() > 0.99
 
 
+def test_masters_are_placed_no_sooner_than_they_are_used_and_then_as_if_it_had_been_at_once():
+    values = torch.linspace(-1, 1, 4096).bfloat16()
+    weights = FlatWeights([("w", torch.nn.Parameter(values))])
+    weights.dither(3)
+    assert weights._low is None, "what only samples draws nothing"
+    low = weights.low
+    wanted = torch.zeros(4096, dtype=torch.int16).random_(-(2**15), 2**15, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(low, wanted.masked_fill(values == 0, 0)) and weights.low is low
+
+
 def test_schedules():
     optim = config_of(optim__lr=2.0, optim__lr_warmup_steps=3, optim__min_lr_ratio=0.1).trainer_common.optim
     constant = Schedule.from_config(optim, None)

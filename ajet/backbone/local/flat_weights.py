@@ -6,7 +6,9 @@ the optimizer with the float32 masters, and both together take 4 bytes a weight,
 section 5.1, with rounding in place of truncation). In float32 the values are the masters and there is no `low`.
 
 The model's parameters are views into the buffer: whoever holds them sees each change in place. Gradients exist, as
-one buffer, only between `open_gradients` and `drop_gradients`.
+one buffer, only between `open_gradients` and `drop_gradients`; `low` from its first use on, which is not before an
+update or a checkpoint: sampling needs the values alone, and drawing as many numbers as there are weights takes as long
+as loading them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ from torch import Tensor
 SLICE = 1 << 20
 ALIGN = 64
 """Elements that each parameter's place is rounded up to."""
+
+
+def zeros(size: int, device: torch.device) -> Tensor:
+    """[size] float32. On a CPU pages of memory come with their first use; torch writes to its own at once."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros(size, np.float32))
+    return torch.zeros(size, dtype=torch.float32, device=device)
 
 
 def add_sliced(total: Tensor, part: Tensor) -> None:
@@ -54,14 +63,16 @@ class FlatWeights:
             end += -(-parameter.numel() // ALIGN) * ALIGN
             if parameter.ndim >= 2:
                 self.decayed = end
-        self.values = torch.zeros(end, dtype=first.dtype, device=first.device)
-        self.low = torch.zeros(end, dtype=torch.int16, device=first.device) if first.dtype == torch.bfloat16 else None
+        self.values = torch.empty(end, dtype=first.dtype, device=first.device)
+        self._low: Tensor | None = None
+        self._dithered_by: int | None = None
         self.gradients: Tensor | None = None
         for place, (_, parameter) in zip(self.places, named, strict=True):
             view = self.values[place.start : place.stop].view(place.shape)
             view.copy_(parameter.data)
+            self.values[place.stop : -(-place.stop // ALIGN) * ALIGN] = 0
             parameter.data = view
-            if self.low is not None:
+            if self.values.dtype == torch.bfloat16:
                 parameter.register_post_accumulate_grad_hook(self._collector(place))
 
     @property
@@ -69,18 +80,31 @@ class FlatWeights:
         """Elements of the buffer, alignment included."""
         return self.values.numel()
 
+    @property
+    def low(self) -> Tensor | None:
+        """[size] int16; None in float32. Whoever changes values without masters reads it before."""
+        if self._low is None and self.values.dtype == torch.bfloat16:
+            self._low = self._drawn()
+        return self._low
+
     def dither(self, seed: int) -> None:
         """Put each master at a random place among those that round to its value; the values stay. Nothing in float32.
+        Before `low` is first used.
 
         Weights that come in bfloat16 lie in the middle of what rounds to them: the first steps of a small learning
         rate would all be rounded away together, and the policy would stand still until an update exceeds half a unit
         in the last place. From a random place an update of a tenth of a unit moves a tenth of the values: none of it
         is lost on average (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise)."""
-        if self.low is None:
-            return
-        generator = torch.Generator(self.values.device).manual_seed(seed)
-        self.low.random_(-(2**15), 2**15, generator=generator)
-        self.low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie those of other signs
+        assert self._low is None, "masters are placed once, before anything is computed with them"
+        self._dithered_by = seed
+
+    def _drawn(self) -> Tensor:
+        low = torch.zeros(self.size, dtype=torch.int16, device=self.values.device)
+        if self._dithered_by is not None:
+            generator = torch.Generator(self.values.device).manual_seed(self._dithered_by)
+            low.random_(-(2**15), 2**15, generator=generator)
+            low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie those of other signs
+        return low
 
     def master(self, start: int, stop: int) -> Tensor:
         """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32."""
@@ -105,8 +129,8 @@ class FlatWeights:
         """[size] zeros that the next `passes` backward passes add to: float32, or, for a single pass over bfloat16
         weights, bfloat16, which is what that pass computes."""
         dtype = self.values.dtype if passes == 1 else torch.float32
-        if self.values.device.type == "cpu" and dtype == torch.float32:
-            self.gradients = torch.from_numpy(np.zeros(self.size, np.float32))  # pages come with their first use
+        if dtype == torch.float32:
+            self.gradients = zeros(self.size, self.values.device)
         else:
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         if self.low is None:

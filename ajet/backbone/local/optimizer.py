@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.backbone.local.flat_weights import FlatWeights, zeros
 
 SLICE = 1 << 18
 
@@ -24,8 +24,7 @@ class FlatAdamW:
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
     ) -> None:
         self.weights, self.betas, self.eps, self.weight_decay, self.clip = weights, betas, eps, weight_decay, clip
-        self.first = torch.zeros(weights.size, dtype=torch.float32, device=weights.values.device)
-        self.second = torch.zeros_like(self.first)
+        self.first, self.second = zeros(weights.size, weights.values.device), zeros(weights.size, weights.values.device)
         self.counts: dict[str, int] = {}
         """Steps that each part has taken, by its name."""
 

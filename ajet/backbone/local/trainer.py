@@ -153,6 +153,8 @@ class Trainer:
         """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
         copies that several optimizer steps ask for. Weights, moments, gradients and random numbers are as before."""
         device = self.policy.weights.values.device
+        for held in self._state():
+            held.mul_(1)  # memory that nothing has used yet is taken now, too
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num),
@@ -226,8 +228,7 @@ class Trainer:
     def _all_or_nothing(self, steps: int) -> Iterator[None]:
         """Undo on an error. Before the only optimizer step of an update nothing has changed, so that a copy of the
         state is held only where there are several."""
-        weights, optimizer = self.policy.weights, self.optimizer
-        held = [weights.values, optimizer.first, optimizer.second] + ([weights.low] if weights.low is not None else [])
+        weights, optimizer, held = self.policy.weights, self.optimizer, self._state()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
         counts = dict(optimizer.counts)
         try:
@@ -240,6 +241,12 @@ class Trainer:
             raise
         finally:
             weights.drop_gradients()
+
+    def _state(self) -> list[torch.Tensor]:
+        """What an optimizer step changes."""
+        weights, optimizer = self.policy.weights, self.optimizer
+        low = [] if weights.low is None else [weights.low]
+        return [weights.values, optimizer.first, optimizer.second, *low]
 
     @staticmethod
     def _metrics(
