@@ -14,7 +14,10 @@ from torch import Tensor
 
 from ajet.backbone.local.flat_weights import FlatWeights, zeros
 
-SLICE = 1 << 18
+SLICE = 1 << 15
+"""Elements a thread of which everything that a step computes fits a core's cache."""
+NORM_SLICE = 1 << 18
+"""Elements whose squares are summed by themselves: another number gives other bits."""
 
 
 class FlatAdamW:
@@ -44,9 +47,10 @@ class FlatAdamW:
         self.counts[part] = steps = self.counts.get(part, 0) + 1
         scale = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
         decayed = min(max(self.weights.decayed, begin), end)
-        for start, stop in _slices(begin, decayed):
+        size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
+        for start, stop in _slices(begin, decayed, size):
             self._move(gradients, start, stop, lr, scale, self.weight_decay, steps)
-        for start, stop in _slices(decayed, end):
+        for start, stop in _slices(decayed, end, size):
             self._move(gradients, start, stop, lr, scale, 0.0, steps)
         return norm
 
@@ -69,9 +73,9 @@ class FlatAdamW:
 
 
 def _norm(gradients: Tensor) -> float:
-    squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(SLICE)]
+    squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(NORM_SLICE)]
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 
 
-def _slices(start: int, stop: int) -> list[tuple[int, int]]:
-    return [(at, min(at + SLICE, stop)) for at in range(start, stop, SLICE)]
+def _slices(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+    return [(at, min(at + size, stop)) for at in range(start, stop, size)]

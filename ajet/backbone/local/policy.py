@@ -21,6 +21,7 @@ from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.engine.adapted_model import choose_adapter, take_weights
 from ajet.engine.adapters import Adapters
+from ajet.engine.rms_norm import cheapen_norms
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Policy:
         start: Path | None = None,
     ) -> None:
         self.model = model.eval()
+        cheapen_norms(model)
         self.adapted = add_adapters(model, lora) if lora.trains_adapters else None
         self.adapters = Adapters.configured(lora)
         """Of several; empty where there is one or none."""

@@ -142,7 +142,7 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
 
 def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
     """The same for g rows of several tokens: [g * length, H, d]."""
-    a, g, length, start = block.begin, int(block.slots.shape[0]), block.length, block.start
+    a, g, length, start = block.begin, block.rows, block.length, block.start
     stop = start + length
     keys, values = block.pool.keys[layer], block.pool.values[layer]
     if block.source is not None:
@@ -157,10 +157,11 @@ def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
     mask = block.mask(how.window)
     if how.plain:
         groups = new_q.shape[1] // new_k.shape[1]
-        if groups > 1:
+        native = groups > 1 and q.device.type == "cpu"
+        if groups > 1 and not native:
             new_k, new_v = (t.repeat_interleave(groups, 1) for t in (new_k, new_v))
         got = F.scaled_dot_product_attention(
-            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=how.scale
+            new_q, new_k, new_v, attn_mask=mask, is_causal=mask is None, scale=how.scale, enable_gqa=native
         )
     else:
         if mask is None:

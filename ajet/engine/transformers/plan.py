@@ -61,11 +61,13 @@ class Stretch:
 
     pool: Pool
     begin: int
-    slots: Tensor
-    """[g]"""
+    slots: slice | Tensor
+    """[g]; a slice where they follow each other, so that reading them copies nothing."""
+    rows: int
+    """g"""
     start: int
     length: int
-    source: tuple[Pool, Tensor] | None
+    source: tuple[Pool, slice | Tensor] | None
     """Where the first `start` keys and values are to be copied from within this step: a pool, slots [g]."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
@@ -75,7 +77,7 @@ class Stretch:
             return None
         known = self.masks.get(window)
         if known is None:
-            key = torch.arange(self.start + self.length, device=self.slots.device)
+            key = torch.arange(self.start + self.length, device=self.pool.shape.device)
             query = key[self.start :, None]
             known = key <= query
             if window is not None:
@@ -142,9 +144,10 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
         first = members[0]
         slots = np.array([p.row.slot for p in members])
         sources = [p.source for p in members if p.source]
-        copied = (sources[0].pool, _tensor([s.slot for s in sources], device)) if sources else None
+        copied = (sources[0].pool, _places(np.array([s.slot for s in sources]), device)) if sources else None
         pool, stop = first.row.pool, first.start + first.length
-        stretches.append(Stretch(pool, begin, _tensor(slots, device), first.start, first.length, copied))
+        at = _places(slots, device)
+        stretches.append(Stretch(pool, begin, at, len(members), first.start, first.length, copied))
         ids.append(pool.tokens[slots, first.start : stop].reshape(-1))
         positions.append(np.tile(np.arange(first.start, stop), len(members)))
         owners += [(p.row.adapter, first.length) for p in members]
@@ -176,6 +179,13 @@ def _next_tokens(pool: Pool, slots: Any, starts: Any, begin: int, device: torch.
         None if together else _tensor(slots, device),
         _tensor(places.reshape(-1), device),
     )
+
+
+def _places(slots: Any, device: torch.device) -> slice | Tensor:
+    """These slots as an index."""
+    if np.all(np.diff(slots) == 1):
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return _tensor(slots, device)
 
 
 def _tensor(values: Any, device: torch.device) -> Tensor:

@@ -19,6 +19,8 @@ from torch import Tensor
 from ajet.engine.contract import Sampling
 
 _BLOCK = 256
+_AT_ONCE = 4
+"""Rows a thread whose logits in float32 fit a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,13 @@ class Sampler:
         return ids_B, torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_(), unit_BV
 
     def _softmax(self, name: str, logits_BV: Tensor) -> Tensor:
-        return torch.softmax(logits_BV, -1, dtype=torch.float32, out=self._room(name, logits_BV))
+        room = self._room(name, logits_BV)
+        if logits_BV.device.type != "cpu":
+            return torch.softmax(logits_BV, -1, dtype=torch.float32, out=room)
+        rows = _AT_ONCE * torch.get_num_threads()
+        for logits, out in zip(logits_BV.split(rows), room.split(rows), strict=True):
+            torch.softmax(logits, -1, dtype=torch.float32, out=out)
+        return room
 
     def _copy(self, name: str, values_BV: Tensor) -> Tensor:
         return self._room(name, values_BV).copy_(values_BV)

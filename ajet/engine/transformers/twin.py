@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ajet.engine.rms_norm import cheapen_norms
 from ajet.engine.same_model import attend_by
 from ajet.engine.transformers.attention import NAME, register
 
@@ -23,6 +24,7 @@ def twin(model: Any) -> Any:
     other = copy.deepcopy(model, shared)
     attend_by(other, NAME)
     other.eval()
+    cheapen_norms(other)
     return other
 
 
