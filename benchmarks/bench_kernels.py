@@ -1,0 +1,156 @@
+"""What the transformers engine and the local trainer compute in a way of their own, against torch's and transformers'.
+
+Each pair gives the same bits, which is held before it is timed; the two take turns, so that both meet the same machine,
+and a ratio is that of their medians, in processor time of one thread. At SmolLM2's shapes: a decoding step's products
+of 64 rows out of weights that no cache holds; a norm over the quickstart's step, forward and backward; the attention of
+27 prompts of 75 tokens and the writing of their keys; the probabilities of 64 rows; the optimizer over 2^23 weights.
+Limit: never slower.
+
+    python benchmarks/bench_kernels.py [--rounds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.nn.functional as F
+from ratios import kept
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from ajet.backbone.local import optimizer
+from ajet.backbone.local.flat_weights import FlatWeights
+from ajet.backbone.local.optimizer import FlatAdamW
+from ajet.engine.ceiling import APART
+from ajet.engine.rms_norm import cheapen_norms
+from ajet.engine.transformers import packed_weights
+from ajet.engine.transformers.sampling import Sampler
+
+Work = Callable[[], list[Tensor]]
+HIDDEN, INNER, HEADS, KEPT_HEADS, WIDTH, VOCABULARY = 576, 1536, 9, 3, 64, 49152
+DRAW = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> Tensor:
+    """bfloat16."""
+    return torch.randn(*shape, generator=DRAW).to(torch.bfloat16)
+
+
+def products() -> tuple[Work, Work]:
+    """As torch lays them out each time, and laid out once."""
+    weights = [normal(INNER, HIDDEN) for _ in range(APART // (INNER * HIDDEN * 2))]
+    packed = [packed_weights._pack(each) for each in weights]
+    given = normal(64, HIDDEN)
+    return (
+        lambda: [F.linear(given, each) for each in weights],
+        lambda: [packed_weights._multiply(given, each, None) for each in packed],
+    )
+
+
+def norms() -> tuple[Work, Work]:
+    """transformers' and ours, of 1,560 tokens."""
+    given, grad = normal(1, 1560, HIDDEN).requires_grad_(), normal(1, 1560, HIDDEN)
+
+    def of(module: torch.nn.Module) -> Work:
+        def work() -> list[Tensor]:
+            out = module(given)
+            return [out.detach(), *torch.autograd.grad(out, (given, module.weight), grad)]
+
+        return work
+
+    own, ours = (LlamaRMSNorm(HIDDEN, 1e-5).to(torch.bfloat16) for _ in range(2))
+    cheapen_norms(ours)
+    return of(own), of(ours)
+
+
+def prompts() -> tuple[Work, Work]:
+    """Keys repeated for each query head and written by index; shared, and written as one block."""
+    rows, length = 27, 75
+    q, k, v = (
+        normal(heads, rows * length, WIDTH).unflatten(1, (rows, length)).transpose(0, 1)
+        for heads in (HEADS, KEPT_HEADS, KEPT_HEADS)
+    )
+    keys = torch.zeros(64, KEPT_HEADS, 128, WIDTH, dtype=torch.bfloat16)
+    places = torch.arange(rows)
+
+    def repeated() -> list[Tensor]:
+        keys[places, :, :length] = k
+        wide = (t.repeat_interleave(HEADS // KEPT_HEADS, 1) for t in (k, v))
+        return [F.scaled_dot_product_attention(q, *wide, is_causal=True), keys]
+
+    def shared() -> list[Tensor]:
+        keys[:rows, :, :length] = k
+        return [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), keys]
+
+    return repeated, shared
+
+
+def probabilities() -> tuple[Work, Work]:
+    """All rows at once, and a few at a time."""
+    logits, room, sampler = normal(64, VOCABULARY), torch.empty(64, VOCABULARY), Sampler()
+    return (
+        lambda: [torch.softmax(logits, -1, dtype=torch.float32, out=room)],
+        lambda: [sampler._softmax("unit", logits)],
+    )
+
+
+def steps() -> tuple[Work, Work]:
+    """The optimizer in slices of 2^18 and of what it takes."""
+    gradients = normal(1 << 23)
+
+    def of(size: int) -> Work:
+        weights = FlatWeights([("w", torch.nn.Parameter(torch.ones(1 << 12, 1 << 11, dtype=torch.bfloat16)))])
+        adam = FlatAdamW(weights, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, clip=1.0)
+
+        def work() -> list[Tensor]:
+            optimizer.SLICE = size
+            adam.step(gradients, 1e-3)
+            return [weights.values, adam.first, adam.second]
+
+        return work
+
+    return of(1 << 18), of(optimizer.SLICE)
+
+
+def main() -> int:
+    """Print a line a pair; 1 where one is slower or differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    within = True
+    pairs = {"norm, forward and backward": norms, "prompts' attention": prompts, "probabilities": probabilities}
+    pairs |= {"optimizer": steps}
+    if packed_weights.available():
+        pairs = {"products of 64 rows": products, **pairs}
+    for name, pair in pairs.items():
+        sides = pair()
+        with torch.inference_mode(name not in ("norm, forward and backward", "optimizer")):
+            same = all(map(torch.equal, sides[0](), sides[1]()))
+            spent: list[list[float]] = [[], []]
+            for _ in range(args.rounds):
+                for work, seconds in zip(sides, spent, strict=True):
+                    began = time.thread_time()
+                    work()
+                    seconds.append(time.thread_time() - began)
+        theirs, ours = (statistics.median(each) for each in spent)
+        within &= same & kept(f"{name}, against the libraries' own", theirs / ours, at_least=1.0)
+        print(
+            f"{name:28} {theirs * 1e3:8.2f} ms, ours {ours * 1e3:8.2f} ms: {theirs / ours:.2f} times as fast, "
+            f"{'the same bits' if same else 'OTHER BITS'} (load {os.getloadavg()[0]:.0f})",
+            flush=True,
+        )
+    return int(not within)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
