@@ -130,14 +130,16 @@ def test_a_step_keeps_what_a_hook_answers(base):
 def test_our_trainers_are_verls_of_the_same_mode(base):
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from ajet.backbone.verl.config.refusals import MODES
+    from ajet.backbone.verl.config.refusals import DECOUPLED, MODES
     from ajet.backbone.verl.trainer import trainers
     from ajet.backbone.verl.trainer.hooks import CreditHooks
 
     for name in MODES:
         ours = get_trainer_cls(name)
-        verls = get_trainer_cls(name.removeprefix("ajet_"))
-        assert issubclass(ours, verls) and issubclass(ours, CreditHooks) and ours.mode == name.removeprefix("ajet_")
+        mode = "sync" if name == DECOUPLED else name.removeprefix("ajet_")  # what samplers played comes in turns
+        verls = get_trainer_cls(mode)
+        assert issubclass(ours, verls) and issubclass(ours, CreditHooks) and ours.mode == mode
+        assert ours.decoupled == (name == DECOUPLED), "tokens of the step before are no canary there"
         assert ours.__mro__.index(CreditHooks) < ours.__mro__.index(verls)
         assert ours.__module__ == trainers.__name__
 

@@ -112,6 +112,7 @@ MAPPED = [
     (f"{TC}.device", "auto", "trainer.device", "cuda"),
     (f"{TC}.device", "npu", "trainer.device", "npu"),
     (f"{TC}.mode", "colocate_async", "trainer.v1.trainer_mode", "ajet_colocate_async"),
+    (f"{TC}.mode", "async", "trainer.v1.trainer_mode", "ajet_async"),
     (f"{TC}.max_staleness", 2, "trainer.v1.sampler.max_off_policy_threshold", 3),
     (f"{TC}.max_staleness", None, "trainer.v1.sampler.max_off_policy_threshold", None),
     (f"{TC}.max_staleness_strategy", "wait", "trainer.v1.sampler.max_off_policy_strategy", "wait"),
@@ -169,6 +170,7 @@ def test_each_key_of_ours_reaches_verls(cases, strategy):
     [
         ("auto", "sync", None, None),
         ("auto", "colocate_async", None, 2.0),
+        ("auto", "async", None, 2.0),
         ("auto", "sync", "ajet_colocate_async", 2.0),
         ("auto", "colocate_async", "ajet_sync", None),
         (None, "sync", "ajet_colocate_async", None),
