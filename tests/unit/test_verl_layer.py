@@ -13,6 +13,7 @@ import yaml
 from ajet.backbone.verl import verl_settings
 from ajet.backbone.verl.config import layer, shown, verl_config
 from ajet.backbone.verl.config.credit import credit_settings
+from ajet.backbone.verl.train import require_one_sampling
 from ajet.cli import launcher
 from ajet.config.compose import leaves
 from ajet.config.generate import defaults_yaml
@@ -351,3 +352,13 @@ def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("ours", "verls"), [("temperature", "temperature"), ("num_repeat", "n")])
+def test_samplers_play_what_verl_trains_on_whoever_says_so(ours, verls):
+    same = experiment({f"{TC}.mode": "async", f"rollout.{ours}": 3})
+    require_one_sampling(same.ajet, verl_config(same))
+    other = experiment({f"{TC}.mode": "async"}, verl={"actor_rollout_ref": {"rollout": {verls: 3}}})
+    with pytest.raises(ConfigError, match=f"verl would train with {verls} 3") as refused:
+        require_one_sampling(other.ajet, verl_config(other))
+    assert refused.value.do == f"say it as ajet.rollout.{ours}, which both sides read"

@@ -36,7 +36,7 @@ from ajet.task_reader.contamination import overlap
 from ajet.task_reader.overlong import within_prompt_length
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.tokens import Renderer
@@ -57,6 +57,8 @@ def train_on_verl(
     address = address_of(options)
     config, order, words, tokenizer = _config(experiment, run, sink, own=address is None)
     require_store(config, options.from_store)
+    if options.from_store is not None:
+        require_one_sampling(experiment.ajet, config)
     steps = config["trainer"]["total_training_steps"]
     over = run.resumed is not None and run.resumed.step >= steps
     if over and options.from_store is None:
@@ -149,6 +151,19 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
             where="ajet.trainer_common.strategy: megatron",
             expected="fsdp or fsdp2 with --from-store",
         )
+
+
+def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> None:
+    """Raises ConfigError where verl's own sections have it train on other samples than samplers play: those read the
+    keys below `ajet` alone. `config`: verl's."""
+    effective = credit_settings(config).rollout
+    for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
+        if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
+            raise ConfigError(
+                f"verl would train with {verls} {found}, and samplers play with {getattr(settings.rollout, ours)}.",
+                where=f"verl.actor_rollout_ref.rollout.{verls}",
+                do=f"say it as ajet.rollout.{ours}, which both sides read",
+            )
 
 
 def announce_staleness(config: Mapping[str, Any]) -> None:
