@@ -196,6 +196,9 @@ def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> 
             own = full_ids(calls, span.call)
             what = "the timeline trains this reply in a context that the model did not see"
             yield span.call, at, what, at_position(own, at), at_position(whole, at)
+        if call.terms.adapter != line.adapter:
+            what = f"a timeline of adapter {line.adapter} trains what {call.terms.adapter} sampled"
+            yield span.call, span.start, what, None, None
         if span.call in trained:
             yield span.call, span.start, "this reply is trained in two timelines", None, None
         trained.add(span.call)

@@ -28,7 +28,7 @@ OUTLOOK = (
     "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards",
     "trainer_common.algorithm.process_weight", "trainer_common.algorithm.policy_loss",
     "trainer_common.algorithm.overlong.length",
-    "trainer_common.algorithm.old_policy", "trainer_common.lora.rank",
+    "trainer_common.algorithm.old_policy", "trainer_common.lora.rank", "trainer_common.lora.adapters",
     "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
     "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
     "trainer_common.keep_best",

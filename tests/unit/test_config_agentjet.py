@@ -155,7 +155,11 @@ def test_another_name_means_ours_with_its_place(tmp_path):
     both = load(tmp_path, "ajet: {lora: {lora_rank: 8}, trainer_common: {lora: {rank: 4}}}")
     assert both.ajet.trainer_common.lora.rank == 4
     under = load(tmp_path, "ajet: {trainer_common: {lora: {lora_rank: 8, lora_alpha: 4, target_modules: [q_proj]}}}")
-    assert under.ajet.trainer_common.lora.model_dump() == {"rank": 8, "alpha": 4, "target_modules": ["q_proj"]}
+    told = {"rank": 8, "alpha": 4, "target_modules": ["q_proj"], "adapters": {}}
+    assert under.ajet.trainer_common.lora.model_dump() == told
+    several = load(tmp_path, "ajet: {lora: {adapters: {a: {lora_rank: 8, agents: [b]}, c: {lora_alpha: 2}}}}")
+    adapters = several.ajet.trainer_common.lora.adapters
+    assert (adapters["a"].rank, adapters["a"].agents, adapters["c"].alpha) == (8, ["b"], 2)
     given = load(tmp_path, "ajet: {}", "lora.lora_rank=2", "ajet.trainer_common.optim.lr_scheduler_type=cosine")
     assert (given.ajet.trainer_common.lora.rank, given.ajet.trainer_common.optim.lr_schedule) == (2, "cosine")
     assert next(iter(explain(given, "lora.lora_rank"))) == "ajet.trainer_common.lora.rank = 2"

@@ -11,13 +11,17 @@ import torch
 
 from ajet.backbone.local.trainer import Trainer
 from ajet.config.schema.trainer_common import Adapter
+from ajet.context_tracker import timelines
 from ajet.context_tracker.packing import pack
+from ajet.context_tracker.proof_lines import prove_timelines
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
+from ajet.record.episode_codec import decode, encode
 from ajet.schema.batch import TrainingBatch
+from ajet.schema.call import Terms
 from ajet.schema.errors import EngineFailure, UserError
-from tests.local_fixtures import config_of, random_samples, tiny_qwen3
+from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3
 
 TWO = {"solver": Adapter(rank=4), "critic": Adapter(rank=2, alpha=4, agents=["critic*"])}
 
@@ -31,7 +35,7 @@ def of_adapters(*names, seed=0):
 
 
 def trainer_of(**changes):
-    return Trainer(tiny_qwen3(), config_of(**{"lora__adapters": TWO, "optim__lr": 0.05} | changes))
+    return Trainer(tiny_qwen3(layers=1), config_of(**{"lora__adapters": TWO, "optim__lr": 0.05} | changes))
 
 
 def weights_of(trainer, name):
@@ -51,6 +55,31 @@ def test_an_agent_has_the_first_adapter_that_names_it():
     assert found == ["solver", "solver", "critic", None]
 
 
+def test_no_timeline_has_tokens_of_two_adapters_and_the_proof_says_so():
+    """A call that continues another's tokens under another adapter: a context there, and no timeline of both."""
+    calls = episode_of(1.0, (3, 4)).calls
+    calls[1].parent, calls[1].prefix = 0, 5
+    for call, adapter in zip(calls, ("solver", "critic"), strict=True):
+        call.terms = Terms(adapter=adapter)
+    apart, _ = timelines(calls)
+    assert [(line.adapter, line.sampled, len(line.spans)) for line in apart] == [("solver", 3, 1), ("critic", 4, 1)]
+    assert not prove_timelines(calls, apart, "e")
+    calls[0].terms = Terms(adapter="critic")
+    [joined], _ = timelines(calls)
+    assert (joined.adapter, joined.sampled, len(joined.spans)) == ("critic", 7, 2)
+    calls[0].terms = Terms(adapter="solver")
+    assert "trains what solver sampled" in prove_timelines(calls, [joined], "e")[0].what
+
+
+def test_the_record_says_which_adapter_sampled_a_call():
+    episode = episode_of(1.0, (3, 4))
+    episode.calls[1].terms = Terms(adapter="critic")
+    episode = replace(episode, timelines=timelines(episode.calls)[0])
+    again = decode(*encode(episode))
+    assert [call.terms.adapter for call in again.calls] == [None, "critic"]
+    assert [line.adapter for line in again.timelines] == [None, "critic"]
+
+
 def test_no_row_has_tokens_of_two_adapters():
     samples = of_adapters("solver", "critic", None)
     rows = pack(samples, 10_000)
@@ -60,9 +89,9 @@ def test_no_row_has_tokens_of_two_adapters():
     assert sum(row.targets.token.size for row in rows) == sum(each.timeline.sampled for each in samples)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.extra_slow)], ids=str)
 def test_the_gradient_of_one_adapter_is_exactly_zero_for_the_others(dtype):
-    trainer = Trainer(tiny_qwen3(dtype=dtype), config_of(lora__adapters=TWO, optim__lr=0.05))
+    trainer = Trainer(tiny_qwen3(dtype=dtype, layers=1), config_of(lora__adapters=TWO, optim__lr=0.05))
     trained(trainer, of_adapters("solver", "critic"))
     found = {}
     step = trainer.optimizer.step
@@ -81,6 +110,7 @@ def test_the_gradient_of_one_adapter_is_exactly_zero_for_the_others(dtype):
     assert not torch.equal(weights_of(trainer, "solver"), before["solver"])
 
 
+@pytest.mark.extra_slow
 def test_each_learns_as_if_the_other_were_not_there():
     """Bit for bit: its gradient, its clipping, its moments and its count of steps are its own."""
     both = [of_adapters("solver", "critic", seed=seed) for seed in (0, 1)]
@@ -91,11 +121,12 @@ def test_each_learns_as_if_the_other_were_not_there():
     assert together.optimizer.counts == {"critic": 2, "solver": 2} and one.optimizer.counts == {"solver": 2}
 
 
+@pytest.mark.extra_slow
 def test_logprobs_are_those_of_a_trainer_with_this_adapter_alone():
     trainer = trained(trainer_of(), of_adapters("solver", "critic"))
-    single = Trainer(tiny_qwen3(), config_of(lora__rank=4))
+    single = Trainer(tiny_qwen3(layers=1), config_of(lora__rank=4))
     single.policy.weights.values.copy_(weights_of(trainer, "solver"))
-    plain, base = random_samples(3), Trainer(tiny_qwen3(), config_of())
+    plain, base = random_samples(3), Trainer(tiny_qwen3(layers=1), config_of())
     for ours, theirs in ((of_adapters("solver", seed=3), single), (random_samples(3), base)):
         for mine, their in zip(trainer.logprobs(ours), theirs.logprobs(plain), strict=True):
             np.testing.assert_allclose(mine, their, atol=1e-5)
@@ -109,7 +140,7 @@ def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
     with pytest.raises(UserError, match="sampled by no adapter"):
         trained(trainer_of(), random_samples())
     with pytest.raises(UserError, match="sampled by solver, which"):
-        trained(Trainer(tiny_qwen3(), config_of(lora__rank=4)), of_adapters("solver"))
+        trained(Trainer(tiny_qwen3(layers=1), config_of(lora__rank=4)), of_adapters("solver"))
 
 
 def test_a_batch_of_adapters_is_sampled_as_each_by_itself():
@@ -152,6 +183,7 @@ def test_a_batch_of_adapters_is_sampled_as_each_by_itself():
         engine.close()
 
 
+@pytest.mark.extra_slow
 def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -179,8 +211,8 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     found = table[at - 1].gather(1, ids[at][:, None]).squeeze(1).numpy()
     np.testing.assert_allclose(trainer.logprobs(samples)[0][samples[0].timeline.mask], found, atol=1e-4)
 
-    begun = Trainer(tiny_qwen3(), config_of(lora__adapters=TWO), start=tmp_path / "b")
+    begun = Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=TWO), start=tmp_path / "b")
     assert torch.equal(begun.policy.weights.values, trainer.policy.weights.values), "a training begins with them"
     other = {"solver": Adapter(rank=8), "critic": TWO["critic"]}
     with pytest.raises(UserError, match="cannot be taken"):
-        Trainer(tiny_qwen3(), config_of(lora__adapters=other), start=tmp_path / "b")
+        Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=other), start=tmp_path / "b")
