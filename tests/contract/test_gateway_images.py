@@ -16,7 +16,7 @@ from ajet.gateway import Gateway
 from ajet.schema.endpoint import Endpoint
 from tests.gateway_fixtures import bench, post
 from tests.image_fixtures import seeing_renderer
-from tests.vision.colours import data_url, square
+from tutorial.example_vision.colours import data_url, square
 
 URL, LINK = data_url(square("blue", 28, 42)), "https://example.org/cat.jpg"
 PNG = URL.partition(",")[2]

@@ -22,7 +22,7 @@ from ajet.tokens import Renderer
 from tests.gateway_fixtures import post
 from tests.image_fixtures import seeing_renderer
 from tests.verl_fixtures import experiment, without_verl
-from tests.vision.colours import data_url, question, square
+from tutorial.example_vision.colours import data_url, question, square
 
 pytestmark = [pytest.mark.slow, without_verl]
 URL = data_url(square("blue", 28, 42))

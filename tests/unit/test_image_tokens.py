@@ -11,7 +11,7 @@ from ajet.schema.errors import UserError
 from ajet.tokens import TemplateRefused
 from ajet.tokens.image_tokens import ImageTokens, image_urls, picture
 from tests.image_fixtures import TOKEN, processor, seeing_renderer
-from tests.vision.colours import data_url, question, square
+from tutorial.example_vision.colours import data_url, question, square
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[2] / "tutorial" / "example_vision"
+"""The tutorial, whose model and tasks these are."""
 _FILES = Path(sys.prefix) / "share" / "torchvision"
 
 
 def vision_environment() -> dict[str, str]:
     """Variables for processes that load the processor; skips where there is no torchvision at all."""
-    path = [str(FOLDER)]
+    path = [str(Path(__file__).parent)]
     if find_spec("torchvision") is None:
         if not _FILES.is_dir():
             pytest.skip("torchvision could not be fetched by `make setup`")

@@ -1,4 +1,4 @@
-"""Coloured squares: what the tests' vision model is shown and asked."""
+"""Coloured squares: what the model is shown and asked."""
 
 import base64
 import io
