@@ -114,14 +114,14 @@ def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
 def test_a_keeper_that_is_killed_leaves_nothing_and_the_service_comes_back(
     tmp_path: Path, service: str, which: int
 ) -> None:
-    """Either of the keeper's two processes."""
+    """Either of the keeper's two processes, with its group."""
     address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
     lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
     with beside(experiment(tmp_path, lake=lake), tmp_path):
         first = pids(tmp_path)
         keepers = psutil.Process(first[0]).parents()[:2]
         assert all("keeper.py" in " ".join(each.cmdline()) for each in keepers)
-        keepers[which].kill()
+        os.killpg(os.getpgid(keepers[which].pid), signal.SIGKILL)
         assert until(lambda: all(gone(pid) for pid in [*first, *(each.pid for each in keepers)]), 60)
         assert until(lambda: pids(tmp_path) != first and not why_not(address), 60)
         again = pids(tmp_path)

@@ -285,6 +285,7 @@ def guarded(report: int) -> int:
     own = os.getpid()
     if (child := os.fork()) == 0:
         call = ctypes.CDLL(None).prctl
+        os.setpgid(0, 0)  # what ends the group of one ends not both
         call(SUBREAPER, 1, 0, 0, 0)
         call(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
         return own
