@@ -112,7 +112,10 @@ def theirs(setting: Setting, folder: Path) -> list[dict[str, Any]]:
     environment = {**cpu.environment(), "PYTHONPATH": os.pathsep.join(map(str, paths)), "RAY_worker_niceness": "0"}
     clock = folder / "clock.jsonl"
     command = [sys.executable, str(PEER / "plain.py"), str(folder / "config.json"), str(clock)]
-    return _run(command, folder, environment, clock)
+    rows = _run(command, folder, environment, clock)
+    if (explored := clock.with_suffix(".explored").read_text().split()) != [str(row["step"]) for row in rows]:
+        raise SystemExit(f"Trinity explored the steps {explored} for {len(rows)} of training")
+    return rows
 
 
 def plain_config(setting: Setting, folder: Path) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def plain_config(setting: Setting, folder: Path) -> dict[str, Any]:
         "path": str(data),
         "split": "train",
         "format": {"prompt_key": "question", "response_key": "answer"},
-        "default_workflow_type": "async_simple_workflow",
+        "default_workflow_type": "simple_workflow",  # the async one samples a group for each of its members
         "default_reward_fn_type": "plain.ShareOfLetters",
     }
     config["buffer"]["trainer_input"]["experience_buffer"] = {"name": "rows", "storage_type": "queue"}

@@ -37,11 +37,13 @@ class Clock(Monitor):
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
-        self._trains = role == config.trainer.name
+        self._trains, self._explores = role == config.trainer.name, role == config.explorer.name
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
         """A step is over."""
+        if self._explores and any(name.startswith("rollout/") for name in data):
+            Path(os.environ[CLOCK]).with_suffix(".explored").open("a").write(f"{step}\n")
         if self._trains:
             now = time.monotonic()
             with open(os.environ[CLOCK], "a") as out:
