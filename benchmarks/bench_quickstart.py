@@ -44,19 +44,22 @@ QUICKSTART = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"
 LIMIT_S, GOOD = 70.0, 0.85
 COMMON = "trainer_common"
 ALGORITHM = f"{COMMON}.algorithm"
+FEW = ("data.train_batch_size=16", "rollout.num_repeat=4")
 GRID: dict[str, tuple[str, ...]] = {
     "as it is": (),
     "lr 2e-5": (f"{COMMON}.optim.lr=2.0e-5",),
     "lr 8e-5": (f"{COMMON}.optim.lr=8.0e-5",),
-    "8 tasks of 8": ("data.train_batch_size=8", "rollout.num_repeat=8"),
-    "32 tasks of 2": ("data.train_batch_size=32", "rollout.num_repeat=2"),
-    "8 tasks of 4": ("data.train_batch_size=8",),
-    "32 tasks of 4": ("data.train_batch_size=32",),
+    "warm-up of 4 steps": (f"{COMMON}.optim.lr_warmup_steps=4",),
     "12 steps": (f"{COMMON}.total_training_steps=12",),
+    "16 tasks of 4": FEW,
+    "16 tasks of 4, warm-up of 4 steps": (*FEW, f"{COMMON}.optim.lr_warmup_steps=4"),
+    "16 tasks of 8": ("data.train_batch_size=16",),
+    "4 tasks of 16": ("data.train_batch_size=4", "rollout.num_repeat=16"),
     "2 optimizer steps": (f"{COMMON}.mini_batch_num=2",),
     "2 optimizer steps, clip_high 0.28": (f"{COMMON}.mini_batch_num=2", f"{ALGORITHM}.clip_high=0.28"),
     "advantages not divided by std": (f"{ALGORITHM}.norm_adv_by_std=false",),
     "KL 0.002": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.002"),
+    "KL 0.05": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.05"),
 }
 """What is varied, one thing at a time, as overrides of quickstart.yaml."""
 

@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from ajet.config import load_experiment
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -70,6 +72,17 @@ def test_of_runs_that_did_not_all_reach_it_the_table_says_how_many(bench, tmp_pa
     assert list(bench.table(runs, 0.8))[2] == (
         "| a | 3 | 60 (50 to not reached), 2 of 3 | 0.81, 0.00, 0.81 | 0.850 (0.800), 1 of 2 at 0.85 |"
     )
+
+
+def test_each_setting_of_the_grid_is_one(bench):
+    named = dict(override.split("=") for overrides in bench.GRID.values() for override in overrides)
+    experiment = load_experiment(bench.QUICKSTART, overrides=[f"{key}={value}" for key, value in named.items()])
+    told = experiment.ajet.model_dump()
+    for key, value in named.items():
+        at = told
+        for part in key.split("."):
+            at = at[part]
+        assert str(at).lower() == value or float(at) == float(value), key
 
 
 @pytest.mark.extra_slow
