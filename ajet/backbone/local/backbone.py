@@ -27,6 +27,7 @@ from ajet.backbone.local.rehearsal import rehearsed
 from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
+from ajet.engine.agreed import Agreed
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError
 
@@ -56,7 +57,9 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        self.trainer = Trainer(model, config, opened(config, base=experiment.base), start=_beginning(config, source))
+        agreed = Agreed()
+        algorithm, start = opened(config, base=experiment.base), _beginning(config, source)
+        self.trainer = Trainer(model, config, algorithm, start=start, agreed=agreed)
         weights = self.trainer.policy.weights
         logger.info(
             "{} trains {:.1f}M weights in {} on {}",
@@ -66,7 +69,7 @@ class LocalBackbone:
             device,
         )
         self.version = 0
-        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy)
+        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy, agreed)
         self.engine: TokenEngine | ChatEngine = self._sampler
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)

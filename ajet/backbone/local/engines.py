@@ -19,6 +19,7 @@ from ajet.schema.call import Ids
 if TYPE_CHECKING:
     from ajet.backbone.local.policy import Policy
     from ajet.config import AjetConfig
+    from ajet.engine.agreed import Agreed
     from ajet.engine.model_source import ModelSource
 
 GIB = 1 << 30
@@ -37,8 +38,10 @@ class PausableEngine(TokenEngine, Protocol):
         ...
 
 
-def open_engine(config: AjetConfig, source: ModelSource, policy: Policy) -> PausableEngine:
-    """As `rollout.engine` says. Raises UserError."""
+def open_engine(
+    config: AjetConfig, source: ModelSource, policy: Policy, agreed: Agreed | None = None
+) -> PausableEngine:
+    """As `rollout.engine` says. `agreed`: as in TransformersEngine. Raises UserError."""
     if config.rollout.engine == "vllm":
         return _vllm(config, source, policy)
     from ajet.engine.transformers import TransformersEngine
@@ -49,6 +52,7 @@ def open_engine(config: AjetConfig, source: ModelSource, policy: Policy) -> Paus
         max_num_seqs=config.rollout.max_num_seqs,
         max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
         adapters=policy.adapters.names,
+        agreed=agreed,
     )
 
 

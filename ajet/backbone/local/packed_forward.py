@@ -2,7 +2,8 @@
 
 Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe` holds every
 model against that before the first row, token by token, and one that disagrees (its layers do not attend through
-transformers' attention interface, or it carries state along the row) is given its samples one at a time instead.
+transformers' attention interface, or it carries state along the row) is given its samples one at a time instead. One
+that agreed before on this machine (ajet.engine.agreed) is not asked again.
 
 The head runs forward and backward chunk by chunk, before the trunk's backward pass: at no time are there more than
 `CHUNK_BYTES` of float32 logits.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +26,8 @@ from ajet.backbone.local.flat_weights import add_sliced
 from ajet.backbone.local.token_logprobs import token_logprobs, truncated_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker.packing import PackedRow, Tree
-from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
+from ajet.engine.agreed import Agreed, key_of
+from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, side_by_side, unseen_masks
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,16 +44,17 @@ def _as_it_is(adapter: str | None) -> None:
 
 
 class PackedForward:
-    """One model's forward pass over packed rows. `model` is a transformers causal language model."""
+    """One model's forward pass over packed rows. `model` is a transformers causal language model; `agreed`: where it is
+    kept that one like it computes them rightly."""
 
-    def __init__(self, model: Any, *, packed: bool | None = None) -> None:
+    def __init__(self, model: Any, *, packed: bool | None = None, agreed: Agreed | None = None) -> None:
         self.model = model
         trunk = model.get_decoder()
         self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
         self.head = model.get_output_embeddings()
         self.choose: Callable[[str | None], None] = _as_it_is
         """Has the model compute with this adapter of several from here on."""
-        self.packed = probe(self) if packed is None else packed
+        self.packed = self._computes_rows(agreed) if packed is None else packed
 
     @property
     def device(self) -> torch.device:
@@ -134,6 +138,17 @@ class PackedForward:
         result: Tensor = logits
         return result
 
+    def _computes_rows(self, agreed: Agreed | None) -> bool:
+        if agreed is None:
+            return probe(self)
+        key = key_of(self.model, code=[Path(__file__).parent])
+        if agreed.has(key):
+            attend_by_trees(self.model)
+            return True
+        if computes := probe(self):
+            agreed.add(key)
+        return computes
+
     def _alone(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
         assert tree.parents.size == 1, "rows for this model are packed without sharing"
         at = slice(tree.start, tree.stop)
@@ -171,16 +186,16 @@ def probe(forward: PackedForward) -> bool:
     before = model.config._attn_implementation
     with torch.no_grad():
         with attending_by(model, EAGER):
-            plain = [model(input_ids=forward._on_device(ids)[None], use_cache=False).logits[0] for ids in samples]
+            logits = model(input_ids=side_by_side(samples, forward.device), use_cache=False).logits
+            plain = [row[: ids.size] for row, ids in zip(logits, samples, strict=True)]
             alone = _alone(forward, samples)
-        if not agree(torch.cat(alone), torch.cat(plain), dtype):
+        if not agree(alone, torch.cat(plain), dtype):
             raise ConfigError(
                 f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
-        tree_attention.register()
-        attend_by(model, tree_attention.NAME)
+        attend_by_trees(model)
         try:
             windows: dict[int, int | None] = {}
             found = _packed(forward, prefix, left, right, others, windows)
@@ -191,18 +206,22 @@ def probe(forward: PackedForward) -> bool:
         except (TypeError, ValueError) as error:
             why = str(error)
         attend_by(model, before)
-        if before != EAGER and not agree(torch.cat(_alone(forward, samples)), torch.cat(plain), dtype):
+        if before != EAGER and not agree(_alone(forward, samples), torch.cat(plain), dtype):
             attend_by(model, EAGER)
     logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
     return False
 
 
-def _alone(forward: PackedForward, samples: list[Any]) -> list[Tensor]:
-    """[T, V] of each sample: its hidden states by themselves, through the head."""
-    states = [
-        forward.trunk(input_ids=forward._on_device(ids)[None], use_cache=False).last_hidden_state[0] for ids in samples
-    ]
-    return [forward.logits(hidden) for hidden in states]
+def attend_by_trees(model: Any) -> None:
+    """For good."""
+    tree_attention.register()
+    attend_by(model, tree_attention.NAME)
+
+
+def _alone(forward: PackedForward, samples: list[Any]) -> Tensor:
+    """[sum of T, V] of the samples one after the other: each one's hidden states by themselves, through the head."""
+    states = forward.trunk(input_ids=side_by_side(samples, forward.device), use_cache=False).last_hidden_state
+    return forward.logits(torch.cat([row[: ids.size] for row, ids in zip(states, samples, strict=True)]))
 
 
 def _packed(

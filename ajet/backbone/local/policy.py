@@ -26,6 +26,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import Lora
+    from ajet.engine.agreed import Agreed
 
 
 class Policy:
@@ -40,6 +41,7 @@ class Policy:
         reference: bool,
         gradient_checkpointing: bool = False,
         start: Path | None = None,
+        agreed: Agreed | None = None,
     ) -> None:
         self.model = model.eval()
         cheapen_norms(model)
@@ -60,10 +62,10 @@ class Policy:
         self.weights = FlatWeights(trained)
         if gradient_checkpointing:
             _checkpoint_layers(model)
-        self.forward = PackedForward(model)
+        self.forward = PackedForward(model, agreed=agreed)
         self.forward.choose = self.choose
         if frozen is not None:
-            self._frozen = PackedForward(frozen)
+            self._frozen = PackedForward(frozen, agreed=agreed)
 
     def choose(self, adapter: str | None) -> None:
         """Compute with this one of several adapters from here on. Raises UserError for one that there is not."""

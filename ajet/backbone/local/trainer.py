@@ -41,14 +41,21 @@ if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import AjetConfig
+    from ajet.engine.agreed import Agreed
 
 
 class Trainer:
     """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over; `algorithm` None is the one
-    that `config` names. `start`: a model folder whose adapters are gone on from."""
+    that `config` names. `start`: a model folder whose adapters are gone on from; `agreed`: as in PackedForward."""
 
     def __init__(
-        self, model: Any, config: AjetConfig, algorithm: Algorithm | None = None, *, start: Path | None = None
+        self,
+        model: Any,
+        config: AjetConfig,
+        algorithm: Algorithm | None = None,
+        *,
+        start: Path | None = None,
+        agreed: Agreed | None = None,
     ) -> None:
         self.settings = config.trainer_common
         self.tokens = TokenLoss.from_settings(self.settings, algorithm or opened(config))
@@ -62,6 +69,7 @@ class Trainer:
             reference=config.keeps_reference,
             gradient_checkpointing=self.settings.gradient_checkpointing,
             start=start,
+            agreed=agreed,
         )
         self.policy.weights.dither(config.seed)
         self.optimizer = FlatAdamW(

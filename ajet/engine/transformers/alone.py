@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.engine.same_model import EAGER, agree, attending_by
+from ajet.engine.same_model import EAGER, agree, attending_by, side_by_side
 from ajet.engine.transformers.plan import Piece, build
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows
@@ -101,8 +101,6 @@ def _both_ways(model: Any, forward: Forward, shape: Shape, sequences: list[Any])
         shared=PREFIX,
     )
     with torch.inference_mode(), attending_by(model, EAGER):
-        plain = [
-            model(input_ids=torch.as_tensor(ids, device=shape.device)[None], use_cache=False).logits[0, -REPLY - 1 : -1]
-            for ids in sequences
-        ]
+        logits = model(input_ids=side_by_side(sequences, shape.device), use_cache=False).logits
+    plain = [row[len(ids) - REPLY - 1 : len(ids) - 1] for row, ids in zip(logits, sequences, strict=True)]
     return found, torch.stack(plain)

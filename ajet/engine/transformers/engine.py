@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
+from ajet.engine.agreed import Agreed, key_of
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.draws import uniforms
 from ajet.engine.limits import reply_limit
@@ -50,7 +52,8 @@ class TransformersEngine:
     them in place between `weights_changed` calls, under `paused()`. With `source_model`, `model` is a cast copy of it,
     which `weights_changed` refreshes. `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept
     prefixes may take. `adapters`: those of `model` that a request may name; one that names none is answered without.
-    Raises UserError for a model that cannot be sampled this way.
+    `agreed`: where it is kept that a model like this one is sampled rightly; None: it is held against its eager forward
+    pass in any case. Raises UserError for a model that cannot be sampled this way.
     """
 
     constrains = False
@@ -66,6 +69,7 @@ class TransformersEngine:
         step_tokens: int = 2048,
         cache_bytes: int | None = None,
         adapters: Collection[str] = (),
+        agreed: Agreed | None = None,
     ) -> None:
         self.version = version
         self.max_model_len = min(max_model_len or 1 << 30, context_length(model))
@@ -75,7 +79,7 @@ class TransformersEngine:
         self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
         self._mixed = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
-        self._shape = shape = self._probe()
+        self._shape = shape = self._probe(agreed)
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
         self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
@@ -195,8 +199,9 @@ class TransformersEngine:
                 self._wake.wait_for(lambda: not self._busy)
             yield
 
-    def _probe(self) -> Shape:
+    def _probe(self, agreed: Agreed | None) -> Shape:
         """What keys and values look like, of a model that this engine computes rightly. Raises UserError."""
+        key = key_of(self._model, code=[Path(__file__).parent]) if agreed is not None else ""
         probe = Probe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
         try:
@@ -215,7 +220,10 @@ class TransformersEngine:
             last = torch.ones(1, dtype=torch.long, device=self._device)
             with self._mixed.computing([(name, last) for name in sorted(self._mixed.names)]):
                 self._forward(Probe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-        hold_against_eager(self._model, self._forward, shape, self._vocabulary)
+        if agreed is None or not agreed.has(key):
+            hold_against_eager(self._model, self._forward, shape, self._vocabulary)
+            if agreed is not None:
+                agreed.add(key)
         return shape
 
     def _forward(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:

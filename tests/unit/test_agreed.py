@@ -1,0 +1,69 @@
+"""A model that was held against its eager pass on this machine is not asked again; whatever could change that asks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ajet.backbone.local import packed_forward, tree_attention
+from ajet.backbone.local.packed_forward import PackedForward
+from ajet.engine.agreed import Agreed, key_of
+from ajet.engine.transformers import TransformersEngine
+from ajet.engine.transformers import engine as engine_module
+from ajet.schema.errors import UserError
+from tests.local_fixtures import tiny_llama
+
+pytestmark = pytest.mark.slow
+
+
+def counted(monkeypatch, module, name):
+    """How often `name` was called."""
+    called, own = [], getattr(module, name)
+
+    def counting(*given):
+        called.append(name)
+        return own(*given)
+
+    monkeypatch.setattr(module, name, counting)
+    return called
+
+
+def test_trainer_and_engine_ask_once(monkeypatch, tmp_path):
+    asked = counted(monkeypatch, packed_forward, "probe"), counted(monkeypatch, engine_module, "hold_against_eager")
+    for times in (1, 1):
+        model = tiny_llama()
+        assert PackedForward(model, agreed=Agreed(tmp_path)).packed
+        assert model.config._attn_implementation == tree_attention.NAME
+        TransformersEngine(model, agreed=Agreed(tmp_path)).close()
+        assert [len(each) for each in asked] == [times, times]
+    PackedForward(tiny_llama())
+    assert len(asked[0]) == 2, "who keeps nothing asks each time"
+
+
+def test_what_disagreed_is_asked_again(monkeypatch, tmp_path):
+    each_alone = 102  # tokens of the probe's samples: its head agrees, its packed rows do not
+    monkeypatch.setattr(packed_forward, "agree", lambda found, wanted, dtype: found.shape[0] == each_alone)
+    asked = counted(monkeypatch, packed_forward, "probe")
+    for times in (1, 2):
+        assert not PackedForward(tiny_llama(), agreed=Agreed(tmp_path)).packed
+        assert len(asked) == times and not list(tmp_path.iterdir())
+
+    def refused(*_):
+        raise UserError("no")
+
+    monkeypatch.setattr(engine_module, "hold_against_eager", refused)
+    with pytest.raises(UserError):
+        TransformersEngine(tiny_llama(), agreed=Agreed(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_is_of_modules_configuration_format_and_code(tmp_path):
+    (tmp_path / "attention.py").write_text("one = 1\n")
+    wider = tiny_llama()
+    wider.config.rms_norm_eps = 0.5
+    keys = [key_of(tiny_llama(), code=[]), key_of(tiny_llama().to(torch.bfloat16), code=[]), key_of(wider, code=[])]
+    keys.append(key_of(tiny_llama(), code=[tmp_path]))
+    (tmp_path / "attention.py").write_text("one = 2\n")
+    keys.append(key_of(tiny_llama(), code=[tmp_path]))
+    assert len(set(keys)) == len(keys)
+    assert key_of(tiny_llama(), code=[tmp_path]) == keys[-1]
