@@ -53,10 +53,12 @@ class PrefixTree:
             path = self._parents[path]
         return Spot(path, stop)
 
-    def insert(self, rest: Ids, after: Spot = ROOT) -> Spot:
-        """Enter the sequence that continues `after` by `rest`; answers where it ends. `rest` is kept, not copied."""
+    def insert(self, rest: Ids, after: Spot = ROOT, whole: Ids | None = None) -> Spot:
+        """Enter the sequence that continues `after` by `rest`; answers where it ends. `rest` is kept, not copied, as is
+        `whole`: the sequence from the root on, where there is such a piece."""
         path, stop = after
-        whole = rest if not stop else None
+        if not stop:
+            whole = rest
         while rest.size:
             if path:
                 same = _common(self._ids[path], stop - self._starts[path], rest)
@@ -98,7 +100,7 @@ class PrefixTree:
 def _common(run: Ids, offset: int, rest: Ids) -> int:
     """How many leading tokens of `rest` are those of `run` from `offset` on."""
     size = min(run.size - offset, rest.size)
-    if not size:
+    if not size or run[offset] != rest[0]:
         return 0
     if size > _LONG:  # what departs soon (a window that slid) is not looked at to its end
         soon = _common(run[offset : offset + _SOON], 0, rest[:_SOON])
@@ -127,8 +129,8 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
             if known is not None and shared > after.stop:
                 after = tree.at(known, shared)
         if 0 < after.stop * _LITTLE < sizes[position] and after.stop == calls[position].prefix:
-            rest = np.concatenate([tree.ids(after), calls[position].suffix_ids, calls[position].response_ids])
-            spots[position] = tree.insert(rest)
+            whole = np.concatenate([tree.ids(after), calls[position].suffix_ids, calls[position].response_ids])
+            spots[position] = tree.insert(whole[after.stop :], after, whole)
         else:
             spots[position] = tree.insert(_tokens_from(calls, position, after.stop), after)
     return tree, [spot for spot in spots if spot is not None]
