@@ -44,6 +44,13 @@ ALGORITHMS = {
         paper="GDPO, arXiv 2601.05242",
         needs=frozenset({"group"}),
     ),
+    "gae": AlgorithmPart(
+        "ajet.algorithm.gae->Gae",
+        advantage="of its token t: δ_t + `gamma` `lam` × that of its next token, δ_t = r_t + `gamma` V_t+1 − V_t, V by "
+        "a value head; with `norm_adv_by_std` less the batch's mean, divided by its standard deviation",
+        paper="PPO, arXiv 1707.06347; GAE, arXiv 1506.02438, equation 16",
+        needs=frozenset({"critic"}),
+    ),
     "distillation": AlgorithmPart(
         "ajet.algorithm.distillation->Distillation",
         advantage="of its token t: `weight` × (log π_teacher − log π), plus `reward_weight` × that of `grpo`",

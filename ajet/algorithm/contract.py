@@ -30,7 +30,8 @@ Row = npt.NDArray[np.float64]
 
 
 class Algorithm:
-    """Subclass it, write `of_group` or `advantages`, and name the class in `trainer_common.algorithm.adv_estimator`."""
+    """Subclass it, write `of_group`, `advantages` or, with a critic, `of_values`, and name the class in
+    `trainer_common.algorithm.adv_estimator`."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({"group"})
     """See `ajet.config.catalogue.Need`. Without "group" one scored attempt is enough to learn from a task."""
@@ -81,6 +82,13 @@ class Algorithm:
         """The same for who looks at more of an attempt than its reward. `rewards_E`: see `advantages`."""
         return self.advantages(rewards_E, penalties_E_T, groups_E)
 
+    def of_values(self, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """[T] advantages and [T] returns per scored episode of a batch, in place of the above, for who needs a critic.
+
+        `rewards_E_T`: what each trained token was given, in the order in which they were sampled (`critic_credit`).
+        `values_E_T`: what the critic expected before each. The returns are what it is to expect there."""
+        raise NotImplementedError
+
     def parts(self, episode: Episode) -> Sequence[ProcessReward]:
         """The parts of a scored episode that have a reward of their own: those of its verdict."""
         return episode.verdict.process if episode.verdict is not None else ()
@@ -110,6 +118,8 @@ class Algorithm:
         those of parts give any part one. An attempt that is the only one with a score is compared with nobody then; it
         is something to learn from for algorithms that do not need a group.
         """
+        if "critic" in self.needs:
+            return bool(group.scored)  # the critic learns from any attempt
         if self._speaks_of_parts(group):
             return True
         rewards = shaped_rewards(group.scored, self.settings.overlong)

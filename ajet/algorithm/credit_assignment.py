@@ -3,9 +3,9 @@
 Invariants: baselines are over the scored episodes of a group, however many there are; a sampled token becomes part
 of a sample, is in no timeline (`Episode.untrained`), or is counted in the `Outcome` of its episode, which itself does
 not change. A group is left out as `zero_variance` only where its loss is exactly 0 (none of its tokens has an advantage
-in this batch; no KL term): it still counts in the weights of the others. With `dynamic_sampling` (DAPO, arXiv
-2503.14476, section 3.2) groups with nothing to learn from (`Algorithm.learns_from`) do not belong to the batch at all,
-KL or not, and do not count.
+in this batch; no KL term, no critic): it still counts in the weights of the others. With `dynamic_sampling` (DAPO,
+arXiv 2503.14476, section 3.2) groups with nothing to learn from (`Algorithm.learns_from`) do not belong to the batch at
+all, KL or not, and do not count.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from ajet.algorithm.balance import left_out
 from ajet.algorithm.contract import Algorithm, Row, members_of, without_rounding
+from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
 from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
@@ -43,6 +44,8 @@ class _Scored:
     group: int
     samples: list[Sample]
     penalties: Row
+    values: Floats | None = None
+    """[T_e] the critic's, likewise."""
 
     @property
     def length(self) -> int:
@@ -56,9 +59,11 @@ def credit(
     *,
     step: int = 0,
     reference: Logprobs | None = None,
+    critic: Values | None = None,
 ) -> TrainingBatch:
     """The batch, with the outcome of every episode. `algorithm` None is the one that `config` names. `reference` is
-    asked only with `use_kl_in_reward`. Raises ValueError when it is then missing, UserError for credit that is none."""
+    asked only with `use_kl_in_reward`, `critic` where the algorithm needs one. Raises ValueError when it is then
+    missing, UserError for credit that is none."""
     settings = config.trainer_common.algorithm
     algorithm = algorithm or opened(config)
     scored = [_collect(episode, index) for index, group in enumerate(groups) for episode in group.scored]
@@ -69,14 +74,18 @@ def credit(
     if "teacher" in algorithm.needs:
         for item in scored:
             item.penalties = _untaught(item)
-    advantages = _advantages(scored, algorithm, settings.equal_rewards)
-    parts = add_process_credit(
-        advantages,
-        [item.episode for item in scored],
-        [item.group for item in scored],
-        [_places(item) for item in scored],
-        algorithm,
-    )
+    valued: dict[str, float] = {}
+    if "critic" in algorithm.needs:
+        advantages, parts, valued = _of_critic(scored, algorithm, critic)
+    else:
+        advantages = _advantages(scored, algorithm, settings.equal_rewards)
+        parts = add_process_credit(
+            advantages,
+            [item.episode for item in scored],
+            [item.group for item in scored],
+            [_places(item) for item in scored],
+            algorithm,
+        )
     if settings.adv_scaling != 1:
         advantages = [row * settings.adv_scaling for row in advantages]
 
@@ -85,7 +94,8 @@ def credit(
         silent = nothing
         counting = [item.length for item in scored if item.group not in silent]
     else:
-        silent = set() if config.trainer_common.use_kl_loss else _without_advantage(scored, advantages)
+        every = config.trainer_common.use_kl_loss or "critic" in algorithm.needs
+        silent = set() if every else _without_advantage(scored, advantages)
         counting = [item.length for item in scored]
     balanced = {uuid for group in groups for uuid in left_out(group)} if settings.balance_sample else set()
     if balanced:
@@ -104,9 +114,9 @@ def credit(
         if out or item.group in silent:
             reason = "zero_variance" if item.group in silent else "balanced"
             left = {reason: item.length} if item.length else {}
-            batch.outcomes[item.episode.uuid] = Outcome(untrained=left)
+            batch.outcomes[item.episode.uuid] = Outcome(untrained=left, values=item.values)
             continue
-        batch.outcomes[item.episode.uuid] = Outcome(step, float(row.mean()) if row.size else 0.0)
+        batch.outcomes[item.episode.uuid] = Outcome(step, float(row.mean()) if row.size else 0.0, values=item.values)
         _write(item, row, weight)
         batch.samples.extend(item.samples)
     batch.metrics = {
@@ -117,6 +127,7 @@ def credit(
         **({"credit/balanced_episodes": len(balanced)} if settings.balance_sample else {}),
         **_length_metrics(scored, settings.overlong),
         **_metrics(scored, batch, taught="teacher" in algorithm.needs),
+        **valued,
     }
     return batch
 
@@ -196,6 +207,44 @@ def _advantages(scored: Sequence[_Scored], algorithm: Algorithm, equal: float) -
             expected="a finite number for each trained token of each episode",
         )
     return found
+
+
+def _of_critic(
+    scored: Sequence[_Scored], algorithm: Algorithm, critic: Values | None
+) -> tuple[list[Row], int, dict[str, float]]:
+    """[T_e] advantages per scored episode, in sampled order; how many parts had a reward; metrics. What was expected,
+    and what is to be, is written into the samples."""
+    if critic is None:
+        raise ValueError(f"{algorithm.name} needs the values that a critic gives each token")
+    samples = [sample for item in scored for sample in item.samples]
+    for sample, before in zip(samples, critic(samples), strict=True):
+        sample.values, sample.returns = before, np.zeros(sample.timeline.ids.size, np.float32)
+    rewards = shaped_rewards([item.episode for item in scored], algorithm.settings.overlong)
+    told = [
+        given(item.episode, float(reward), item.penalties, _places(item), algorithm)
+        for item, reward in zip(scored, rewards, strict=True)
+    ]
+    for item in scored:
+        item.values = _gathered(item)
+    values = [np.asarray(item.values, np.float64) for item in scored]
+    advantages, returns = by_values(algorithm, [row for row, _ in told], values)
+    for item, row in zip(scored, returns, strict=True):
+        start = 0
+        for _, sample, where in _sampled_order(item):
+            stop = start + where.stop - where.start
+            assert sample.returns is not None
+            sample.returns[where] = row[start:stop]
+            start = stop
+    return advantages, sum(parts for _, parts in told), value_metrics(values, returns)
+
+
+def _gathered(item: _Scored) -> Floats:
+    """[T_e] the critic's values, in sampled order."""
+    runs: list[Floats] = []
+    for _, sample, where in _sampled_order(item):
+        assert sample.values is not None
+        runs.append(sample.values[where])
+    return np.concatenate(runs) if runs else np.zeros(0, np.float32)
 
 
 def _without_advantage(scored: Sequence[_Scored], advantages: Sequence[Row]) -> set[int]:

@@ -41,6 +41,12 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     algorithm = made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
     if "teacher" in algorithm.needs:
         _require_teachable(algorithm, config)
+    if "critic" in algorithm.needs and "values" not in described(config.backbone).can:
+        raise ConfigError(
+            f"{algorithm.name} needs a backbone that {IN_WORDS['values']}, which {config.backbone} does not.",
+            where=KEY,
+            expected="--backbone local",
+        )
     algorithm.require_fit(config)
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
@@ -164,7 +170,14 @@ def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
 
 def _own(reference: str, base: Path) -> type[Algorithm]:
     kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, what=KEY)
-    if kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
+    critical = "critic" in kind.needs
+    if critical and kind.of_values is Algorithm.of_values:
+        raise ConfigError(
+            f"{reference} has a critic say values, and does not say what an attempt's advantages are.",
+            where=KEY,
+            expected="of_values(self, rewards_E_T, values_E_T), which answers advantages and returns",
+        )
+    if not critical and kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
         raise ConfigError(
             f"{reference} does not say what an attempt's advantage is.",
             where=KEY,

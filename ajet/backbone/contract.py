@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, TokenEngine
-from ajet.schema.batch import TrainingBatch
+from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 
 if TYPE_CHECKING:
@@ -63,6 +63,11 @@ class Backbone(Protocol):
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Within the block: of the present weights, or of the reference model, where an algorithm or a loss asks for
         one."""
+        ...
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """[T] per sample: what the critic expects before each trained token, 0 elsewhere. Raises ValueError where the
+        algorithm has none."""
         ...
 
     def update(self, batch: TrainingBatch) -> Update:

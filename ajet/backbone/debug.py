@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.contract import Rehearsal, Scorer, Update
 from ajet.engine.adapters import Adapters
-from ajet.schema.batch import TrainingBatch
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class DebugBackbone:
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""
+        raise self._refusal()
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Raises ConfigError: nothing is trained here, so there is no critic."""
         raise self._refusal()
 
     def update(self, batch: TrainingBatch) -> Update:

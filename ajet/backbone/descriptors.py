@@ -37,7 +37,7 @@ DEBUG = Descriptor(
     can=frozenset(
         {
             *("serves", "recomputes", "oversamples", "deterministic", "interactive", "distils", "chooses", "grades"),
-            "adapts",
+            *("adapts", "values"),
         }
     ),
     opens="ajet.backbone.debug->DebugBackbone",
@@ -73,7 +73,7 @@ LOCAL = Descriptor(
     can=frozenset(
         {
             *("trains", "serves", "recomputes", "decouples", "oversamples", "deterministic", "interactive"),
-            *("teaches", "distils", "chooses", "grades", "adapts"),
+            *("teaches", "distils", "chooses", "grades", "adapts", "values"),
         }
     ),
     opens="ajet.backbone.local->LocalBackbone",

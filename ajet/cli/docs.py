@@ -13,6 +13,7 @@ import ast
 import json
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,19 @@ def algorithms_md() -> str:
     from ajet.config.handed import known
 
     rows = [
-        f"| `{name}` | {_cell(each.advantage)} | "
-        f"{'the other attempts at its task' if 'group' in each.needs else 'all episodes of the batch'} | {each.paper} |"
+        f"| `{name}` | {_cell(each.advantage)} | {_compared(each.needs)} | {each.paper} |"
         for name, each in known().algorithms.items()
     ]
     head = ["| Value | Advantage of episode i | Compared with | Paper |", "|---|---|---|---|"]
     page = _with_table((ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8"), ALGORITHMS, [*head, *rows])
     losses = [f"| `{name}` | {_cell(each.formula)} | {each.paper} |" for name, each in known().losses.items()]
     return _with_table(page, LOSSES, ["| Value | Loss of a token | Paper |", "|---|---|---|", *losses])
+
+
+def _compared(needs: Collection[str]) -> str:
+    if "critic" in needs:
+        return "what the value head expected"
+    return "the other attempts at its task" if "group" in needs else "all episodes of the batch"
 
 
 def definitions_js() -> str:

@@ -38,6 +38,7 @@ Capability = Literal[
     "chooses",
     "grades",
     "adapts",
+    "values",
 ]
 """What somebody can want of a backbone.
 trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
@@ -49,7 +50,7 @@ program or notebook. spreads: over several machines. teaches: it trains on repli
 distils: a teacher is asked about what was sampled (`adv_estimator: distillation`).
 chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: which tasks come next
 depends on how often they were solved (`data.curriculum`). adapts: several adapters on one model, each for agents of its
-own (`lora.adapters`)."""
+own (`lora.adapters`). values: a critic says what each token leads to (`adv_estimator: gae`)."""
 
 IN_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
@@ -61,6 +62,7 @@ IN_WORDS: Mapping[Capability, str] = {
     "grades": "chooses tasks by how often they were solved",
     "chooses": "has all tokens of an optimizer step at hand",
     "adapts": "trains several adapters on one model",
+    "values": "keeps a critic",
 }
 """Of those that a key's value may need: what such a backbone does."""
 

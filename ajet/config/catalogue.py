@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer"]
 """Of parts that a key names, or of which it refers to one of the user's own. A backbone has a name only."""
-Need = Literal["group", "reference", "teacher"]
+Need = Literal["group", "reference", "teacher", "critic"]
 """group: at least two scored attempts at one task, to compare them. reference: `use_kl_in_reward`, which has the
 reference model asked for its logprobs. teacher: the log-probabilities that `algorithm.teacher` gives the attempts'
-tokens."""
+tokens. critic: the values that a head of the policy gives each of them (`algorithm.critic`)."""
 
 
 GROUPS: Mapping[Kind, str] = {"tracker": "ajet.trackers"}

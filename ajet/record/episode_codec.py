@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,9 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
     if episode.tool_uses:
         row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
-        row["outcome"] = {**asdict(outcome), "untrained": dict(outcome.untrained)}
+        row["outcome"] = {name: getattr(outcome, name) for name in _OUTCOME} | {"untrained": dict(outcome.untrained)}
+        if outcome.values is not None:
+            row["outcome"]["values"] = arrays.floats(outcome.values)
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
     row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
     row["arrays"] = dict(arrays.sizes)
@@ -118,16 +120,20 @@ def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...
     return Task(**row["task"]), int(row["repeat"]), tuple(decode_uses(row.get("tool_uses", [])))
 
 
-def decode_outcome(row: dict[str, Any]) -> Outcome:
-    """What the line says became of its episode. Raises ValueError and kin where it says it wrongly."""
-    found = todays(row).get("outcome") or {}
+def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
+    """What the line, with its blob, says became of its episode. Raises ValueError and kin where it says it wrongly."""
+    row = todays(row)
+    found, counts = row.get("outcome") or {}, row["arrays"]
     outcome = Outcome(**{name: found[name] for name in _OUTCOME if name in found})
+    if "values" in found:
+        floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
+        outcome = replace(outcome, values=floats.part(found["values"]).astype(np.float32))
     if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
         raise ValueError("its outcome is none")
     return outcome
 
 
-_OUTCOME = tuple(each.name for each in fields(Outcome))
+_OUTCOME = tuple(each.name for each in fields(Outcome) if each.name != "values")
 
 
 class _Stored:

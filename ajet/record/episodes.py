@@ -163,7 +163,8 @@ def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episo
     """The episode of a line whose arrays lie in `blobs`, and what became of it. Raises UserError for whatever is
     damaged in it, before it costs more memory than an episode takes."""
     with _whole(where):
-        return decode(row, _unpacked(row, blobs, where)), decode_outcome(row)
+        blob = _unpacked(row, blobs, where)
+        return decode(row, blob), decode_outcome(row, blob)
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:

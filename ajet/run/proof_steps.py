@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import credit, discarded
+from ajet.algorithm.critic_credit import NoValues, recorded_critic
 from ajet.algorithm.given_replies import likelihood_batch
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
@@ -177,7 +178,15 @@ class HeldSteps:
             return
         self.held += 1
         given = self._settings.sft.objective is not None
-        batch = (likelihood_batch if given else credit)(trained, self._settings, step=step)
+        try:
+            batch = (
+                likelihood_batch(trained, self._settings, step=step)
+                if given
+                else credit(trained, self._settings, step=step, critic=recorded_critic(outcomes))
+            )
+        except NoValues as lacking:
+            yield f"the critic's values of episode {lacking} are not in the record"
+            return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
             if (why := left[group.order]) is not None:

@@ -153,7 +153,8 @@ class Training:
             return self.assign(groups, step)
         settings = self.parts.experiment.ajet
         reference = _reference(self) if _needs_reference(settings) else None
-        return credit(groups, settings, self.algorithm, step=step, reference=reference)
+        critic = self.parts.backbone.values if "critic" in self.algorithm.needs else None
+        return credit(groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 
     def show_depths(self, **more: int) -> None:
         """For `ajet status`: what is begun and not over, and `more`."""

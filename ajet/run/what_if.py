@@ -7,12 +7,13 @@ episodes that were played: under other rewards the model would have become anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ajet.algorithm import Algorithm, credit, opened
+from ajet.algorithm.critic_credit import recorded_critic
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
 from ajet.rollout.process_rewards import Decode, tied
@@ -101,7 +102,8 @@ class WhatIf:
         left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
         advantages: dict[str, tuple[float | None, float | None]] = {}
         if split == "train" and not self.why_no_advantages:
-            sides = [self._advantages(step, groups, left) for groups in (before, after)]
+            outcomes = {episode.uuid: outcome for episode, outcome in recorded}
+            sides = [self._advantages(step, groups, left, outcomes) for groups in (before, after)]
             advantages = {
                 episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
             }
@@ -124,9 +126,13 @@ class WhatIf:
         learns = None if by is None else sum(by.learns_from(group) for group in groups)
         return Under(fmean(rewards) if rewards else None, len(rewards), learns)
 
-    def _advantages(self, step: int, groups: Sequence[Group], left: set[str]) -> dict[str, float]:
+    def _advantages(
+        self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
+    ) -> dict[str, float]:
+        if self._algorithm is not None and "critic" in self._algorithm.needs:  # it saw what had a score then
+            left = left | {e.uuid for group in groups for e in group.scored if outcomes[e.uuid].values is None}
         trained = [group for group in groups if not any(episode.uuid in left for episode in group.episodes)]
-        batch = credit(trained, self._settings, self._algorithm, step=step)
+        batch = credit(trained, self._settings, self._algorithm, step=step, critic=recorded_critic(outcomes))
         scored = [episode for group in trained for episode in group.scored]
         return {episode.uuid: batch.outcomes[episode.uuid].advantage or 0.0 for episode in scored}
 

@@ -29,6 +29,10 @@ class Sample:
     """Weight of each trained token's loss (1 / (E * T_e) for `sequence`, and so on)."""
     reference: Floats | None = None
     """[T] the reference model's logprobs, when a KL term asks for them."""
+    values: Floats | None = None
+    """[T] what the critic expected before each trained token, where there is a critic."""
+    returns: Floats | None = None
+    """[T] what it is to expect there; likewise."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ajet.schema.call import Call, PolicySpan
+from ajet.schema.call import Call, Floats, PolicySpan
 from ajet.schema.errors import Boundary
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
@@ -93,6 +93,8 @@ class Outcome:
     """Tokens of its timelines that were not trained, by `UntrainedReason`."""
     discarded: UntrainedReason | None = None
     """Why its whole group is in no batch."""
+    values: Floats | None = field(default=None, compare=False, repr=False)
+    """[T] what the critic expected before each of its trained tokens, in sampled order; None: there was none."""
 
 
 NO_OUTCOME = Outcome()

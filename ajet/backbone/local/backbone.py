@@ -28,7 +28,8 @@ from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.agreed import Agreed
-from ajet.schema.batch import TrainingBatch
+from ajet.schema.batch import Sample, TrainingBatch
+from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,6 +86,10 @@ class LocalBackbone:
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Of the present weights, or of the reference model."""
         return self.trainer.scorer(reference=reference)
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """[T] per sample: what the value head expects before each trained token."""
+        return self.trainer.values(samples)
 
     def update(self, batch: TrainingBatch) -> Update:
         """Train on `batch`; when this returns, the engine samples from the new weights."""

@@ -3,7 +3,8 @@
     model.safetensors, config.json, tokenizer files     Hugging Face layout; with LoRA the adapters are merged in
     adapter/                                            with LoRA: the adapters alone, in peft's layout
     adapters/NAME/, adapters/agents.json                with several: each alone, whose it is, and the model as it was
-    trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG
+    trainer/state.safetensors                           trained values, low halves of the masters, moments, RNG; the
+                                                        critic's values and moments
     trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
 
 Invariant: `read` after `write` restores every bit, and nothing is read that is not what was written. Writing copies
@@ -28,12 +29,20 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.backbone.local.optimizer import FlatAdamW
     from ajet.backbone.local.policy import Policy
+    from ajet.backbone.local.value_head import ValueHead
 
 FORMAT = 1
 BUFFER_BYTES = 1 << 24
 
 
-def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, version: int) -> None:
+def write(
+    folder: Path,
+    policy: Policy,
+    optimizer: FlatAdamW,
+    tokenizer: Any,
+    version: int,
+    critic: ValueHead | None = None,
+) -> None:
     """Into an existing empty folder."""
     from safetensors.torch import save_file
 
@@ -57,24 +66,35 @@ def write(folder: Path, policy: Policy, optimizer: FlatAdamW, tokenizer: Any, ve
         tokenizer.save_pretrained(folder)
     trainer = folder / "trainer"
     trainer.mkdir()
-    save_file(_tensors(policy, optimizer), trainer / "state.safetensors")
+    save_file(_tensors(policy, optimizer, critic), trainer / "state.safetensors")
     steps = optimizer.counts if policy.adapters else optimizer.steps
     about = {"format": FORMAT, "version": version, "steps": steps, "layout": _layout(policy)}
+    if critic is not None:
+        about["critic_steps"] = critic.optimizer.steps
     (trainer / "state.json").write_text(json.dumps(about, indent=1))
 
 
-def read(folder: Path, policy: Policy, optimizer: FlatAdamW) -> int:
-    """Restore weights, optimizer and RNG in place; answers the version. Raises UserError for a folder that holds no
-    such state or that of another model."""
+def read(folder: Path, policy: Policy, optimizer: FlatAdamW, critic: ValueHead | None = None) -> int:
+    """Restore weights, optimizer, critic and RNG in place; answers the version. Raises UserError for a folder that
+    holds no such state or that of another model."""
     require_sound(folder)
     about = _about(folder, policy)
-    state = _tensors(policy, optimizer)
+    if critic is not None and "critic_steps" not in about:
+        raise UserError(
+            f"The checkpoint in {folder} holds no value head, which this run's algorithm needs.",
+            where=str(folder / "trainer" / "state.json"),
+            expected="the trainer_common.algorithm.adv_estimator that it was written with",
+            do="take it as model.path to begin anew with its weights",
+        )
+    state = _tensors(policy, optimizer, critic)
     _read_into(_state(folder), state)
     torch.set_rng_state(state["rng"])
     if "rng_cuda" in state:
         torch.cuda.set_rng_state(state["rng_cuda"])
     steps = about["steps"]
     optimizer.counts = {str(name): int(each) for name, each in steps.items()} if policy.adapters else {"": int(steps)}
+    if critic is not None:
+        critic.optimizer.counts = {"": int(about["critic_steps"])}
     return int(about["version"])
 
 
@@ -149,11 +169,13 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
                 part.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=part.numel()))
 
 
-def _tensors(policy: Policy, optimizer: FlatAdamW) -> dict[str, torch.Tensor]:
+def _tensors(policy: Policy, optimizer: FlatAdamW, critic: ValueHead | None) -> dict[str, torch.Tensor]:
     weights = policy.weights
     tensors = {"values": weights.values, "first": optimizer.first, "second": optimizer.second}
     if weights.low is not None:
         tensors["low"] = weights.low
+    if critic is not None:
+        tensors |= critic.tensors()
     tensors["rng"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng_cuda"] = torch.cuda.get_rng_state()

@@ -41,7 +41,7 @@ class FlatAdamW:
         before clipping; when it is not finite nothing changes. With `at` [start, stop): of these weights alone, called
         `part`, as if there were no others."""
         begin, end = at or (0, self.weights.size)
-        norm = _norm(gradients[begin:end])
+        norm = gradient_norm(gradients[begin:end])
         if not math.isfinite(norm):
             return norm
         self.counts[part] = steps = self.counts.get(part, 0) + 1
@@ -72,7 +72,8 @@ class FlatAdamW:
         self.weights.set_master(start, stop, master)
 
 
-def _norm(gradients: Tensor) -> float:
+def gradient_norm(gradients: Tensor) -> float:
+    """Of a flat buffer; nan where it is not finite."""
     squares = [float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in gradients.split(NORM_SLICE)]
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 

@@ -37,6 +37,8 @@ CHUNK_BYTES = 32 * 2**20
 
 TokenLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Logprobs [C], entropies [C] and the targets [start, stop) that they belong to, to the chunk's summed loss."""
+Beside = Callable[[Tensor, slice], Tensor | None]
+"""Hidden states [C, H] and their targets likewise, to what another head adds to their gradient: [C, H] or None."""
 
 
 def _as_it_is(adapter: str | None) -> None:
@@ -83,9 +85,18 @@ class PackedForward:
             ]
         return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
-    def backward(self, row: PackedRow, temperature: float, loss: TokenLoss, *, gather: bool = False) -> float:
+    def backward(
+        self,
+        row: PackedRow,
+        temperature: float,
+        loss: TokenLoss,
+        *,
+        gather: bool = False,
+        beside: Beside | None = None,
+    ) -> float:
         """Add the gradient of the row's loss to the weights' gradients; answers the loss. `gather`: those gradients are
-        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32."""
+        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32. `beside`:
+        what another head makes of the hidden states."""
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
@@ -105,6 +116,8 @@ class PackedForward:
                 value.backward()
                 assert leaf.grad is not None
                 grads.append(leaf.grad)
+            if beside is not None and (more := beside(leaf, at)) is not None:
+                grads[-1] = grads[-1] + more.to(grads[-1].dtype)
             total += value.item()
         for parameter, summed in zip(head, sums, strict=False):
             parameter.backward(summed.to(parameter.dtype))

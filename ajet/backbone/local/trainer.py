@@ -28,11 +28,12 @@ from ajet.algorithm.weights import mini_batch_scale
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import StepLoss, Tally
 from ajet.backbone.local.machine import release_memory
-from ajet.backbone.local.optimizer import FlatAdamW
+from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.backbone.local.policy import Policy
 from ajet.backbone.local.scorer import ForwardScorer
+from ajet.backbone.local.value_head import StepValueLoss, ValueHead
 from ajet.backbone.scoring import scored
-from ajet.context_tracker.packing import PackedRow, pack
+from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
@@ -58,7 +59,8 @@ class Trainer:
         agreed: Agreed | None = None,
     ) -> None:
         self.settings = config.trainer_common
-        self.tokens = TokenLoss.from_settings(self.settings, algorithm or opened(config))
+        algorithm = algorithm or opened(config)
+        self.tokens = TokenLoss.from_settings(self.settings, algorithm)
         self.temperature = config.rollout.temperature
         self.truncates = config.rollout.truncates
         optim = self.settings.optim
@@ -79,6 +81,11 @@ class Trainer:
             weight_decay=optim.weight_decay,
             clip=optim.grad_clip,
         )
+        self.critic: ValueHead | None = None
+        """Where the algorithm needs one; given replies are learned without."""
+        if "critic" in algorithm.needs and config.sft.objective is None:
+            width = int(self.policy.forward.head.weight.shape[1])
+            self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
         release_memory()
 
@@ -100,6 +107,15 @@ class Trainer:
         with self.policy.reference() if reference else nullcontext(self.policy.forward) as forward:
             yield ForwardScorer(forward, self.policy.weights.values)
 
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """[T] per sample: what the critic expects before each trained token, 0 elsewhere. Raises ValueError where there
+        is none."""
+        if self.critic is None:
+            raise ValueError("this policy has no value head: its algorithm needs none")
+        forward = self.policy.forward
+        rows = self._rows(samples, forward)
+        return placed(samples, rows, [self.critic.of_row(forward, row) for row in rows])
+
     def update(self, batch: TrainingBatch, *, gap: float | None = None, alarm: float | None = None) -> dict[str, float]:
         """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics. `gap`: nats
         a token between the logprobs of engine and trainer of these weights, where that was measured; above `alarm` the
@@ -111,6 +127,7 @@ class Trainer:
         tallies: list[Tally] = []
         norms: list[float] = []
         own: list[dict[str, float]] = []
+        critics: list[dict[str, float]] = []
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
         with self._all_or_nothing(len(parts)):
@@ -129,16 +146,19 @@ class Trainer:
                     version=self.version,
                     written=batch.written,
                 )
-                tokens += self._gradients(loss, batch.temperature)
-                norm, its_own = self._step(loss, lr)
+                critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
+                tokens += self._gradients(loss, batch.temperature, critic=critic)
+                norm, its_own = self._step(loss, lr, critic, warming=batch.step <= self._warmup)
                 norms.append(norm)
                 own.append(its_own)
                 tallies.append(loss.tally)
+                critics += [critic.tally.means()] if critic is not None else []
         if not batch.written:
             release_memory()
         self.version += 1
         metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
+        metrics |= {name: float(np.mean([row[name] for row in critics])) for name in (critics[0] if critics else {})}
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
             metrics |= tightened_metrics(gap, tokens_loss.is_cap)
@@ -174,38 +194,55 @@ class Trainer:
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Everything that `load` needs, and the model as transformers loads it."""
-        checkpoint.write(folder, self.policy, self.optimizer, tokenizer, self.version)
+        checkpoint.write(folder, self.policy, self.optimizer, tokenizer, self.version, self.critic)
 
     def load(self, folder: Path) -> None:
         """Bit for bit what was saved. Raises UserError."""
-        self.version = checkpoint.read(folder, self.policy, self.optimizer)
+        self.version = checkpoint.read(folder, self.policy, self.optimizer, self.critic)
 
-    def _gradients(self, loss: StepLoss, temperature: float, *, passes: int = 0) -> int:
-        """Add up the gradients of all rows; answers how many tokens were computed. `passes`: room for the gradients of
-        so many, where the rows are fewer."""
+    @property
+    def _warmup(self) -> int:
+        """Training steps in which the critic alone learns."""
+        return self.critic.settings.warmup if self.critic is not None else 0
+
+    def _gradients(
+        self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None
+    ) -> int:
+        """Add up the gradients of all rows, and the critic's; answers how many tokens were computed. `passes`: room for
+        the gradients of so many, where the rows are fewer."""
         forward = self.policy.forward
         rows = self._rows(loss.samples, forward)
         passes = max(passes, len(rows))
         self.policy.weights.open_gradients(passes=passes)
+        if critic is not None:
+            critic.head.weights.open_gradients(passes=len(rows))
         for row in rows:
             reference = None
             if loss.needs_reference:
                 with self.policy.reference() as frozen:
                     reference = frozen.logprobs(row, temperature)
             its_loss = loss.row(row.targets, forward.device, reference)
-            forward.backward(row, temperature, its_loss, gather=passes == 1)
+            beside = critic.row(row.targets, forward.device) if critic is not None else None
+            forward.backward(row, temperature, its_loss, gather=passes == 1, beside=beside)
         return sum(row.ids.size for row in rows)
 
-    def _step(self, loss: StepLoss, lr: float) -> tuple[float, dict[str, float]]:
-        """One optimizer step on the gradients, of each adapter by itself where there are several: one that sampled
-        nothing stays as it is. Answers the norm of all, nan if something is not finite and was skipped, and that of
-        each adapter."""
+    def _step(
+        self, loss: StepLoss, lr: float, critic: StepValueLoss | None = None, *, warming: bool = False
+    ) -> tuple[float, dict[str, float]]:
+        """One optimizer step on the gradients, and the critic's; of each adapter by itself where there are several: one
+        that sampled nothing stays as it is. Answers the norm of all, nan if something is not finite and was skipped,
+        and that of each adapter. `warming`: the critic's step alone."""
         gradients = self.policy.weights.gradients
         assert gradients is not None
-        finite = math.isfinite(loss.tally.loss)
+        finite, held = math.isfinite(loss.tally.loss), None
+        if critic is not None and finite:
+            held = critic.head.held()
+            finite = math.isfinite(critic.learn())
         named = {each.timeline.adapter for each in loss.samples if each.timeline.sampled}
         own: dict[str, float] = {}
-        if not self.policy.adapters:
+        if warming and finite:
+            norm = gradient_norm(gradients)
+        elif not self.policy.adapters:
             norm = self.optimizer.step(gradients, lr) if finite else math.nan
         else:
             for name in self.policy.adapters.names if finite else ():
@@ -214,6 +251,8 @@ class Trainer:
             norm = math.sqrt(math.fsum(each**2 for each in own.values())) if finite else math.nan
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
+            if critic is not None and held is not None:
+                critic.head.restore(held)
             logger.warning("loss {} and gradient norm {}: this optimizer step is skipped", loss.tally.loss, norm)
             return math.nan, own
         return norm, own
@@ -239,6 +278,7 @@ class Trainer:
         weights, optimizer, held = self.policy.weights, self.optimizer, self._state()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
         counts = dict(optimizer.counts)
+        critic = self.critic.held() if self.critic is not None else None
         try:
             yield
         except BaseException:
@@ -246,9 +286,13 @@ class Trainer:
                 for tensor, copied in zip(held, copies, strict=True):
                     tensor.copy_(copied)
                 optimizer.counts = counts
+            if self.critic is not None and critic is not None:
+                self.critic.restore(critic)
             raise
         finally:
             weights.drop_gradients()
+            if self.critic is not None:
+                self.critic.weights.drop_gradients()
 
     def _state(self) -> list[torch.Tensor]:
         """What an optimizer step changes."""

@@ -49,6 +49,34 @@ class Teacher(Section):
     max_parallel: int = key(16, "Requests to it at once.", training=False, ge=1)
 
 
+class Critic(Section):
+    """PPO's critic: a linear value head on the policy's last hidden states, with an optimizer of its own."""
+
+    lr: float = key(
+        0.2,
+        "Learning rate of the head's AdamW: the most that a value changes in one of its steps, in units of reward, "
+        "whatever the size of the model.",
+        gt=0,
+    )
+    epochs: int = key(
+        8,
+        "Optimizer steps of the head for each of the policy's, over the hidden states that are there (ppo_epochs).",
+        ge=1,
+    )
+    cliprange_value: float | None = key(
+        0.5, "Within a training step a value is believed to move no further than this; null: any.", gt=0
+    )
+    warmup: int = key(
+        0, "Training steps at the beginning in which the head learns and the policy does not (critic_warmup).", ge=0
+    )
+    vf_coef: float = key(
+        0.0,
+        "How much of the value loss the policy's own weights learn from; 0: the head takes the hidden states as they "
+        "are.",
+        ge=0,
+    )
+
+
 class Covariance(Section):
     """The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`."""
 
@@ -77,13 +105,25 @@ class Algorithm(Section):
         "grpo",
         "How rewards become advantages: one of {names}, or a reference to an algorithm of your own.",
         part="algorithm",
-        needs={"distillation": "distils"},
+        needs={"distillation": "distils", "gae": "values"},
     )
     preset: Literal["minirl", "grpo"] | None = key(
         None,
         "Settings to lay under the YAML, which wins: AgentRL's recommended ones for MINIRL or GRPO.",
     )
-    norm_adv_by_std: bool = key(True, "GRPO: divide by the group's standard deviation (Dr.GRPO: false).")
+    norm_adv_by_std: bool = key(
+        True,
+        "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
+        "divide by its standard deviation.",
+    )
+    gamma: float = key(1.0, "gae: how much of what the next token leads to counts for a token.", ge=0, le=1)
+    lam: float = key(
+        1.0,
+        "gae: how much is believed of the rewards that came, against the value head; 1: they alone, 0: the head's "
+        "value of the next token.",
+        ge=0,
+        le=1,
+    )
     clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
     clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
     clip_dual: float | None = key(
@@ -190,6 +230,12 @@ class Algorithm(Section):
         {},
         "GDPO: the weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
         "that the judge tells; `reward`, `overlong`: of the whole reward, and of what length costs.",
+    )
+    critic: Critic = section(
+        Critic,
+        "The value head that says what an attempt is worth at each token, with `adv_estimator: gae`.",
+        when=(ESTIMATOR, "gae"),
+        or_own=True,
     )
     teacher: Teacher = section(
         Teacher,

@@ -64,7 +64,8 @@ def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
     the effective value of a key, None where there is none."""
     filters = value("algorithm.filter_groups.enable")
-    for key, taken in ((ESTIMATOR, tuple(known().algorithms)), *_TAKEN, *(_FILTERED if filters else ())):
+    ours = tuple(name for name, each in known().algorithms.items() if not each.needs & {"teacher", "critic"})
+    for key, taken in ((ESTIMATOR, ours), *_TAKEN, *(_FILTERED if filters else ())):
         found = value(key)
         users = key == ESTIMATOR and isinstance(found, str) and is_reference(found)
         if found not in taken and not users:

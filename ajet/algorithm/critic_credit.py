@@ -1,0 +1,90 @@
+"""Credit by a critic: what each trained token of an attempt was given, and what came of it against expectation.
+
+Invariant: what an attempt was given is its reward at its last trained token, less the KL penalties of each, and, times
+`process_weight`, the rewards of its parts at the last token of each (a step's at the end of that step): nothing is
+compared between attempts, and nothing is given twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ajet.algorithm.contract import Algorithm, Row
+from ajet.algorithm.process_credit import Places
+from ajet.schema.batch import Sample
+from ajet.schema.call import Floats
+from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
+from ajet.schema.errors import UserError
+
+Values = Callable[[list[Sample]], list[Floats]]
+"""Samples to the critic's [T] values before each of their trained tokens."""
+
+
+class NoValues(ValueError):
+    """A record lacks what a critic said of an episode, which it names."""
+
+
+def given(episode: Episode, reward: float, penalties_T: Row, places: Places, by: Algorithm) -> tuple[Row, int]:
+    """[T] the reward of each trained token, in sampled order, and how many parts of the episode had one."""
+    row: Row = -np.asarray(penalties_T, np.float64)
+    if not row.size:
+        return row, 0
+    row[-1] += reward
+    parts = by.parts(episode) if by.settings.process_weight else ()
+    for part in parts:
+        ends = [
+            min(places[span.call][0] + span.stop, places[span.call][1]) for span in part.tokens if span.call in places
+        ]
+        if ends:  # else none of its tokens is trained
+            row[max(ends) - 1] += by.settings.process_weight * part.reward
+    return row, len(parts)
+
+
+def by_values(algorithm: Algorithm, rewards_E_T: Sequence[Row], values_E_T: Sequence[Row]) -> tuple[list[Row], ...]:
+    """The advantages and the returns that the algorithm says. Raises UserError for some that are none."""
+    found = algorithm.of_values(rewards_E_T, values_E_T)
+    wanted = [row.shape for row in rewards_E_T]
+    told = [[np.asarray(row, np.float64) for row in rows] for rows in found]
+    for rows in told:
+        if [row.shape for row in rows] != wanted or not all(np.isfinite(row).all() for row in rows):
+            raise UserError(
+                f"{algorithm.name}: of_values gave advantages or returns that no episode can be trained with.",
+                where=f"shapes {[row.shape for row in rows][:4]} for {wanted[:4]}",
+                expected="two lists: of advantages and of returns, a finite number for each trained token",
+            )
+    return tuple(told)
+
+
+def value_metrics(values_E_T: Sequence[Row], returns_E_T: Sequence[Row]) -> dict[str, float]:
+    """Over the trained tokens of a batch. `critic/explained_variance`: 1 - Var(return - value) / Var(return)."""
+    values = np.concatenate(values_E_T) if values_E_T else np.zeros(0)
+    if not values.size:
+        return {}
+    returns = np.concatenate(returns_E_T)
+    metrics = {"critic/value_mean": float(values.mean()), "critic/return_mean": float(returns.mean())}
+    spread = float(returns.var())
+    if spread > 0:
+        metrics["critic/explained_variance"] = 1 - float((returns - values).var()) / spread
+    return metrics
+
+
+def recorded_critic(outcomes: Mapping[str, Outcome]) -> Values:
+    """The values of a step that is over, from the outcomes that it left. Raises NoValues, with the uuid of the episode,
+    where they are not those of its tokens."""
+
+    def values(samples: list[Sample]) -> list[Floats]:
+        found = {id(sample): np.zeros(sample.timeline.ids.size, np.float32) for sample in samples}
+        for uuid in dict.fromkeys(sample.episode for sample in samples):
+            own = [sample for sample in samples if sample.episode == uuid]
+            runs = [(span.call, span.start, span.stop, sample) for sample in own for span in sample.timeline.spans]
+            told, start = outcomes.get(uuid, NO_OUTCOME).values, 0
+            if told is None or told.size != sum(stop - first for _, first, stop, _ in runs):
+                raise NoValues(uuid)
+            for _, first, stop, sample in sorted(runs, key=lambda run: run[0]):
+                found[id(sample)][first:stop] = told[start : start + stop - first]
+                start += stop - first
+        return [found[id(sample)] for sample in samples]
+
+    return values
