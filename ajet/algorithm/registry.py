@@ -117,6 +117,13 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             where=f"{SECTION}.is_cap",
             expected="old_policy: proximal with is_cap (decoupled), or old_policy: behaviour with is_cap: null",
         )
+    if settings.importance_weight_cap_ratio is None and (settings.strict_in_bound or settings.out_of_date_decay):
+        key = "strict_in_bound" if settings.strict_in_bound else "out_of_date_decay"
+        raise ConfigError(
+            f"{key} is set, and there are no bounds that it could bear on: every token would be trained.",
+            where=f"{SECTION}.{key}",
+            expected="importance_weight_cap_ratio: a number, such as AgentRL's 4.0; or neither",
+        )
     overlong = settings.overlong
     if overlong.length is not None and overlong.buffer > overlong.length:
         raise ConfigError(

@@ -34,7 +34,7 @@ CALL_PLAIN = (
     *("index", "agent", "target", "trained", "parent", "prefix", "finish", "tools", "reply", "fork"),
     *("temperature", "started", "ended", "error", "extra"),
 )
-CALL_SELDOM = ("stop", "rejected", "resumed")
+CALL_SELDOM = ("stop", "rejected", "resumed", "turned_down")
 """Of most calls the default: only in the lines of the others."""
 EPISODE_PLAIN = (
     *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),

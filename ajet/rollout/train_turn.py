@@ -60,13 +60,17 @@ class TrainTurn:
             raise JudgeFailure(words, own=True) from None
 
     def _ask(self, episode: Episode) -> list[Call]:
-        return [replace(call, trained=self._says(call, episode)) if call.trained else call for call in episode.calls]
+        return [call if not call.trained or self._says(call, episode) else _declined(call) for call in episode.calls]
 
     def _says(self, call: Call, episode: Episode) -> bool:
         answer = self._function(call, episode)
         if not isinstance(answer, bool):
             raise JudgeFailure(f"{self._reference} answered {answer!r:.200}; expected True or False")
         return answer
+
+
+def _declined(call: Call) -> Call:
+    return replace(call, trained=False, turned_down=True)
 
 
 async def built(

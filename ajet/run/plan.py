@@ -86,7 +86,9 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     plan.add_row("workflow", str(settings.rollout.user_workflow))
     protocol = settings.task_judge.judge_protocol if settings.task_judge.judge_type == "customized_protocol" else None
     plan.add_row("judge", str(protocol or judge))
-    plan.add_row("tasks", f"{len(training)} train, {len(validation) or 'no'} validation")
+    an_epoch = settings.data.curriculum.tasks_an_epoch(len(training))
+    drawn = f" ({an_epoch} an epoch)" if an_epoch != len(training) else ""
+    plan.add_row("tasks", f"{len(training)} train{drawn}, {len(validation) or 'no'} validation")
     plan.add_row("first task", f"{task.task_id}: {task.main_query[:200]}")
     if tokenizer is None:
         plan.add_row("model", f"{settings.rollout.endpoint.model} at {settings.rollout.endpoint.base_url}")
@@ -106,7 +108,7 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     if trainer.mode != "sync":
         plan.add_row("stale tokens", importance_weights(trainer))
     plan.add_row("record", str(experiment.root / experiment.name))
-    for name, told in estimates(experiment, train=len(training), validates=bool(validation)):
+    for name, told in estimates(experiment, train=an_epoch, validates=bool(validation)):
         plan.add_row(name, told)
     console.print(plan)
     if idle := idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"):
@@ -114,7 +116,7 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     review = review_run(
         experiment,
         algorithm,
-        train=len(training),
+        train=an_epoch,
         validates=bool(validation),
         workflow=workflow,
         judged=judge.judges,

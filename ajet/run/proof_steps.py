@@ -95,15 +95,18 @@ class HeldSteps:
 
     def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         times = Counter(episode.uuid for episode, _ in found)
-        again, algorithm = self._rows.get(step, {}).get("again", ()), self._settings.trainer_common.algorithm
+        row, algorithm = self._rows.get(step, {}), self._settings.trainer_common.algorithm
+        again, bounds = row.get("again", ()), row.get("bounds", {})  # the step's own; a resumed run may have others now
+        interval = bounds.get("retrained_interval", algorithm.retrained_interval)
+        most = bounds.get("max_trained_count", algorithm.max_trained_count)
         for episode, _ in found:
             seen = self._seen[episode.uuid]
             if times[episode.uuid] > 1 or (seen and episode.order not in again):
                 yield f"episode {episode.uuid} is recorded twice"
-            elif seen and step < seen[-1] + algorithm.retrained_interval:
+            elif seen and step < seen[-1] + interval:
                 yield f"episode {episode.uuid} was trained on again after {step - seen[-1]} steps"
-            elif len(seen) >= algorithm.max_trained_count:
-                yield f"episode {episode.uuid} was trained on more than {algorithm.max_trained_count} times"
+            elif len(seen) >= most:
+                yield f"episode {episode.uuid} was trained on more than {most} times"
             seen.append(step)
             named = episode.uuid[12:13] == NAMED_BY_RUN
             if named:

@@ -85,11 +85,13 @@ def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeC
     verdicts. Each episode is judged by itself. Raises UserError."""
     folder = recorded_run(named, root)
     judges = open_judges(_apart(recorded_experiment(folder / CONFIG)), references)
-    played = [
-        _attempt(row, f"{path}:{number}")
-        for _, _, path in episode_files(folder)
-        for number, row in enumerate(read_rows(path), 1)
-    ]
+    played = list(
+        {
+            row.get("uuid", f"{path}:{number}"): _attempt(row, f"{path}:{number}")
+            for _, _, path in episode_files(folder)
+            for number, row in enumerate(read_rows(path), 1)
+        }.values()  # one that several steps trained on stands in the file of each
+    )
 
     async def all_of_them() -> dict[str, list[Attempt]]:
         return {name: [each.attempt for each in await judged_again(judge, played)] for name, judge in judges.items()}
@@ -130,25 +132,30 @@ async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
     what_if = WhatIf(own)
     episodes: list[Judged] = []
     steps = []
+    told: dict[str, tuple[Attempt, Again]] = {}
+    """As each was played and as it was judged again: once, however many steps trained on it."""
     for step, split, path in episode_files(folder):
         recorded, attempts = _read(path)
-        again = await _again(judge, split, recorded, attempts, own.ajet.seed)
+        new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in told]
+        found = await _again(judge, split, [recorded[at] for at in new], [attempts[at] for at in new], own.ajet.seed)
+        told |= {recorded[at][0].uuid: (attempts[at][0], each) for at, each in zip(new, found, strict=True)}
         judged = []
-        for at, ((episode, _), found) in enumerate(zip(recorded, again, strict=True)):
-            if found.verdict is None:  # not asked: as it was; failed: no score
-                judged.append(episode if found.attempt is attempts[at][0] else with_verdict(episode, None))
+        for episode, _ in recorded:
+            before, again = told[episode.uuid]
+            if again.verdict is None:  # not asked: as it was; failed: no score
+                judged.append(episode if again.attempt is before else with_verdict(episode, None))
                 continue
             try:
-                judged.append(with_verdict(episode, what_if.tied(episode, found.verdict)))
+                judged.append(with_verdict(episode, what_if.tied(episode, again.verdict)))
             except JudgeFailure as problem:
-                again[at] = failed(attempts[at][0], problem)
+                told[episode.uuid] = before, failed(before, problem)
                 judged.append(with_verdict(episode, None))
         curve, advantages = what_if.step(step, split, recorded, judged)
         steps.append(curve)
         nothing = (None, None)
         episodes += [
-            Judged(path.name, before, after.attempt, advantages.get(before.uuid, nothing))
-            for (before, _), after in zip(attempts, again, strict=True)
+            Judged(path.name, before, again.attempt, advantages.get(before.uuid, nothing))
+            for before, again in (told[recorded[at][0].uuid] for at in new)
         ]
     return Rejudged(folder, str(judge), episodes, steps, what_if.why_no_advantages)
 

@@ -49,7 +49,9 @@ def conclude(
     more: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
     if trained.again:
         more["again"] = sorted(trained.again)
-        metrics["train/retrained"] = len(trained.again)
+        metrics |= _retrained(trained)
+        algorithm = settings.trainer_common.algorithm
+        more["bounds"] = {name: getattr(algorithm, name) for name in ("max_trained_count", "retrained_interval")}
     if trained.given_up:
         more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
     if trained.dead:
@@ -57,3 +59,12 @@ def conclude(
     run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
     gaming.look(episodes, step)
     return metrics
+
+
+def _retrained(trained: Trained) -> dict[str, float]:
+    """What of the step's numbers an earlier step has counted, too."""
+    before = {*trained.again}
+    counted = episode_metrics(episodes_of(each for each in trained.groups if each.order in before), "train", {})
+    metrics: dict[str, float] = {"train/retrained": len(trained.again)}
+    metrics |= {f"train/retrained_{name}": counted[f"train/{name}"] for name in ("failed", "forks")}
+    return {name: number for name, number in metrics.items() if number}

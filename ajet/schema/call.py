@@ -125,6 +125,8 @@ class Call:
     """How often its client left and came back for it."""
     checks: tuple[str, ...] = ()
     """Abnormal-output checks that fired on it."""
+    turned_down: bool = False
+    """By the user's `train_turn`: it could have been trained, and is not."""
     teacher: Floats | None = None
     """[R] the teacher's log-probability at temperature 1, nan where it was not asked; None: there is no teacher."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -32,7 +32,7 @@ class Curriculum:
 
     def __len__(self) -> int:
         """Tasks in one epoch."""
-        return max(1, math.ceil(self._settings.share * len(self._ids)))
+        return self._settings.tasks_an_epoch(len(self._ids))
 
     def epoch(self, number: int) -> list[str]:
         """Its tasks, in the order in which they are played."""

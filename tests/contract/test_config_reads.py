@@ -27,7 +27,8 @@ OUTLOOK = (
     "data.train_batch_size", "rollout.max_env_worker", "trainer_common.algorithm.adv_estimator",
     "trainer_common.algorithm.norm_adv_by_std", "trainer_common.algorithm.equal_rewards",
     "trainer_common.algorithm.process_weight", "trainer_common.algorithm.policy_loss",
-    "trainer_common.algorithm.overlong.length",
+    "trainer_common.algorithm.overlong.length", "trainer_common.algorithm.importance_weight_cap_ratio",
+    "trainer_common.algorithm.strict_in_bound", "trainer_common.algorithm.out_of_date_decay",
     "trainer_common.algorithm.old_policy", "trainer_common.lora.rank", "trainer_common.lora.adapters",
     "trainer_common.mini_batch_num", "trainer_common.micro_batch_tokens", "trainer_common.gradient_checkpointing",
     "trainer_common.use_kl_loss", "trainer_common.total_training_steps", "trainer_common.max_checkpoints_to_keep",
@@ -62,16 +63,15 @@ AGENT = {
 """Where a run has an agent of its own, it may read them."""
 BY_STEP = {
     "trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)",
+    "trainer_common.algorithm.gamma": "read by gae (test_ppo.py)",
+    "trainer_common.algorithm.lam": "read by gae (test_ppo.py)",
     "trainer_common.algorithm.reward_weights": "read by gdpo (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.buffer": "read with overlong.length (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.penalty": "likewise",
 }
-_WITH_BOUNDS = "read with importance_weight_cap_ratio (test_algorithm_policy_losses.py)"
 BY_LOSS = {
     "trainer_common.algorithm.tau_positive": "read by sapo (test_algorithm_policy_losses.py)",
     "trainer_common.algorithm.tau_negative": "read by sapo (test_algorithm_policy_losses.py)",
-    "trainer_common.algorithm.strict_in_bound": _WITH_BOUNDS,
-    "trainer_common.algorithm.out_of_date_decay": _WITH_BOUNDS,
 }
 BY_WEIGHTS = {
     f"trainer_common.algorithm.{key}": "read with is_cap (test_algorithm_policy_losses.py)"

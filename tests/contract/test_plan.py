@@ -55,6 +55,15 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert "memory about" not in planned(capsys, "--backbone", "debug")
 
 
+def test_an_epoch_of_a_curriculum_is_as_long_as_the_run_s(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 tasks 3: a batch of 16 plays each five times."""
+    named = ["task_reader.random_dummy.size=64", "data.train_batch_size=16"]
+    drawn = ["data.curriculum.prefer=hard", "data.curriculum.share=0.04"]
+    assert "64 train, " in planned(capsys, *named)
+    said = planned(capsys, *named, *drawn)
+    assert "64 train (3 an epoch)" in said and "16 tasks a step and 3 in the data" in said
+
+
 def test_services_that_are_started_for_a_plan_are_ended_and_named(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -152,6 +152,7 @@ def test_train_turn_chooses_the_calls_that_train(tmp_path):
     with stage(ListOfRewards, judge=Judge(None), folder=tmp_path, train_turn="own.py->last") as made:
         episode = made.episode()
     assert [call.trained for call in episode.calls] == [False, True] and episode.scored
+    assert [call.turned_down for call in episode.calls] == [True, False]
     assert episode.untrained == {"not_trainable": len(episode.calls[0].response_ids)}
     assert sum(line.sampled for line in episode.timelines) == len(episode.calls[1].response_ids)
     with stage(ListOfRewards, judge=Judge(None), folder=tmp_path, train_turn="own.py->maybe") as made:

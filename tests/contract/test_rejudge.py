@@ -130,6 +130,21 @@ def test_the_runs_curve_and_its_advantages_are_those_of_the_functions_that_train
     ] is None
 
 
+def test_what_several_steps_trained_on_is_judged_and_counted_once(run: Path, capsys) -> None:
+    """`max_trained_count`: an attempt stands in the file of each step that it was part of."""
+    files = EpisodeFiles(run / "episodes")
+    files.truncate(0)
+    for step in (1, 2):
+        files.write(step, "train", [*group(["2", "3"]), failed("gone")])
+    asked = run.parents[1] / "asked"
+    (run.parents[1] / "judge.py").write_text(
+        f"def strict(task, output):\n    open({str(asked)!r}, 'a').write('x')\n    return 0.0\n"
+    )
+    found = rejudge_run("old", run.parent)
+    assert len(found.episodes) == 3 and asked.read_text() == "xx"
+    assert [(step.step, step.episodes, step.judged.reward) for step in found.steps] == [(1, 3, 0.0), (2, 3, 0.0)]
+
+
 @pytest.mark.parametrize("algorithm, why", [
     ({"adv_estimator": "own.py->Own"}, "a record's code is not run"),
     ({"use_kl_in_reward": True}, "which only the reference model gives"),

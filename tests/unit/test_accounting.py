@@ -1,15 +1,22 @@
 """The token ledger, the tally over metric rows, and interrupts that wait for the end of a step."""
 
+import json
 import os
 import signal
 import threading
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace as Made
 
 import numpy as np
 import pytest
 
+from ajet.backbone.runner import Trained
+from ajet.config import Experiment
 from ajet.run.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.run.interrupt import Interrupts, Preempted
+from ajet.run.proof_steps import HeldSteps
+from ajet.run.step import conclude
 from ajet.run.summary import Tally
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
@@ -193,3 +200,31 @@ def test_given_replies_are_rows_in_the_last_line() -> None:
     given = {"step": 1, "tasks": [0, 1], "train/rows": 2}
     assert Tally.of([given]).line().startswith("2 rows trained, 0 skipped")
     assert Tally.of([{"step": 1, "tasks": [0]}]).line().startswith("1 task trained")
+
+
+def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_step(tmp_path):
+    """`max_trained_count` 2 when it was trained a second time; the run went on with 1."""
+    tree = {"trainer_common": {"mode": "async", "algorithm": {"max_trained_count": 2}}}
+    settings = Experiment.from_dict({"ajet": tree}, base=tmp_path).ajet
+    lost = replace(
+        an_episode(None, status="failed", failure=Failure("agent", "E", "")), uuid="a" * 36, group="g", order=0
+    )
+    rows = []
+    run = Made(
+        episodes=Made(write=lambda *_: None),
+        metrics=Made(log=lambda step, metrics, **more: rows.append({"step": step, **metrics, **more})),
+    )
+    for step, again in ((1, []), (2, [0])):
+        tasks = [] if again else [0]
+        conclude(
+            Trained(step, step - 1, [Group(lost.task, 0, [lost])], {}, {}, {}, tasks, again),
+            settings, run, proof=Made(metrics=lambda *_: {}), gaming=Made(look=lambda *_: None),
+            on_step=lambda *_: None, total=2,
+        )  # fmt: skip
+    assert (
+        [row["train/failed"] for row in rows] == [1, 1] and Tally.of(rows).failed == 1 and Tally.of(rows).trained == 1
+    )
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree["trainer_common"]["algorithm"]["max_trained_count"] = 1
+    held = HeldSteps(Experiment.from_dict({"ajet": tree}, base=tmp_path), tmp_path)
+    assert [*held._names(1, [(lost, Outcome())]), *held._names(2, [(lost, Outcome())])] == []

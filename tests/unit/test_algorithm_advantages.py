@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ajet.algorithm import credit, opened
+from ajet.algorithm.overlong import length_of
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
@@ -220,6 +221,12 @@ def test_overlong_shaping_by_hand():
     assert batch.metrics["credit/overlong_fraction"] == pytest.approx(4 / 5)
     assert opened(config).learns_from(group) and not opened(config_of()).learns_from(group)
     assert not opened(config).learns_from(group_of(episode_of(1.0, (5,)), episode_of(1.0, (3,))))
+    long = group.episodes[-1]
+    (call,) = long.calls
+    long.calls[:] = [replace(call, trained=False, turned_down=True)]  # by `train_turn`
+    assert length_of(long) == 30, "a turn that is not trained was sampled all the same"
+    long.calls[:] = [replace(call, trained=False)]
+    assert length_of(long) == 0, "another agent's, or another model's"
     with pytest.raises(UserError, match="more than the 10"):
         opened(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
 

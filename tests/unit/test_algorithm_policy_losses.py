@@ -22,7 +22,7 @@ from ajet.backbone.local.trainer import Trainer
 from ajet.config import AjetConfig
 from ajet.descriptors import LOSSES
 from ajet.schema.batch import TrainingBatch
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
 from tests.unit.test_algorithm_losses import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, numeric_gradient
 
@@ -246,6 +246,15 @@ def test_a_token_outside_has_no_loss_and_no_gradient(name):
     terms.loss.sum().backward()
     out = (terms.loss == 0) & (logprobs.grad == 0)
     assert out.any() and not out.all() and torch.equal(out, out & terms.clipped)
+
+
+@pytest.mark.parametrize("given", [{"strict_in_bound": True}, {"out_of_date_decay": 0.1}])
+def test_what_bears_on_bounds_that_are_not_there_is_refused(given):
+    changes = {f"algorithm__{name}": value for name, value in given.items()}
+    with pytest.raises(ConfigError, match="no bounds(.|\n)*importance_weight_cap_ratio: a number") as refused:
+        opened(config_of(**changes))
+    assert f"algorithm.{next(iter(given))}" in str(refused.value)
+    opened(config_of(**changes, algorithm__importance_weight_cap_ratio=4.0))
 
 
 def test_replies_are_the_runs_of_trained_tokens():

@@ -150,9 +150,9 @@ def test_a_line_of_the_first_schema_is_read_as_todays() -> None:
     row, blob = encode(whole)
     old = json.loads(dumps(schema_1(row)))
     assert_equal(decode(old, blob), whole)
-    assert decode_outcome(old) == Outcome(None, None, {"stale": 15}, "stale")
+    assert decode_outcome(old, blob) == Outcome(None, None, {"stale": 15}, "stale")
     trained = old | {"advantage": 0.5, "untrained": {"over_length": 3}}
-    assert decode_outcome(trained) == Outcome(whole.step, 0.5)
+    assert decode_outcome(trained, blob) == Outcome(whole.step, 0.5)
 
 
 def test_a_key_that_a_line_lacks_reads_as_its_default() -> None:

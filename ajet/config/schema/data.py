@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from ajet.config.schema.base import Section, key, section
@@ -30,6 +31,10 @@ class Curriculum(Section):
         le=1,
         when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
     )
+
+    def tasks_an_epoch(self, tasks: int) -> int:
+        """How many of so many tasks an epoch has."""
+        return max(1, math.ceil(self.share * tasks)) if self.prefer is not None else tasks
 
 
 class Data(Section):

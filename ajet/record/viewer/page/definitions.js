@@ -15,6 +15,8 @@ const DEFINITIONS = [
 ["(?:train|validation|debug)/sampled_tokens", "tokens", "sampled in all episodes"],
 ["(?:train|validation|debug)/trained_tokens", "tokens", "with mask 1 in the batch"],
 ["(?:train|validation|debug)/retrained", "groups", "that an earlier step trained on, too; not in rows without one"],
+["(?:train|validation|debug)/retrained_failed", "count", "of train/failed and train/forks, those of such groups, which an earlier row has counted"],
+["(?:train|validation|debug)/retrained_forks", "count", "of train/failed and train/forks, those of such groups, which an earlier row has counted"],
 ["(?:train|validation|debug)/given_up", "positions", "that samplers failed at until they were given out no more, so far; not in rows without one"],
 ["(?:train|validation|debug)/staleness_max", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
 ["(?:train|validation|debug)/staleness_mean", "policy versions", "age of the weights that sampled the scored calls; 0 but behind ajet serve, where clients go on during updates, and in verl's asynchronous modes"],
