@@ -47,6 +47,12 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
             where=KEY,
             expected="--backbone local",
         )
+    if "critic" in algorithm.needs and config.trainer_common.lora.adapters:
+        raise ConfigError(
+            f"{algorithm.name} has one value head, and several adapters change what it reads.",
+            where=KEY,
+            expected="one adapter for all agents (lora.rank), or an algorithm that compares attempts, such as grpo",
+        )
     algorithm.require_fit(config)
     if settings.policy_loss is not None and settings.policy_loss not in known().losses:
         _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema

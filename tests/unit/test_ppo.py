@@ -134,6 +134,13 @@ def test_it_needs_its_critic():
         credit([group_of(two_turns())], config_of(**GAE), step=1)
 
 
+def test_one_head_does_not_serve_several_adapters():
+    lora = {"adapters": {"one": {"agents": ["a"]}, "other": {"agents": ["b"]}}}
+    tree = {"backbone": "local", "trainer_common": {"algorithm": {"adv_estimator": "gae"}, "lora": lora}}
+    with pytest.raises(ConfigError, match="one value head"):
+        opened(Experiment.from_dict({"ajet": tree}, base=Path()).ajet)
+
+
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
 def test_a_backbone_without_a_critic_refuses_it_by_name(backbone):
     tree = {"backbone": backbone, "trainer_common": {"algorithm": {"adv_estimator": "gae"}}}
