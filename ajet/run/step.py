@@ -65,6 +65,9 @@ def _retrained(trained: Trained) -> dict[str, float]:
     """What of the step's numbers an earlier step has counted, too."""
     before = {*trained.again}
     counted = episode_metrics(episodes_of(each for each in trained.groups if each.order in before), "train", {})
-    metrics: dict[str, float] = {"train/retrained": len(trained.again)}
-    metrics |= {f"train/retrained_{name}": counted[f"train/{name}"] for name in ("failed", "forks")}
+    metrics: dict[str, float] = {
+        "train/retrained": len(trained.again),
+        "train/retrained_failed": counted["train/failed"],
+        "train/retrained_forks": counted["train/forks"],
+    }
     return {name: number for name, number in metrics.items() if number}
