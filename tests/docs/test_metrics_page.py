@@ -26,6 +26,7 @@ WRITERS += ["algorithm/importance.py", "algorithm/mismatch.py", "algorithm/stale
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
 WRITERS += ["algorithm/given_replies.py", "run/sft/weighing.py", "run/sft/teach.py"]
 WRITERS += ["run/judge_metrics.py", "task_judge/model_judge/judge.py", "task_judge/model_judge/ranking.py"]
+WRITERS += ["algorithm/critic_credit.py", "backbone/local/value_head.py"]
 SPLITS = "train|validation|debug"
 
 
