@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="FILE", help="print what is in it; nothing is run")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no training outlives it
     done = read(given.table or given.out)
 
     def play(run: Run) -> Run:
