@@ -173,13 +173,10 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     from ajet.backbone.verl.shipped_experiment import KEY as CARRIED
     from ajet.backbone.verl.shipped_experiment import restored
     from ajet.backbone.verl.train import _config, tickets_of
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import load_tokenizer
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
 
-    config, order, words = _config(experiment, run, sink, own=True)
-    tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
+    config, order, words, tokenizer = _config(experiment, run, sink, own=True)
     tickets = tickets_of(experiment, run, config, order)
     sink.begin(words, total=1)
     record = Record(experiment, run, sink, tickets)

@@ -63,8 +63,6 @@ AGENT = {
 """Where a run has an agent of its own, it may read them."""
 BY_STEP = {
     "trainer_common.algorithm.step_discount": "read by gigpo (test_process_credit.py)",
-    "trainer_common.algorithm.gamma": "read by gae (test_ppo.py)",
-    "trainer_common.algorithm.lam": "read by gae (test_ppo.py)",
     "trainer_common.algorithm.reward_weights": "read by gdpo (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.buffer": "read with overlong.length (test_algorithm_advantages.py)",
     "trainer_common.algorithm.overlong.penalty": "likewise",

@@ -72,6 +72,7 @@ def key(
     part: Kind | None = None,
     lists: Kind | None = None,
     when: tuple[str, ...] | None = None,
+    or_own: bool = False,
     **constraints: Any,
 ) -> Any:
     """A key of a section.
@@ -86,7 +87,7 @@ def key(
     kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
     part: it names parts of this kind, or refers to the user's own; `{names}` in the description are those known.
     lists: the same, where the user's code may register more under names of its own, so that none is refused here.
-    when: the key that chooses it, and the values for which it is read, as a section has it.
+    when, or_own: the key that chooses it, and the values for which it is read, as a section has them.
     """
     extra: dict[str, Any] = {"training": training}
     if idle is not None:
@@ -104,7 +105,7 @@ def key(
     if lists is not None:
         extra["lists"] = lists
     if when is not None:
-        extra["when"] = list(when)
+        extra |= {"when": list(when), "or_own": or_own}
     return Field(default=default, description=description, json_schema_extra=extra, **constraints)
 
 

@@ -116,13 +116,22 @@ class Algorithm(Section):
         "GRPO: divide by the group's standard deviation (Dr.GRPO: false). gae: subtract the batch's mean, and "
         "divide by its standard deviation.",
     )
-    gamma: float = key(1.0, "gae: how much of what the next token leads to counts for a token.", ge=0, le=1)
+    gamma: float = key(
+        1.0,
+        "gae: how much of what the next token leads to counts for a token.",
+        ge=0,
+        le=1,
+        when=(ESTIMATOR, "gae"),
+        or_own=True,
+    )
     lam: float = key(
         1.0,
         "gae: how much is believed of the rewards that came, against the value head; 1: they alone, 0: the head's "
         "value of the next token.",
         ge=0,
         le=1,
+        when=(ESTIMATOR, "gae"),
+        or_own=True,
     )
     clip_low: float = key(0.2, "The importance ratio is clipped below at 1 - clip_low.", ge=0, le=1)
     clip_high: float = key(0.2, "The importance ratio is clipped above at 1 + clip_high.", ge=0)
