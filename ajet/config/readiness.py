@@ -81,7 +81,8 @@ def require_ready(
         )
     for path, field, notes in walk(AjetConfig):
         chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
-        for value, able in notes.get("needs", ()):
+        idle = path[0] == "trainer_common" and "trains" not in backbone.can  # how one would train bears on nothing
+        for value, able in () if idle else notes.get("needs", ()):
             if chosen == value and able not in backbone.can:
                 raise ConfigError(
                     f"`{path[-1]}: {str(value).lower()}` needs a backbone that {IN_WORDS[able]}, which {backbone.name} "

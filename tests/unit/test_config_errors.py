@@ -94,6 +94,16 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
         load_experiment(tmp_path / "maths.yaml")
 
 
+@pytest.mark.parametrize("mode", ["async", "separate_async"])
+def test_how_training_would_go_is_not_refused_where_nothing_is_trained(tmp_path, mode):
+    """`--backbone debug` is tried before a training, and `ajet eval` plays what one has made."""
+    ready = {"model": {"path": "m"}, "task_reader": {"type": "random_dummy"}, "rollout": {"user_workflow": "w.py->W"}}
+    experiment = Experiment.from_dict({"ajet": {**ready, "trainer_common": {"mode": mode}}}, base=tmp_path)
+    assert experiment.ajet.backbone == "debug"
+    experiment.require_ready()
+    experiment.require_ready(evaluating=True)
+
+
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
@@ -108,8 +118,8 @@ def test_a_missing_file_names_a_similar_one(tmp_path):
             "`deterministic: true` needs a backbone that repeats",
         ),
         (
-            {"trainer_common": {"mode": "separate_async"}},
-            "`mode: separate_async` needs a backbone that plays on while it trains, which debug",
+            {"backbone": "local", "trainer_common": {"mode": "separate_async"}},
+            "`mode: separate_async` needs a backbone that plays on while it trains, which local",
         ),
     ],
 )
