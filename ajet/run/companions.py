@@ -145,12 +145,13 @@ class RunningCompanion:
         folder, command = self._folder, self._companion.command
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        report, theirs = os.pipe()
         paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         environment = {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **self._companion.env}
         if self._companion.confined:
             self._cell = self._new_cell(arguments, folder)
+            environment = {}  # what starts the sandbox is its first process, whose variables can be read inside
         wall = self._cell.walled if self._cell is not None else Walled(arguments, (), None)
+        report, theirs = os.pipe()
         try:
             with self._log.open(mode) as log:
                 self._keeper = subprocess.Popen(
@@ -159,10 +160,15 @@ class RunningCompanion:
                     start_new_session=True, env=environment, user=wall.user, group=wall.user,
                     extra_groups=None if wall.user is None else [],
                 )  # fmt: skip
+        except BaseException:
+            os.close(report)
+            raise
         finally:
+            os.close(theirs)
             if self._cell is not None:
                 self._cell.begun()
-        os.close(theirs)
+                if self._keeper is None:
+                    self._end_cell()
         os.set_blocking(report, False)
         self._report = report
         order: dict[str, Any] = {
@@ -197,6 +203,8 @@ class RunningCompanion:
         while not self.is_ready():
             if self.is_over():
                 raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+            if self._cell is not None and self._cell.taken:
+                raise self._failure(f"The port of the service {self.name} cannot be had: {self._cell.taken}.")
             if time.monotonic() > until:
                 raise self._failure(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
@@ -228,11 +236,14 @@ class RunningCompanion:
             logger.warning("the service {} does not end", self.name)
         else:  # a keeper that was killed is gone before what it kept is
             if self._report is not None:
-                select.select([self._report], [], [], GRACE_S + 15)
+                _readable(self._report, GRACE_S + 15)
+        self._end_cell()
+        self._how()
+
+    def _end_cell(self) -> None:
         if self._cell is not None:
             self._cell.close()
             self._cell = None
-        self._how()
 
     @property
     def _by_address(self) -> bool:
@@ -243,6 +254,8 @@ class RunningCompanion:
         ready = self._companion.ready
         if not ready:
             return True
+        if self._cell is not None and not self._cell.open:
+            return False  # what answers is another run's
         if self._by_address:
             return not why_not(ready)
         wanted = ready.encode()
@@ -256,7 +269,7 @@ class RunningCompanion:
         """Whether what was started has ended, all of it: its keeper's report is then there, or will never be."""
         if self._keeper is None or self._keeper.poll() is None:
             return False
-        return self._report is None or bool(select.select([self._report], [], [], 0)[0])
+        return self._report is None or _readable(self._report, 0)
 
     def ended_well(self) -> bool:
         """Whether it had done what it was to do. Of one that is over."""
@@ -294,6 +307,14 @@ class RunningCompanion:
             expected=expected,
             do="run its command by hand in its folder, and look at what it prints",
         )
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or its end, within that time; the descriptor may be any number, as that of
+    one that is started again in a busy run is."""
+    asked = select.poll()
+    asked.register(descriptor, select.POLLIN)
+    return bool(asked.poll(seconds * 1000))
 
 
 def _is_address(ready: str | None) -> bool:

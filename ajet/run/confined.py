@@ -29,7 +29,7 @@ from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
 from ajet.environment.sandbox.program import Walled, Walls, walled
-from ajet.rollout.isolation.sandbox import holds_more, sweep
+from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, sweep
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 
@@ -85,6 +85,8 @@ class Cell:
         sweep(FOLDERS, "door")
         self._root = Path(tempfile.mkdtemp(prefix=FOLDERS))
         self._root.chmod(0o711)
+        self.open, self.taken = False, ""
+        """Whether the port leads in; why it cannot, where another got it since this one was made."""
         self._says: int | None = None
         self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="ajet-service-door", daemon=True)
@@ -134,8 +136,11 @@ class Cell:
 
     def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()
-        shown = (folder, *_shows(companion, folder), Path(ajet.__file__).parent, Path(door.__file__))
-        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits())
+        theirs = (folder, *_shows(companion, folder))
+        shown = (*theirs, Path(ajet.__file__).parent, Path(door.__file__))
+        found = {one.resolve() for each in theirs for one in dotenv_files(each) if one.is_file()}
+        secrets = tuple(each for each in sorted(found) if any(map(each.is_relative_to, theirs)))
+        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits(), secrets)
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]
         return walled(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
@@ -152,7 +157,13 @@ class Cell:
             await asyncio.wait([over, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
             self._loop.remove_reader(self._says)
             if not over.done() and os.read(self._says, 1):  # else it ended before it answered
-                server = await asyncio.start_server(door.forwarding(connect), sock=self._at, backlog=BACKLOG)
+                try:
+                    server = await asyncio.start_server(door.forwarding(connect), sock=self._at, backlog=BACKLOG)
+                except OSError as problem:  # two that listen to nothing yet may be bound to one port
+                    self.taken = problem.strerror or str(problem)
+                    await over
+                    return
+                self.open = True
                 await over
                 server.close()
 
@@ -174,7 +185,7 @@ def _port(companion: Companion) -> int | None:
 
 
 def _shows(companion: Companion, folder: Path) -> list[Path]:
-    return [(folder / Path(each).expanduser()).absolute() for each in companion.shows]
+    return [(folder / Path(each).expanduser()).resolve() for each in companion.shows]
 
 
 def _limits() -> Limits:

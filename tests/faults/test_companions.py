@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ from ajet.config import Experiment
 from ajet.config.schema.services import Companion
 from ajet.environment.sandbox.choose import Trial, chosen_mechanism, tried
 from ajet.run.companions import RunningCompanion, beside, wanted, why_not
+from ajet.run.confined import Cell
 from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
 from tests.world_fixtures import until
@@ -140,6 +143,7 @@ def tried(act):
     except OSError as error: return type(error).__name__
 here = os.getcwd()
 found = {"here": here, "reads": open("data.txt").read(), "env": open(".env").read(), "shown": open(sys.argv[3]).read(),
+    "below": open("sub/.env").read(),
     "writes": tried(lambda: open("new.txt", "w")), "home": tried(lambda: open(os.environ["HOME"] + "/x", "w").name),
     "other": tried(lambda: open(sys.argv[2])), "secret": os.environ.get("SOME_SECRET"), "given": os.environ["GIVEN"],
     "out": tried(lambda: socket.create_connection(("127.0.0.1", int(sys.argv[4])), 5)),
@@ -164,7 +168,8 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
     monkeypatch.setattr("ajet.run.confined.tempfile.mkdtemp", noted)
     monkeypatch.setenv("SOME_SECRET", "of mine")
     home, more = tmp_path / "lake", tmp_path / "more"
-    for name, text in (("looks.py", LOOKS), ("data.txt", "read"), (".env", "KEY=1"), ("../more/book.txt", "shown")):
+    files = {"looks.py": LOOKS, "data.txt": "read", ".env": "KEY=1", "sub/.env": "KEY=2", "../more/book.txt": "shown"}
+    for name, text in files.items():
         (home / name).resolve().parent.mkdir(exist_ok=True)
         (home / name).write_text(text)
     (tmp_path / "other.txt").write_text("of mine")
@@ -179,7 +184,11 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             address = f"http://127.0.0.1:{port}"
             with urllib.request.urlopen(address, timeout=60) as answer:
                 found = json.load(answer)
-            first = next(each for each in psutil.Process().children(recursive=True) if "looks.py" in each.cmdline())
+            ours = psutil.Process().children(recursive=True)
+            keepers = [each for each in ours if any("keeper.py" in word for word in each.cmdline())]
+            assert keepers  # bubblewrap, whose variables can be read inside, has those of its keeper
+            assert not any("SOME_SECRET" in each.environ() for each in keepers), "bubblewrap gets it from them"
+            first = next(each for each in ours if "looks.py" in each.cmdline())
             first.kill()
             assert until(lambda: gone(first.pid) and not why_not(address), 60), "it comes back, at the same port"
             left = psutil.Process().children(recursive=True)
@@ -188,8 +197,43 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
     assert found.pop("processes") < 8
     assert found == {
         "here": str(home), "reads": "read", "env": "", "shown": "shown", "writes": "OSError", "home": "/box/x",
-        "other": "FileNotFoundError", "secret": None, "given": "it", "out": "ConnectionRefusedError",
+        "below": "", "other": "FileNotFoundError", "secret": None, "given": "it", "out": "ConnectionRefusedError",
     }  # fmt: skip
+
+
+def test_one_that_is_confined_is_not_taken_for_another_that_got_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two runs at once would: a port that nobody listens at may be bound twice."""
+    if not tried("bubblewrap").works:
+        pytest.skip("no bubblewrap here")
+    port, others, begun = free_port(), [], Cell.begun
+
+    def late(cell: Cell) -> None:
+        others.append(socket.create_server(("127.0.0.1", port)))
+        begun(cell)
+
+    monkeypatch.setattr(Cell, "begun", late)
+    (tmp_path / "lake").mkdir()
+    command = [sys.executable, "-I", "-S", "-m", "http.server", str(port)]
+    lake = {"command": command, "cwd": "lake", "ready": f"tcp://127.0.0.1:{port}", "confined": True}
+    found = experiment(tmp_path, lake=lake)
+    with pytest.raises(UserError, match="The port of the service lake cannot be had"), beside(found, tmp_path):
+        raise AssertionError("the run began")
+    others[0].close()
+
+
+def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not tried("bubblewrap").works:
+        pytest.skip("no bubblewrap here")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary := Path(tempfile.mkdtemp())))
+    (tmp_path / "services" / "lake.log").mkdir(parents=True)
+    (tmp_path / "lake").mkdir()
+    lake = {"command": "sleep 9", "cwd": "lake", "ready": f"tcp://127.0.0.1:{free_port()}", "confined": True}
+    with pytest.raises(IsADirectoryError), beside(experiment(tmp_path, lake=lake), tmp_path):
+        raise AssertionError("the run began")
+    assert not [*temporary.iterdir()] and "ajet-service-door" not in {each.name for each in threading.enumerate()}
+    temporary.rmdir()
 
 
 @pytest.mark.parametrize(
@@ -297,6 +341,25 @@ def test_how_one_ended_that_took_too_long_to_is_read_once(tmp_path: Path, monkey
         os.fstat(report)
     lake.close()
     assert lake.how() == said
+
+
+def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> None:
+    """Its report comes on a descriptor above those that select takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if -1 < hard < 1200:
+        pytest.skip("no such descriptors here")
+    lake = RunningCompanion("lake", Companion(command=["sleep", "60"]), tmp_path, tmp_path / "lake.log")
+    lake.start()
+    low = lake._report
+    assert low is not None
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+        lake._report = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 1100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    os.close(low)
+    lake.close()
+    assert lake.is_over() and lake.how().startswith(" with code -")
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class Walls:
     uid: int | None = None
     """The user that it becomes, where there can be one: the same for all that share the working folder."""
     limits: Limits = Limits()
+    secrets: tuple[Path, ...] = ()
+    """Files in what is shown that are empty, beside the `.env` files at its top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ def walled(command: Sequence[str], walls: Walls, environment: Mapping[str, str])
     argv += [*identity_files(walls.uid if as_root else None, descriptors), *writable(walls.limits.disk)]
     python = (Path(sys.prefix), Path(sys.base_prefix), Path(first.__file__))
     argv += folders_shown(outermost([*walls.shown, *python]))
-    for secret in sorted({each.resolve() for shown in walls.shown for each in shown.glob(".env*") if each.is_file()}):
+    tops = {each.resolve() for shown in walls.shown for each in shown.glob(".env*") if each.is_file()}
+    for secret in sorted(tops.union(walls.secrets)):
         descriptors.append(filled(b""))
         argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), str(secret)]
     argv += ["--bind", str(walls.workdir), FOLDER]

@@ -201,7 +201,7 @@ class Box:
     @cached_property
     def _secrets(self) -> list[str]:
         """Files of the project that hold keys: they are empty inside. Looked for once a run."""
-        found = {each.resolve() for each in _dotenv_files(self._home.base)}
+        found = {each.resolve() for each in dotenv_files(self._home.base) if each.is_file()}
         return [str(each) for each in sorted(found) if any(each.is_relative_to(folder) for folder in self._shown)]
 
     def _environment(self) -> dict[str, str]:
@@ -211,7 +211,7 @@ class Box:
                 "OMP_NUM_THREADS": "1"}  # fmt: skip
 
 
-def _dotenv_files(project: Path) -> Iterator[Path]:
+def dotenv_files(project: Path) -> Iterator[Path]:
     """Those of the project and of all folders below it, but for environments and what others wrote."""
     for folder, below, files in os.walk(project):
         below[:] = [name for name in below if name not in _NOT_THE_PROJECTS]
