@@ -53,6 +53,7 @@ COVERED = {
     "ajet/backbone/verl/settings.py::_device": "verl",
     "ajet/backbone/verl/settings.py::verl_settings": "verl",
     "ajet/backbone/verl/train.py::train_on_verl": "verl",
+    "ajet/engine/agreed.py::key_of": "local",
     "ajet/engine/fresh.py::FreshModel.__init__": "export",
     "ajet/engine/machine.py::device_kind": "local",
     "ajet/engine/machine.py::float32_is_usual": "local",

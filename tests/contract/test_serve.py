@@ -327,6 +327,7 @@ def test_many_clients_at_once_are_all_accounted_for():
             "ended": {"completed": 80, "failed": 0, "aborted": 0},
             "open_groups": 0,
             "waiting_groups": 0,
+            "held_out_tasks": 0,
             "version": 0,
         }
 

@@ -196,6 +196,7 @@ def test_an_episode_given_up_on_a_full_disk_is_gone_at_once(tmp_path):
             assert served.client.delete(f"/episodes/{made['episode']}").json()["status"] == "aborted"
         assert served.client.get("/episodes").json() == {
             "open": [], "ended": {"completed": 0, "failed": 0, "aborted": 1}, "open_groups": 1, "waiting_groups": 0,
+            "held_out_tasks": 0,
             "version": 0,
         }  # fmt: skip
 

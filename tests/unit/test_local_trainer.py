@@ -229,11 +229,11 @@ def test_an_error_leaves_everything_as_it_was(parts, monkeypatch):
     steps, version = trainer.optimizer.steps, trainer.version
     plain, calls = trainer._gradients, []
 
-    def failing(*args):
+    def failing(*args, **more):
         calls.append(args)
         if len(calls) == parts:
             raise MemoryError("no more")
-        return plain(*args)
+        return plain(*args, **more)
 
     monkeypatch.setattr(trainer, "_gradients", failing)
     with pytest.raises(MemoryError):

@@ -177,7 +177,7 @@ def _usable(config: AjetConfig) -> str:
             "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
             where="ajet.rollout.engine",
             expected="auto or transformers, with lora.adapters",
-            do="`ajet deploy RUN --engine vllm` serves them afterwards",
+            do="leave rollout.engine away; vLLM can serve them once they are trained (docs/deploy.md)",
         )
     if config.rollout.temperature <= 0:
         raise ConfigError(
