@@ -7,6 +7,7 @@ the run's folder.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -67,8 +68,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     interrupts, played = Interrupts(), Played()
     try:
         with interrupts.installed():
-            store.join("sampler", name, {SERVER: server_of(experiment.ajet)})  # who comes later sees it
-            announced: Announced | None = _awaited(store, interrupts, options.store.shown)
+            announced: Announced | None = _awaited(experiment, store, interrupts, options, name)
             with (
                 beside(experiment, experiment.root / experiment.name / "samplers" / name)
                 if options.services
@@ -127,16 +127,22 @@ def _played(
     return store.announced()
 
 
-def _awaited(store: SharedStore, interrupts: Interrupts, place: str) -> Announced:
-    """The policy that the trainer announced, once it has."""
-    waits = False
-    while (announced := store.announced()) is None:
-        if not waits:
-            waits = True
-            logger.info("no trainer has announced a policy in {} yet: waiting for one", place)
+def _awaited(
+    experiment: Experiment, store: SharedStore, interrupts: Interrupts, options: SampleOptions, name: str
+) -> Announced:
+    """The policy that the trainer announced, once it has. Meanwhile others at the same server see this one live."""
+    waits, told = False, -math.inf
+    while True:
         with interrupts.held():
+            if time.monotonic() - told > options.lease_seconds / 4:
+                told = time.monotonic()
+                store.join("sampler", name, {SERVER: server_of(experiment.ajet)})
+            if (announced := store.announced()) is not None:
+                return announced
+            if not waits:
+                waits = True
+                logger.info("no trainer has announced a policy in {} yet: waiting for one", options.store.shown)
             time.sleep(LOOK)
-    return announced
 
 
 def _refuse_in_turns(experiment: Experiment) -> None:

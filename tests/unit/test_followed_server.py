@@ -45,6 +45,14 @@ class Changeable(Server):
         self.weights, self.dev, self.packs = weights, dev, packs
         self.name, self.names = "default", list[str]()
         self.loads = 0
+        self.reached = asyncio.Event()
+        """A reply was asked for."""
+
+    async def stream(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/weight_info":
+            return self.model(request)
+        self.reached.set()
+        return await super().stream(request)
 
     def model(self, request: httpx.Request) -> httpx.Response:
         path, body = request.url.path, json.loads(request.content or b"{}")
@@ -176,8 +184,7 @@ def test_a_reply_across_somebody_elses_update_fails_and_the_weights_are_taken_an
     async def scenario() -> None:
         server.held = asyncio.Event()
         call = asyncio.ensure_future(reply(engine.engine))
-        while not engine.engine._calls:
-            await asyncio.sleep(0)
+        await server.reached.wait()
         server.name, server.weights = "theirs", 0.9
         server.held.set()
         with pytest.raises(EngineFailure, match="somebody else"):
@@ -187,9 +194,31 @@ def test_a_reply_across_somebody_elses_update_fails_and_the_weights_are_taken_an
     assert engine.version == UNKNOWN
     folder = checkpoint(tmp_path, 1, 0.2)
     assert engine.take(folder, 1, PROBE, nothing) and engine.version == 1 and server.name == name_of(folder, 1)
-    server.name = CHANGING
-    with pytest.raises(EngineFailure, match="somebody else"):
-        asyncio.run(reply(engine.engine))
+
+
+def test_who_does_not_lead_fails_no_call_while_another_gives_the_server_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    leader, engine = followed(server, monkeypatch), followed(server, monkeypatch)
+    assert leader.take(None, 0, PROBE, nothing) and engine.take(None, 0, PROBE, nothing, leads=False)
+    folder, server.name = checkpoint(tmp_path, 1, 0.2), CHANGING
+
+    async def scenario() -> list[Any]:
+        calls = [asyncio.ensure_future(reply(engine.engine)) for _ in range(2)]
+        while engine.version != UNKNOWN:
+            await asyncio.sleep(0)
+        calls.append(asyncio.ensure_future(reply(engine.engine)))
+        with pytest.raises(FileNotFoundError):
+            engine.take(folder, 1, PROBE, nothing, leads=False)
+        for each, leads in ((leader, True), (engine, False)):
+            assert await asyncio.to_thread(each.take, folder, 1, PROBE, nothing, leads=leads)
+        return await asyncio.gather(*calls)
+
+    sampled = len(server.bodies)
+    replies = asyncio.run(scenario())
+    assert [{chunk.version for chunk in each} for each in replies] == [{1}] * 3 and server.loads == 1
+    assert sum(body["stream"] for body in server.bodies[sampled:]) == 3, "nothing was asked twice"
 
 
 def test_a_call_waits_while_weights_change_and_bears_the_new_version(

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from ajet.engine.followed import server_of
+from ajet.run import sample as waiting
 from ajet.run import sampler as module
+from ajet.run.interrupt import Interrupts
 from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Policy, SharedStore, open_shared, sqlite_store
+from ajet.store import Address, Policy, SharedStore, open_shared, sqlite_store
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -243,6 +245,19 @@ def test_of_those_that_sample_from_one_server_the_first_that_is_not_silent_gives
         assert not sampler._leads()
         earlier.leave()
         assert sampler._leads()
+
+
+def test_who_waits_for_a_trainer_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two that waited at one server would each take the other for silent."""
+    monkeypatch.setattr(waiting, "LOOK", 0.0)
+    said: list[Any] = []
+    experiment: Any = SimpleNamespace(ajet=config_of())
+    store: Any = SimpleNamespace(
+        join=lambda *told: said.append(told), announced=lambda: "policy" if len(said) == 3 else None
+    )
+    options = waiting.SampleOptions(Address(Path("store.db")), lease_seconds=0.0)
+    assert waiting._awaited(experiment, store, Interrupts(), options, "one") == "policy"
+    assert said == [("sampler", "one", {module.SERVER: ""})] * 3
 
 
 @contextmanager

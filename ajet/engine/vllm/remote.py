@@ -8,8 +8,9 @@ two logprobs are the same can be answered: temperature 1 without truncation, or 
 
 Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
 drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
-a name for its weights (`has`), a reply before or after which it is another fails. Cached prefixes are salted with the
-version and a secret of ours, so that neither another version nor another client answers from ours.
+a name for its weights (`has`), a reply after which it is another fails, and none begins while it is another: it waits
+until somebody says what the server has now. Cached prefixes are salted with the version and a secret of ours, so that
+neither another version nor another client answers from ours.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ PROBED = 2.0
 """A temperature at which the two kinds of logprobs differ."""
 
 
+class NotBegun(EngineFailure):
+    """Of a call: somebody else is changing the server's weights, and nothing was asked of it."""
+
+
 class RemoteVllm:
     """Samples from the server at `base_url`. `vocabulary` is the number of ids the model knows. May be used from any
     event loop. Raises UserError when there is no such server."""
@@ -68,7 +73,7 @@ class RemoteVllm:
         self._expected: str | None = None
         """The server's name for its weights; None: not asked for."""
         self.surprised = False
-        """Whether a reply found another name, since `has` said which."""
+        """Whether a call found another name, since `has` said which: until it does so again no call begins."""
         try:
             with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
                 served = self._served(client)
@@ -112,18 +117,21 @@ class RemoteVllm:
                 retryable=False,
             )
         loop = asyncio.get_running_loop()
-        stream = Stream(loop)
-        while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
-            await asyncio.sleep(QUIET_LOOK)
-        task.add_done_callback(self._over)
         finished = False
-        try:
-            while not finished:
-                chunk = await stream.next()
-                finished = chunk.finish is not None
-                yield chunk
-        finally:
-            task.cancel()
+        while not finished:
+            stream = Stream(loop)
+            while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
+                await asyncio.sleep(QUIET_LOOK)
+            task.add_done_callback(self._over)
+            try:
+                while not finished:
+                    chunk = await stream.next()
+                    finished = chunk.finish is not None
+                    yield chunk
+            except NotBegun:
+                continue
+            finally:
+                task.cancel()
 
     def weights_changed(self, version: int) -> None:
         """The server has the weights of `version` now, says whoever put them there. Waits for the calls under way.
@@ -241,14 +249,14 @@ class RemoteVllm:
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
-            if self._quiet:
+            if self._quiet or self.surprised:
                 return None
             task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
             self._calls[task] = stream
             return task
 
-    async def _require_expected(self) -> None:
-        """That the server's name for its weights is the one that was said. Raises EngineFailure."""
+    async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
+        """That the server's name for its weights is the one that was said. Raises `failure`."""
         if self._expected is None:
             return
         answer = await self._client().get(NAME)
@@ -256,7 +264,7 @@ class RemoteVllm:
         name = self._parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.surprised = True
-            raise EngineFailure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
+            raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
 
     async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
         reply = Reply(request, version)
@@ -264,7 +272,7 @@ class RemoteVllm:
         failure = EngineFailure("the engine was closed")
         finished = False
         try:
-            await self._require_expected()
+            await self._require_expected(NotBegun)
             async for chunk in self._chunks(body_of(request, limit, self._salted(version)), reply):
                 if needs_unit:
                     held.append(chunk)
