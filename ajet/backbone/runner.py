@@ -144,6 +144,9 @@ class Runner:
         it would refuse; loads neither torch nor the backbone's package."""
         return experiment.ajet
 
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """Before a training has a folder. Raises UserError for settings and flags that do not go together."""
+
     def shown(self, experiment: Experiment) -> str:
         """What the backbone is given, as further YAML documents of `ajet config show`."""
         return ""

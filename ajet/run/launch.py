@@ -39,8 +39,11 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         activate(options.debug_tags)
 
     from ajet.record import RunDirectory
+    from ajet.run.runner import runner_of
 
     refuse_untrainable(experiment, elsewhere=options.from_store is not None)
+    if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
+        runner_of(experiment.backbone).require(experiment, options)
     run = RunDirectory.open(
         experiment,
         root=experiment.root,

@@ -27,6 +27,18 @@ class VerlRunner(Runner):
 
         return credit_settings(verl_settings(experiment))
 
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """A store where samplers are to play, and settings that samplers can follow."""
+        if options.from_store is None and experiment.ajet.trainer_common.mode != "async":
+            return
+        from ajet.backbone.verl import verl_settings
+        from ajet.backbone.verl.train import require_one_sampling, require_store
+
+        config = verl_settings(experiment)
+        require_store(config, options.from_store)
+        if options.from_store is not None:
+            require_one_sampling(experiment.ajet, config)
+
     def shown(self, experiment: Experiment) -> str:
         """verl's whole config."""
         from ajet.backbone.verl import verl_settings
