@@ -89,20 +89,23 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
 
 
 def checkpoint_bytes(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
-    """Of one checkpoint, on any backbone. verl's holds float32 weights and moments."""
+    """Of one checkpoint, on any backbone. verl's holds float32 weights and moments, and for samplers the weights once
+    more, as a model folder."""
     if described(settings.backbone).opens is None:
-        return (4 + MOMENTS) * size.parameters
+        merged = 4 if settings.trainer_common.mode == "async" else 0
+        return (4 + MOMENTS + merged) * size.parameters
     return footprint(size, settings, wide=wide).checkpoint
 
 
 def checkpoints_at_once(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
     """How many lie on the disk at the same time, at most: those that are kept, the best one, and the one that is being
-    written before an older one goes. `steps` None: no end is known."""
+    written before an older one goes. `steps` None: no end is known. With samplers each step is saved."""
     trainer = settings.trainer_common
+    every = 1 if trainer.mode == "async" else trainer.save_freq
     kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1
     if steps is None:
         return kept
-    saved = math.ceil(steps / trainer.save_freq) if trainer.save_freq > 0 else 1
+    saved = math.ceil(steps / every) if every > 0 else 1
     return min(kept, max(saved, 1))
 
 

@@ -19,7 +19,7 @@ from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model
 from ajet.engine.weight_shapes import ModelSize, model_size
 from ajet.run import review
-from ajet.run.footprint import checkpoints_at_once, disk_of, footprint, gib
+from ajet.run.footprint import checkpoint_bytes, checkpoints_at_once, disk_of, footprint, gib
 from ajet.run.rehearse import left_out, lengths
 from ajet.run.review import review_room, review_run
 from ajet.run.room import room_of
@@ -108,8 +108,17 @@ def test_how_many_checkpoints_lie_there_at_once(tmp_path: Path) -> None:
 
     assert of(1000) == of(None) == 4 and of(1000, validates=False) == 3
     assert of(40) == 2 and of(7) == 1 and of(1000, save_freq=-1) == 1 and of(1000, max_checkpoints_to_keep=9) == 11
+    assert of(40, mode="async") == 4, "with samplers each step is saved"
     elsewhere = experiment(tmp_path, trainer_common={"checkpoint_base_dir": str(tmp_path / "a")})
     assert {disk.folder for disk in disk_of(elsewhere)} == {tmp_path}
+
+
+def test_verls_checkpoint_for_samplers_holds_the_weights_once_more(tmp_path: Path) -> None:
+    alone, merged = (
+        checkpoint_bytes(BIG, experiment(tmp_path, "verl", trainer_common={"mode": mode}).ajet, wide=True)
+        for mode in ("sync", "async")
+    )
+    assert merged - alone == 4 * BIG.parameters
 
 
 def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
