@@ -18,6 +18,8 @@ from ajet.backbone.verl.trainer.reporting import Reporting, Stopped
 from ajet.config import Experiment
 from ajet.config.references import load_code
 from ajet.run.interrupt import Interrupts
+from ajet.run.launch import launch
+from ajet.run.options import LaunchOptions
 from ajet.run.sink import RunSink
 from ajet.schema.errors import ConfigError, RunFailed
 from tests.verl_fixtures import without_verl
@@ -93,7 +95,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.letters: list[Any] = []
-        self.looks = self.asked = 0
+        self.looks = self.asked = self.lacking = 0
         self.known: list[int] = []
         self.exhausted = False
 
@@ -115,12 +117,21 @@ class Heard:
         self.known += grants
 
 
-def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]]], problem: Any = None) -> Heard:
-    """What was heard in rounds of (whether the trainer has ended, letters)."""
+def listened(
+    monkeypatch: pytest.MonkeyPatch,
+    rounds: list[tuple[bool, list[Any]]],
+    problem: Any = None,
+    *,
+    stopping: bool = False,
+    lacking: int = 0,
+) -> Heard:
+    """What was heard in rounds of (whether the trainer has ended, letters). `stopping`: after a Ctrl-C; `lacking`:
+    groups that samplers are to play."""
     ray = pytest.importorskip("ray")
     from ajet.backbone.verl.on_ray import Ears
 
     done, heard, left = object(), Heard(), iter(rounds)
+    heard.lacking = lacking
     now: list[Any] = []
 
     def wait(_: Any, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -147,8 +158,10 @@ def listened(monkeypatch: pytest.MonkeyPatch, rounds: list[tuple[bool, list[Any]
     )
     try:
         told: Any = heard
-        asked_to_end = Ears("verl", mailbox, done, told, told, Path("the logs"), Interrupts(), told).listen()
-        assert asked_to_end == (heard.asked > 0)
+        asked_to_end = Ears("verl", mailbox, done, told, told, Path("the logs"), Interrupts(), told).listen(
+            stopping=stopping
+        )
+        assert asked_to_end == (stopping or heard.asked > 0)
     finally:
         assert next(left, None) is None, "it listens until nothing comes any more"
     return heard
@@ -165,6 +178,14 @@ def test_a_run_that_learns_nothing_is_asked_to_end_once(monkeypatch: pytest.Monk
     rounds = [(False, [Phase("rollout", 1)]), (False, [Phase("update", 7)]), (False, []), (False, []), (True, [])]
     assert listened(monkeypatch, rounds).asked == 1
     assert listened(monkeypatch, [(False, []), (True, [])]).asked == 0
+
+
+def test_who_is_interrupted_waits_for_no_group_that_samplers_are_to_play(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be none, and each step that is over has its checkpoint."""
+    rounds = [(False, [Phase("update", 1)]), (False, [])]
+    assert listened(monkeypatch, rounds, stopping=True, lacking=2).letters == [Phase("update", 1)]
+    listened(monkeypatch, [*rounds, (True, [])], lacking=2)
+    listened(monkeypatch, [*rounds, (True, [])], stopping=True)
 
 
 def test_a_trainer_that_failed_ends_the_run_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +205,22 @@ def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
         for more in ({}, cpu.environment())
     ]
     assert "ajet" not in told[0] and told[1].count("ajet.backbone.verl.cpu.vllm_plugin:register") == 1
+
+
+@without_verl
+def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    tree = {
+        "backbone": "verl",
+        "model": {"path": "embedded:tiny-tools"},
+        "task_reader": {"type": "random_dummy"},
+        "rollout": {"user_workflow": "agent.py->Agent", "max_model_len": 1000},
+        "data": {"max_prompt_length": 500, "max_response_length": 500},
+        "trainer_common": {"device": "cpu", "n_gpus_per_node": 1, "mode": "async"},
+    }
+    experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path / "record")
+    with pytest.raises(ConfigError, match="none is named"):
+        launch(experiment, LaunchOptions())
+    assert not (tmp_path / "record").exists()
 
 
 @without_verl

@@ -14,7 +14,8 @@ from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.verl.config import DECOUPLED
 from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.backbone.verl.store_tickets import StoreTickets
-from ajet.backbone.verl.train import require_store
+from ajet.backbone.verl.train import require_model_in, require_store
+from ajet.record.checkpoint import Checkpoint
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import ConfigError
@@ -97,13 +98,15 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     assert (first.policy.step, first.policy.weights, first.policy.below) == (0, "", 10)
     first.play(0)
     assert first.granted(1, 1) == [0] and first.tickets.due() == [], "the other one waits"
+    assert first.tickets.lacking == 1
     first.play(1)
-    assert first.granted(1, 1) == [1]
+    assert first.granted(1, 1) == [1] and first.tickets.lacking == 0
     first.play(2)
     assert first.tickets.due() == [], "nobody asks for more"
     taken = first.take(1, 0, 1)
     assert ([group.order for group in taken.over], taken.stale, taken.again) == ([0, 1], [], [])
     assert first.tickets.waiting() == [2] and first.policy.step == 0, "no checkpoint is there yet"
+    assert not first.tickets._groups, "no episode of a step that is over is held in memory"
     committed = first.tickets.commit()
     first.tickets.forget(1)
     assert first.policy.step == 1 and first.policy.weights.endswith("checkpoints/step-1")
@@ -160,6 +163,8 @@ def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> 
     assert [grant.order for grant in made.tickets.due()] == [0]
     made.tickets.give_up(0, 1)
     assert made.granted(1, 1) == [] and made.tickets.open() == [] and made.store.depths().closed == 1
+    (late,) = made.tickets._closed_groups.ready(0, 1).groups
+    assert not made.tickets.close(late, 1), "its last process told that it had it before it died"
     made.play(1)
     assert made.granted(1, 1) == [1]
     made.tickets.asked(3)
@@ -194,3 +199,14 @@ def test_a_store_without_its_mode_and_a_mode_without_its_store_are_refused(
     with pytest.raises(ConfigError, match="dynamic_sampling"):
         require_store(verls(DECOUPLED, "fsdp2", filters=True), STORE)
     require_store(verls("ajet_sync", "megatron"), None)
+
+
+def test_a_checkpoint_that_no_sampler_can_load_is_not_gone_on_from(tmp_path: Path) -> None:
+    (tmp_path / "global_step_3").mkdir()
+    sharded = Checkpoint(tmp_path, 3, None, {"verl": "global_step_3", "frontier": {}})
+    with pytest.raises(ConfigError, match="without samplers"):
+        require_model_in(sharded)
+    (tmp_path / "model.safetensors").touch()
+    require_model_in(sharded)
+    with pytest.raises(ConfigError, match="without samplers"):
+        require_model_in(replace(sharded, state={"verl": "global_step_3", "order": {}}))

@@ -120,10 +120,10 @@ class Ears:
     def listen(self, *, stopping: bool = False) -> bool:
         """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
         interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
-        end. Raises RunFailed for what the process raised."""
+        end; then it does not wait for groups that others are to play. Raises RunFailed for what the process raised."""
         import ray
 
-        mailbox = self._mailbox
+        mailbox, hurries = self._mailbox, stopping
         while True:
             with self._interrupts.held():
                 if due := self._tickets.due():
@@ -138,6 +138,11 @@ class Ears:
                     self._record.take(letter)
                 if any(isinstance(letter, Phase) for letter in letters):
                     self._leftovers.look()
+            if hurries and self._tickets.lacking and not letters:
+                logger.warning(
+                    "its present step waits for groups: it ends with the step before, which has a checkpoint"
+                )
+                return stopping
             if ended and not letters:
                 try:
                     ray.get(self._done)

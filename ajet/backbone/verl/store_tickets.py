@@ -42,10 +42,12 @@ class StoreTickets(Tickets):
         self._closed_groups = ClosedGroups(store, settings.trainer_common)
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
-        self._granted: list[Group | None] = []
-        """By ticket; None: whoever asked for it gave it up before there was a group."""
+        self._granted = 0
+        """Tickets of which it is known what they are for."""
+        self._groups: dict[int, Group] = {}
+        """By position, of what was granted and is not over."""
         self._abandoned: set[int] = set()
-        """Such tickets."""
+        """Tickets that were given up before there was a group."""
         self._given_up: set[int] = set()
         """Positions whose group takes its process down: the next launch tries them again."""
         self._say(stale=0)
@@ -61,37 +63,42 @@ class StoreTickets(Tickets):
         useless = sum(not each.scored for each in self._handed()) + len(self._given_up)
         self._say(stale=len(ready.stale) + useless)
         grants, left = list[Grant](), iter(there)
-        while (ticket := len(self._granted)) <= self._asked:
-            if ticket in self._abandoned:
-                self._granted.append(None)
+        while self._granted <= self._asked:
+            if self._granted in self._abandoned:
+                self._granted += 1
                 grants.append(Grant(NOBODYS, Task()))
             elif (group := next(left, None)) is not None:
                 grants.append(self._granted_as(group))
             else:
                 break
-        if lacking := self._asked + 1 - len(self._granted):
-            self._says.wait(self._trained + 1, self._size - lacking, self._size, len(ready.stale))
+        if self.lacking:
+            self._says.wait(self._trained + 1, self._size - self.lacking, self._size, len(ready.stale))
         else:
             self._says.live(self._trained)
         return grants
 
+    @property
+    def lacking(self) -> int:
+        """See `Tickets`."""
+        return max(0, self._asked + 1 - self._granted)
+
     def close(self, group: Group, step: int) -> bool:
-        """It is handed over, for the step that asked for it. False: it was before."""
-        if group.order in self._steps:
+        """It is handed over, for the step that asked for it. False: it was before, or is given up."""
+        if group.order in self._steps or group.order not in self._groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
         """Its group takes every process down that makes rows of it: this launch does not ask for it again."""
-        group = self._granted[ticket] if ticket < len(self._granted) else None
-        if group is None:
+        if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
-        order = group.order
-        logger.warning("position {} takes its process down: it is left in the store", order)
-        self._given_up.add(order)
-        self._places.pop(order, None)
+        for order in [order for order, place in self._places.items() if place == ticket]:
+            logger.warning("position {} takes its process down: it is left in the store", order)
+            self._given_up.add(order)
+            del self._places[order], self._groups[order]
+            self._steps.pop(order, None)
 
     def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
         """What leaves with a step whose credit went to the episodes `credited`, by uuid."""
@@ -112,8 +119,8 @@ class StoreTickets(Tickets):
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.worn, step, "stale")
         for group in over:
-            del self._steps[group.order]
-            self._places.pop(group.order, None)
+            del self._steps[group.order], self._places[group.order], self._groups[group.order]
+        self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         again = [group.order for group in scored if group.order in reuse.before]
         return Taken(over, stale, again, self._says.newly_dead(self._order), self._says.dead)
@@ -151,10 +158,9 @@ class StoreTickets(Tickets):
 
     def _handed(self) -> list[Group]:
         """Those that wait for the step that asked for them."""
-        granted = {group.order: group for group in self._granted if group is not None}
-        return [granted[order] for order in self._steps]
+        return [self._groups[order] for order in self._steps]
 
     def _granted_as(self, group: Group) -> Grant:
-        self._places[group.order] = len(self._granted)
-        self._granted.append(group)
+        self._places[group.order], self._groups[group.order] = self._granted, group
+        self._granted += 1
         return Grant(group.order, group.task, group)

