@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -191,6 +192,25 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
     store.close(lease)
     ((kept,),) = (each.kept for each in store.closed())
     assert_equal(kept.episode, episode("whole"))
+
+
+def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_are_written_again() -> None:
+    from pymongo.errors import BulkWriteError
+
+    link, asked = connection.Connection("mongodb://127.0.0.1:1", "none", None, patience=60.0), list[str]()
+
+    def insert(written: Any, ordered: bool) -> None:
+        asked.extend(written)
+        if len(asked) == 1:
+            unsure = {"code": 91, "errmsg": "it goes down"}
+            raise BulkWriteError({"writeErrors": [], "writeConcernErrors": [unsure]})
+
+    link._durable = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
+    written: Any = ["a part"]
+    try:
+        assert records.Records(link, Redactor({}))._insert("Blob", written) and asked == written * 2
+    finally:
+        link.close()
 
 
 def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(

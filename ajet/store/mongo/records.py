@@ -122,18 +122,24 @@ class Records:
 
     def _insert(self, name: str, documents: Sequence[Document]) -> bool:
         """False where one was there."""
-        from pymongo.errors import BulkWriteError
+        from pymongo.errors import AutoReconnect, BulkWriteError
 
         if not documents:
             return True
-        try:
-            self._link.ask(lambda base: base[name].insert_many(documents, ordered=False))
-        except BulkWriteError as error:
-            told: Mapping[str, Any] = error.details or {}
-            if any(each["code"] != DUPLICATE for each in told["writeErrors"]):
-                raise
-            return False
-        return True
+
+        def insert(base: Database[dict[str, Any]]) -> bool:
+            try:
+                base[name].insert_many(documents, ordered=False)
+            except BulkWriteError as error:
+                told: Mapping[str, Any] = error.details or {}
+                if any(each["code"] != DUPLICATE for each in told["writeErrors"]):
+                    raise
+                if unsure := told.get("writeConcernErrors"):  # of a server that goes down: it may come back without
+                    raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
+                return False
+            return True
+
+        return self._link.ask(insert)
 
     def _kept(self, uuids: Sequence[str]) -> dict[str, Kept]:
         parts: dict[str, dict[str, list[Document]]] = {}
