@@ -303,12 +303,18 @@ def _order(experiment: Experiment, reader: OpenedReader, backbone: Backbone) -> 
 
 
 def _held_out(experiment: Experiment, reader: OpenedReader | None, backbone: Backbone) -> Sequence[Task]:
-    """Those of the task reader, for clients who ask for one."""
+    """Those of the task reader, for clients who ask for one. Where they cannot be read the others are served: a reader
+    names a split by default that its data may not have."""
+    from ajet.schema.errors import TaskError
     from ajet.task_reader.overlong import within_prompt_length
 
     if reader is None or not reader.has("validation"):
         return ()
-    return within_prompt_length(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
+    try:
+        return within_prompt_length(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
+    except TaskError as problem:
+        logger.warning("there are no held-out tasks for clients that ask for one: {}", problem.what)
+        return ()
 
 
 def _admin_key() -> tuple[str, bool]:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,10 +16,11 @@ from ajet.algorithm import discarded
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles
 from ajet.run.accounting import check_tokens
+from ajet.run.serve import _held_out
 from ajet.run.served_batch import Batch
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
-from ajet.schema.errors import UserError
-from ajet.schema.task import WorkflowOutput
+from ajet.schema.errors import TaskError, UserError
+from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import digest_of
 from ajet.store import RunStore
 from tests import record_fixtures
@@ -579,3 +581,16 @@ def test_held_out_tasks_of_the_server_s_own_are_given_out_in_turns_and_never_tra
         assert error(served.client.post("/episodes", json={"train": False}))[0] == 400
     with counter(backlog=9) as served:
         assert error(served.client.post("/episodes", json={"held_out": True}))[0] == 400
+
+
+def test_a_server_whose_held_out_tasks_cannot_be_read_serves_the_others():
+    """A reader's split that nobody set may not be there."""
+
+    def tasks(split):
+        raise TaskError(f"There is no {split} split.")
+
+    experiment, backbone = Experiment.from_dict({"ajet": {}}, base=Path.cwd()), SimpleNamespace(tokenizer=None)
+    reader = SimpleNamespace(has=lambda split: True, tasks=tasks)
+    assert _held_out(experiment, reader, backbone) == ()
+    reader.tasks = lambda split: [Task(main_query=split)]
+    assert [task.main_query for task in _held_out(experiment, reader, backbone)] == ["validation"]
