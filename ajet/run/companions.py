@@ -117,7 +117,7 @@ class RunningCompanion:
 
     def require(self) -> None:
         """Raises UserError where it cannot be started as it is asked for."""
-        if not self._folder.is_dir():
+        if not self._folder.is_dir() and not self._answers():
             where = f"ajet.services.{self.name}.cwd"
             raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
         require_confinable(self.name, self._companion, self._folder)
@@ -137,8 +137,8 @@ class RunningCompanion:
         self._begin("ab")
 
     def _begin(self, mode: Literal["wb", "ab"]) -> None:
-        ready = self._companion.ready
-        if _is_address(ready) and not why_not(str(ready)):
+        if self._answers():
+            ready = self._companion.ready
             logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
             return
         self.require()
@@ -245,6 +245,9 @@ class RunningCompanion:
             self._cell.close()
             self._cell = None
 
+    def _answers(self) -> bool:
+        return self._by_address and not why_not(str(self._companion.ready))
+
     @property
     def _by_address(self) -> bool:
         return _is_address(self._companion.ready)
@@ -257,7 +260,7 @@ class RunningCompanion:
         if self._cell is not None and not self._cell.open:
             return False  # what answers is another run's
         if self._by_address:
-            return not why_not(ready)
+            return self._answers()
         wanted = ready.encode()
         with self._log.open("rb") as log:
             log.seek(self._heard)

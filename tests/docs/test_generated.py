@@ -1,5 +1,7 @@
 """What is generated from the code is up to date."""
 
+import re
+
 import pytest
 
 from ajet.cli.docs import ROOT, cli_md, generated, in_chinese
@@ -7,6 +9,7 @@ from ajet.config.generate import configuration_sentences
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import walk
 
+CODE = re.compile(r"`[^`]+`|\{\w+\}")
 FILES = [
     "default_config/ajet_default.yaml",
     "docs/configuration.md",
@@ -46,6 +49,12 @@ def test_every_option_of_the_interface_is_there():
     ]
     for flag in flags:
         assert f"`{flag}" in text, flag
+
+
+def test_the_chinese_words_name_the_same_keys_and_places():
+    """What is code, and what is filled in, is in no language."""
+    for english, chinese in in_chinese().items():
+        assert set(CODE.findall(chinese)) == set(CODE.findall(english)), english
 
 
 def test_the_chinese_words_are_those_of_the_page():

@@ -89,7 +89,8 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
         assert all(psutil.pid_exists(pid) for pid in started)
         log = (runs / "services" / "lake.log").read_text()
         assert f"red {tmp_path}" in log
-        with beside(experiment(tmp_path, lake=lake), tmp_path / "other", prefix="p") as named:
+        elsewhere = lake | {"cwd": "nowhere here"}
+        with beside(experiment(tmp_path, lake=elsewhere), tmp_path / "other", prefix="p") as named:
             assert named == [] and not (tmp_path / "other").exists(), "one that answers already is somebody else's"
         assert all(psutil.pid_exists(pid) for pid in started)
         keeper = psutil.Process(started[0]).parent()
