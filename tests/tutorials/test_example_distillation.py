@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment, resolve_reference
+from ajet.schema.errors import UserError
 from tests.ajet_command import ajet, metric_rows
 from tests.tutorial_runs import TUTORIALS, learned
 
@@ -21,6 +22,18 @@ def test_the_student_learns_from_what_the_teachers_run_leaves() -> None:
     said = student.config.ajet.trainer_common.algorithm.teacher.path
     assert said == f"launcher_record/{left.experiment_name}/checkpoints/step-{left.trainer_common.total_training_steps}"
     assert len(resolve_reference(student.config.ajet.task_reader.type, base=FOLDER)(None).tasks("validation")) == 64
+
+
+@pytest.mark.slow
+def test_a_student_before_its_teacher_is_told_what_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ajet.backbone import open_teacher
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="There is no model at 'launcher_record/shop_teacher") as caught:
+        open_teacher(load_experiment(FOLDER / "distillation.yaml"), None)
+    assert (
+        caught.value.where == "ajet.trainer_common.algorithm.teacher.path" and "before its student" in caught.value.do
+    )
 
 
 @pytest.mark.extra_slow

@@ -19,11 +19,14 @@ from ajet.config.schema.trainer_common import Lora
 from ajet.engine.teacher_endpoint import other_tokenizer
 from ajet.environment.services.threads import in_thread
 from ajet.schema.batch import Sample
+from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.schema.call import Floats
     from ajet.schema.timeline import Timeline
+
+KEY = "ajet.trainer_common.algorithm.teacher.path"
 
 
 class LocalTeacher:
@@ -37,9 +40,13 @@ class LocalTeacher:
         settings.model.path = path = settings.trainer_common.algorithm.teacher.path
         assert path is not None
         trusted = settings.model.trust_remote_code
-        require_same_vocabulary(
-            tokenizer, load_tokenizer(locate(path, base=experiment.base, trust_remote_code=trusted))
-        )
+        try:
+            source = locate(path, base=experiment.base, trust_remote_code=trusted)
+        except UserError as problem:
+            problem.where = KEY
+            problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"
+            raise
+        require_same_vocabulary(tokenizer, load_tokenizer(source))
         settings.trainer_common.lora = Lora()
         self._tokens = settings.trainer_common.micro_batch_tokens
         self._scorer = Scorer(replace(experiment, ajet=settings))
