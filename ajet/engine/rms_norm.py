@@ -5,12 +5,14 @@ most in float32: on a CPU their time is that of memory.
 
 Invariant: the numbers are those of the module that is replaced, bit for bit, gradients included: the same operators in
 the same order, row by row; a module for which a probe says otherwise keeps its own. What is kept for the backward pass
-is the input, its normed rows and a number a row, half of what the operators keep. Only in bfloat16: in float32, where
-the operators convert nothing, they are as fast.
+is the input, its normed rows and a number a row, half of what the operators keep; so the input may not be changed in
+place between the passes (torch refuses the backward pass then). Only in bfloat16: in float32, where the operators
+convert nothing, they are as fast.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -51,6 +53,8 @@ def _suits(module: Any) -> bool:
         and weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and weight.ndim == 1
+        and list(inspect.signature(type(module).forward).parameters)
+        == ["self", "hidden_states"]  # no gate, no residual
     )
 
 
@@ -62,10 +66,12 @@ def _in_pieces(own: type) -> type:
     if own not in _CLASSES:
 
         def forward(self: Any, hidden_states: Tensor) -> Tensor:
-            if hidden_states.dtype != self.weight.dtype or not hidden_states.is_contiguous():
+            if not _as_probed(hidden_states, self.weight):
                 given: Tensor = own.forward(self, hidden_states)  # type: ignore[attr-defined]
                 return given
             piece = PIECE * torch.get_num_threads()
+            if not torch.is_grad_enabled():
+                return _normed(hidden_states, self.weight, self.variance_epsilon, piece, keep=False)[0]
             result: Tensor = _RmsNorm.apply(hidden_states, self.weight, self.variance_epsilon, piece)
             return result
 
@@ -73,33 +79,46 @@ def _in_pieces(own: type) -> type:
     return _CLASSES[own]
 
 
+def _as_probed(given: Tensor, weight: Tensor) -> bool:
+    return given.dtype == weight.dtype and given.device.type == weight.device.type == "cpu" and given.is_contiguous()
+
+
+def _normed(
+    given: Tensor, weight: Tensor, epsilon: float, piece: int, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The norm, what each row [N, 1] was multiplied by, and with `keep` the rows [N, W] before their weights."""
+    width = given.shape[-1]
+    result = torch.empty_like(given)
+    rows, out = given.view(-1, width), result.view(-1, width)
+    inverse = torch.empty(rows.shape[0], 1, dtype=torch.float32)
+    scaled = torch.empty_like(rows) if keep else None
+    step = max(1, piece // width)
+    wide, squares = (torch.empty(min(step, rows.shape[0]), width, dtype=torch.float32) for _ in range(2))
+    for at in range(0, rows.shape[0], step):
+        part = slice(at, at + step)
+        count = rows[part].shape[0]
+        h, s = wide[:count].copy_(rows[part]), squares[:count]
+        mean = torch.pow(h, 2, out=s).mean(-1, keepdim=True)
+        torch.rsqrt(mean.add_(epsilon), out=inverse[part])
+        normed = out[part] if scaled is None else scaled[part]
+        torch.mul(normed.copy_(h.mul_(inverse[part])), weight, out=out[part])
+    return result, inverse, scaled
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, epsilon: float, piece: int) -> Tensor:
-        width = given.shape[-1]
-        rows = given.reshape(-1, width)
-        out, inverse = torch.empty_like(rows), torch.empty(rows.shape[0], 1, dtype=torch.float32)
-        scaled = torch.empty_like(rows) if ctx.needs_input_grad[1] else None
-        step = max(1, piece // width)
-        wide, squares = (torch.empty(min(step, rows.shape[0]), width, dtype=torch.float32) for _ in range(2))
-        for at in range(0, rows.shape[0], step):
-            part = slice(at, at + step)
-            count = rows[part].shape[0]
-            h, s = wide[:count].copy_(rows[part]), squares[:count]
-            mean = torch.pow(h, 2, out=s).mean(-1, keepdim=True)
-            torch.rsqrt(mean.add_(epsilon), out=inverse[part])
-            normed = out[part] if scaled is None else scaled[part]
-            torch.mul(normed.copy_(h.mul_(inverse[part])), weight, out=out[part])
-        ctx.save_for_backward(rows, weight, inverse, scaled)
-        ctx.step = step
-        return out.view(given.shape)
+        out, inverse, scaled = _normed(given, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
+        ctx.save_for_backward(given, weight, inverse, scaled)
+        ctx.step = max(1, piece // given.shape[-1])
+        return out  # no view: a model may change it in place, as Mixtral's jitter does
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        rows, weight, inverse, scaled = ctx.saved_tensors
-        shape = grads[0].shape
-        given, width, step = grads[0].reshape(rows.shape), rows.shape[-1], ctx.step
+        hidden_states, weight, inverse, scaled = ctx.saved_tensors
+        shape, width, step = hidden_states.shape, hidden_states.shape[-1], ctx.step
+        rows, given = hidden_states.view(-1, width), grads[0].reshape(-1, width)
         to_weight = (given * scaled).sum(0) if ctx.needs_input_grad[1] else None
         if not ctx.needs_input_grad[0]:
             return None, to_weight, None, None
@@ -120,20 +139,22 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _same_bits(module: Any) -> bool:
-    """Whether outputs and gradients are those of the module's own forward pass."""
+    """Whether outputs and gradients are those of the module's own forward pass, with weights of our own: at its first,
+    which are often all 1, a product may come at another place."""
     draw = torch.Generator().manual_seed(0)
     width, dtype = module.weight.shape[0], module.weight.dtype
-    weight = module.weight.detach()
     given, grad = (torch.randn(1, ROWS, width, generator=draw).mul_(3).to(dtype) for _ in range(2))
+    weight = torch.randn(width, generator=draw).add_(1).to(dtype)
     found = []
     for piece in (None, 2 * width):
         x, w = given.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.enable_grad():
-            if piece is None:
-                out = torch.func.functional_call(module, {"weight": w}, (x,))
-            else:
-                out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
-            if out.dtype != dtype:
+            try:
+                if piece is None:
+                    out = torch.func.functional_call(module, {"weight": w}, (x,))
+                else:
+                    out = _RmsNorm.apply(x, w, module.variance_epsilon, piece)
+                found.append((out, *torch.autograd.grad(out, (x, w), grad)))
+            except (TypeError, ValueError, RuntimeError):  # it wants rows of another shape, or is not learned that way
                 return False
-            found.append((out, *torch.autograd.grad(out, (x, w), grad)))
-    return all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -58,5 +58,57 @@ def test_another_norm_keeps_its_own():
     assert cheapen_norms(module) == 0 and type(module) is OffsetRMSNorm
 
 
+def test_a_norm_that_cannot_be_tried_keeps_its_own():
+    class GatedRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states, gate=None):
+            return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+    class GroupedRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states):
+            rows, groups, _, width = hidden_states.shape
+            return super().forward(hidden_states)
+
+    for kind in (GatedRMSNorm, GroupedRMSNorm):
+        module = norm(kind)
+        assert cheapen_norms(module) == 0 and type(module) is kind
+
+
+def test_a_norm_that_weighs_in_float32_keeps_its_own():
+    class LateRMSNorm(torch.nn.Module):
+        """Its weights in float32, where they are all 1 the same."""
+
+        def __init__(self, width, epsilon):
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(width)), epsilon
+
+        def forward(self, hidden_states):
+            wide = hidden_states.float()
+            normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+            return (normed * self.weight.float()).to(hidden_states.dtype)
+
+    assert cheapen_norms(LateRMSNorm(WIDTH, 1e-5).to(torch.bfloat16)) == 0
+
+
+def test_its_result_may_be_changed_in_place():
+    """As Mixtral does while its layers are recomputed."""
+    own, ours = norm(), norm()
+    cheapen_norms(ours)
+    found = []
+    for module in (own, ours):
+        x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(4)).bfloat16().requires_grad_()
+        out = module(x * 1)
+        out *= 0.7
+        found.append([out, *torch.autograd.grad(out, [x, module.weight], torch.ones_like(out))])
+    assert all(map(torch.equal, *found))
+
+
+def test_without_a_backward_pass_nothing_is_kept_for_it(monkeypatch):
+    ours, given = norm(), torch.randn(1, 5, WIDTH).bfloat16()
+    cheapen_norms(ours)
+    monkeypatch.setattr(rms_norm, "_RmsNorm", None)
+    with torch.no_grad():
+        assert torch.equal(ours(given), norm()(given))
+
+
 def test_float32_keeps_its_own():
     assert cheapen_norms(norm().float()) == 0
