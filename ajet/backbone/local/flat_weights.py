@@ -6,9 +6,9 @@ the optimizer with the float32 masters, and both together take 4 bytes a weight,
 section 5.1, with rounding in place of truncation). In float32 the values are the masters and there is no `low`.
 
 The model's parameters are views into the buffer: whoever holds them sees each change in place. Gradients exist, as
-one buffer, only between `open_gradients` and `drop_gradients`; `low` from its first use on, which is not before an
-update or a checkpoint: sampling needs the values alone, and drawing as many numbers as there are weights takes as long
-as loading them.
+one buffer, only between `open_gradients` and `drop_gradients`; on a CPU `low` from its first use on, which is not
+before an update or a checkpoint: sampling needs the values alone, and drawing as many numbers as there are weights
+takes as long as loading them.
 """
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ class FlatWeights:
         is lost on average (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise)."""
         assert self._low is None, "masters are placed once, before anything is computed with them"
         self._dithered_by = seed
+        if self.values.device.type != "cpu":  # drawn in no time; the engine takes its part of the memory that is left
+            self._low = self.low
 
     def _drawn(self) -> Tensor:
         low = torch.zeros(self.size, dtype=torch.int16, device=self.values.device)
