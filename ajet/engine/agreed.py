@@ -1,61 +1,88 @@
 """Models that were held against their eager forward pass before, with what they are computed by, on this machine.
 
 Invariant: a verdict is kept under all that it follows from but the values of the weights: the model's modules and
-configuration, its own code, the code here that computes it, number format, device, processor and libraries. Only
-agreement is kept: what disagreed is tried again. The weights themselves the canary holds, at each start.
+configuration, its own code and the files beside it, the code here that computes it, number formats, device, processor,
+libraries and what the environment tells them; not the number of threads, which moves rounding alone. Only agreement is
+kept: what disagreed is tried again. The weights themselves the canary holds, at each start: a run without one keeps no
+verdicts and believes none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.config.cache import cache_root
+
+_SPEAK_TO_LIBRARIES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
+"""How the names of environment variables begin that choose kernels."""
 
 
 class Agreed:
-    """The verdicts in one folder, a file each; None: in ajet's cache."""
+    """The verdicts in one folder, a file each; None: in ajet's cache. A folder that cannot be read or written costs
+    time: models are then tried at each start."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_root() / "agreed"
 
     def has(self, key: str) -> bool:
         """Whether it was kept."""
-        return (self._folder / key).exists()
+        return bool(key) and os.path.isfile(self._folder / key)  # Path.exists raises where nothing may be looked at
 
     def add(self, key: str) -> None:
-        """Keep it. Idempotent."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / key).touch()
+        """Keep it; "" is not kept. Idempotent."""
+        if not key:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / key).touch()
+        except OSError as error:
+            logger.info("{}: each start holds the model against its eager pass again", error)
 
 
 def key_of(model: Any, *, code: Sequence[Path]) -> str:
-    """Under what a verdict on `model` is kept. `code`: folders of ours whose modules compute it."""
+    """Under what a verdict on `model` is kept; "" where some of its code lies in no file. `code`: folders of ours whose
+    modules compute it."""
     import torch
     import transformers
 
+    own = {_file_of(type(module)) for module in model.modules()}
+    if None in own:
+        return ""
     device = model.get_input_embeddings().weight.device
     if device.type == "cuda":
         processor = repr((torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)))
     else:
-        processor = repr((platform.machine(), torch.cpu.get_capabilities()))
+        processor = repr((platform.machine(), torch.cpu.get_capabilities(), torch.backends.cpu.get_cpu_capability()))
     facts = [
         repr(model),
-        [(type(module).__qualname__, module.config.to_json_string()) for module in _configured(model)],
-        sorted({str(parameter.dtype) for parameter in model.parameters()}),
+        model.training,
+        [(type(module).__qualname__, module.config.to_json_string(use_diff=False)) for module in _configured(model)],
+        [(name, str(tensor.dtype)) for name, tensor in [*model.named_parameters(), *model.named_buffers()]],
         [device.type, processor],
-        [torch.__version__, transformers.__version__, torch.get_float32_matmul_precision()],
+        [torch.__version__, torch.__config__.show(), torch.get_float32_matmul_precision(), transformers.__version__],
+        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SPEAK_TO_LIBRARIES)),
     ]
     digest = hashlib.sha256(repr(facts).encode())
-    own = {inspect.getsourcefile(type(module)) for module in model.modules()}
-    ours = [file for folder in (Path(__file__).parent, *code) for file in folder.glob("*.py")]
-    for file in sorted({Path(each) for each in own if each} | set(ours)):
-        digest.update(file.read_bytes())
+    folders = {*code, Path(__file__).parent, *(Path(file).parent for file in own if file)}
+    for file in sorted(file for folder in folders for file in folder.glob("*.py")):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def _file_of(kind: type) -> str | None:
+    try:
+        file = inspect.getsourcefile(kind)
+    except (TypeError, OSError):  # made in a notebook, or compiled
+        return None
+    return file if file and os.path.isfile(file) else None
 
 
 def _configured(model: Any) -> list[Any]:

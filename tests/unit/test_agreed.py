@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 import torch
 
@@ -55,6 +58,39 @@ def test_what_disagreed_is_asked_again(monkeypatch, tmp_path):
     with pytest.raises(UserError):
         TransformersEngine(tiny_llama(), agreed=Agreed(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_a_trial_and_nothing_else(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    asked = counted(monkeypatch, packed_forward, "probe")
+    for times in (1, 2):
+        assert PackedForward(tiny_llama(), agreed=Agreed(tmp_path / "file" / "agreed")).packed
+        assert len(asked) == times
+
+
+def test_a_model_whose_code_lies_in_no_file_is_tried_each_time(monkeypatch, tmp_path):
+    made = tiny_llama()
+    made.__class__ = type("Made", (type(made),), {"__module__": "__main__"})
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    asked = counted(monkeypatch, packed_forward, "probe")
+    assert key_of(made, code=[]) == ""
+    for times in (1, 2):
+        assert PackedForward(made, agreed=Agreed(tmp_path)).packed
+        assert len(asked) == times and not list(tmp_path.iterdir())
+
+
+def test_a_key_is_of_the_file_beside_the_model_and_of_what_chooses_kernels(monkeypatch, tmp_path):
+    (tmp_path / "modeling_of_ones_own.py").write_text("import torch\nclass Norm(torch.nn.Module):\n    pass\n")
+    (tmp_path / "beside.py").write_text("own = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = tiny_llama()
+    model.beside = importlib.import_module("modeling_of_ones_own").Norm()
+    keys = [key_of(model, code=[])]
+    (tmp_path / "beside.py").write_text("own = 2\n")
+    keys.append(key_of(model, code=[]))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    keys.append(key_of(model, code=[]))
+    assert len(set(keys)) == len(keys)
 
 
 def test_a_key_is_of_modules_configuration_format_and_code(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ajet.backbone.local import LocalBackbone
+from ajet.backbone.local import backbone as backbone_module
 from ajet.backbone.verl.trainer.fresh_tokens import canary_gap
 from ajet.config import Experiment
 from ajet.schema.batch import TrainingBatch
@@ -69,7 +70,8 @@ def test_two_mismatches_in_a_row_end_the_run(tmp_path):
     assert "policy version 2" in str(said.value) and "docs/models.md" in str(said.value)
 
 
-def test_switched_off_it_says_nothing(tmp_path):
+def test_switched_off_it_says_nothing_and_no_verdict_of_before_is_believed(monkeypatch, tmp_path):
+    monkeypatch.setattr(backbone_module, "Agreed", None)  # nobody makes one
     with opened(tmp_path, canary=None) as backbone:
         shift(backbone.engine)
         for _ in range(3):

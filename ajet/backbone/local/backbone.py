@@ -58,7 +58,7 @@ class LocalBackbone:
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        agreed = Agreed()
+        agreed = Agreed() if settings.canary is not None else None  # which holds the weights that a verdict does not
         algorithm, start = opened(config, base=experiment.base), _beginning(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, agreed=agreed)
         weights = self.trainer.policy.weights

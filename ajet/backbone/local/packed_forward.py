@@ -25,6 +25,7 @@ from ajet.backbone.local import tree_attention
 from ajet.backbone.local.flat_weights import add_sliced
 from ajet.backbone.local.token_logprobs import token_logprobs, truncated_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
+from ajet.context_tracker import packing
 from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.engine.agreed import Agreed, key_of
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, side_by_side, unseen_masks
@@ -154,7 +155,7 @@ class PackedForward:
     def _computes_rows(self, agreed: Agreed | None) -> bool:
         if agreed is None:
             return probe(self)
-        key = key_of(self.model, code=[Path(__file__).parent])
+        key = key_of(self.model, code=[Path(__file__).parent, Path(packing.__file__).parent])
         if agreed.has(key):
             attend_by_trees(self.model)
             return True
