@@ -80,7 +80,11 @@ def recorded_critic(outcomes: Mapping[str, Outcome]) -> Values:
             own = [sample for sample in samples if sample.episode == uuid]
             runs = [(span.call, span.start, span.stop, sample) for sample in own for span in sample.timeline.spans]
             told, start = outcomes.get(uuid, NO_OUTCOME).values, 0
-            if told is None or told.size != sum(stop - first for _, first, stop, _ in runs):
+            if (
+                told is None
+                or told.size != sum(stop - first for _, first, stop, _ in runs)
+                or not np.isfinite(told).all()
+            ):
                 raise NoValues(uuid)
             for _, first, stop, sample in sorted(runs, key=lambda run: run[0]):
                 found[id(sample)][first:stop] = told[start : start + stop - first]

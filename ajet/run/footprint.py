@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.config.backbones import described
+from ajet.config.handed import known
 from ajet.record.checkpoints import checkpoints_folder
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Footprint:
     cache: int
     """Keys and values while sampling, at most."""
     update: int
-    """What an update takes for as long as it lasts: gradients, one pass, copies for several optimizer steps."""
+    """What an update takes for as long as it lasts: gradients, one pass, copies for several optimizer steps, and at
+    most the hidden states that a critic's optimizer goes over again (`critic.epochs`), those of an optimizer step."""
     longest: int
     """Tokens of the largest pass."""
     longest_sample: int
@@ -75,12 +77,17 @@ def footprint(size: ModelSize, settings: AjetConfig, *, wide: bool, context: int
     layers = 1 if trainer.gradient_checkpointing else size.layers
     kept_rows = width * size.hidden * size.layers if trainer.gradient_checkpointing else 0
     copies = (MOMENTS + width) * trained + low if trainer.mini_batch_num > 1 else 0
+    chosen = known().algorithms.get(trainer.algorithm.adv_estimator)
+    valued = 0
+    if chosen is not None and "critic" in chosen.needs and trainer.algorithm.critic.epochs > 1:
+        replies = min(data.max_response_length, longest) * data.train_batch_size * rollout.num_repeat
+        valued = width * size.hidden * math.ceil(replies / trainer.mini_batch_num)
     return Footprint(
         weights=width * size.parameters + low + (width * trained if rank else 0),
         moments=MOMENTS * trained,
         reference=width * size.parameters if needs_reference and not rank else 0,
         cache=2 * width * size.kept * size.layers * longest * rollout.max_num_seqs,
-        update=4 * trained + tokens * (row * layers + kept_rows) + LOGITS + copies,
+        update=4 * trained + tokens * (row * layers + kept_rows) + LOGITS + copies + valued,
         longest=tokens,
         longest_sample=longest,
         flops=6.0 * size.parameters * tokens + 12.0 * size.layers * size.hidden * tokens * longest,

@@ -70,6 +70,19 @@ def test_the_largest_pass_is_the_longest_sample_or_a_full_row(tmp_path: Path) ->
     assert one == (800, [400, 400]), "no more than a batch has"
 
 
+def test_a_critic_s_further_steps_keep_the_hidden_states_of_an_optimizer_step(tmp_path: Path) -> None:
+    """Of 8 tasks of 4 attempts, two optimizer steps: 16 replies of 300 tokens, 5,120 numbers of 2 bytes each."""
+
+    def update(**algorithm: Any) -> int:
+        data = {"max_prompt_length": 100, "max_response_length": 300, "train_batch_size": 8}
+        common = {"mini_batch_num": 2, "algorithm": algorithm}
+        settings = experiment(tmp_path, data=data, rollout={"num_repeat": 4}, trainer_common=common).ajet
+        return footprint(BIG, settings, wide=False).update
+
+    assert update(adv_estimator="gae") - update() == 16 * 300 * 5120 * 2
+    assert update(adv_estimator="gae", critic={"epochs": 1}) == update()
+
+
 def test_a_rehearsal_is_left_out_where_it_cannot_tell_or_takes_too_long(tmp_path: Path) -> None:
     told = footprint(BIG, experiment(tmp_path).ajet, wide=False)
     assert left_out(told, 5 * told.peak, processor=False).endswith("are free")

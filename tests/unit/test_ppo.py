@@ -67,6 +67,9 @@ def test_an_observation_takes_no_time_and_timelines_change_nothing(split):
     assert again.outcomes == batch.outcomes and again.metrics == batch.metrics, "as a proof does it"
     with pytest.raises(NoValues, match="^a$"):
         credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic({}))
+    outcome.values[1] = np.nan  # in a damaged record
+    with pytest.raises(NoValues, match="^a$"):
+        credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic(batch.outcomes))
 
 
 def test_a_steps_reward_comes_at_the_end_of_the_step():

@@ -113,6 +113,15 @@ def test_without_vf_coef_the_policy_moves_as_without_a_head_and_not_at_all_while
     assert torch.equal(weights_of(trainer), weights_of(plain))
 
 
+def test_a_rehearsal_takes_what_the_head_takes_and_leaves_it_as_it_was(monkeypatch):
+    trainer, kept = stirred(Trainer(tiny_qwen3(), critic_config())), []
+    before = [tensor.clone() for tensor in trainer.critic.tensors().values()]
+    monkeypatch.setattr("ajet.backbone.local.value_head.StepValueLoss.keep", lambda *given: kept.append(given))
+    trainer.rehearse(random_samples())
+    assert kept and all(map(torch.equal, trainer.critic.tensors().values(), before))
+    assert trainer.critic.weights.gradients is None and trainer.critic.optimizer.steps == 0
+
+
 @pytest.mark.extra_slow
 def test_the_head_learns_what_came():
     trainer = Trainer(tiny_qwen3(), critic_config(algorithm__critic__warmup=99))

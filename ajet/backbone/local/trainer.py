@@ -179,7 +179,8 @@ class Trainer:
 
     def rehearse(self, samples: Sequence[Sample]) -> None:
         """Everything that the first pass of an update over `samples` takes memory for, and no more: forward, backward,
-        copies that several optimizer steps ask for. Weights, moments, gradients and random numbers are as before."""
+        the critic's beside it, copies that several optimizer steps ask for. Weights, moments, gradients and random
+        numbers are as before."""
         device = self.policy.weights.values.device
         for held in self._state():
             held.mul_(1)  # memory that nothing has used yet is taken now, too
@@ -189,7 +190,12 @@ class Trainer:
         ):
             old = self.logprobs(samples) if self.tokens.looks_back else None
             loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
-            self._gradients(loss, self.temperature, passes=2)  # those of several passes are float32
+            critic = None
+            if self.critic is not None:
+                for sample, before in zip(samples, self.values(samples), strict=True):
+                    sample.values = sample.returns = before
+                critic = StepValueLoss(self.critic, samples, 1.0)
+            self._gradients(loss, self.temperature, passes=2, critic=critic)  # those of several passes are float32
         release_memory()
 
     def save(self, folder: Path, tokenizer: Any) -> None:
