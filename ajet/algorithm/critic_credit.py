@@ -34,9 +34,8 @@ def given(episode: Episode, reward: float, penalties_T: Row, places: Places, by:
     row[-1] += reward
     parts = by.parts(episode) if by.settings.process_weight else ()
     for part in parts:
-        ends = [
-            min(places[span.call][0] + span.stop, places[span.call][1]) for span in part.tokens if span.call in places
-        ]
+        held = [(*places[span.call], span) for span in part.tokens if span.call in places]
+        ends = [min(start + span.stop, stop) for start, stop, span in held if span.start < min(span.stop, stop - start)]
         if ends:  # else none of its tokens is trained
             row[max(ends) - 1] += by.settings.process_weight * part.reward
     return row, len(parts)

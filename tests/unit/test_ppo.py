@@ -79,6 +79,12 @@ def test_a_steps_reward_comes_at_the_end_of_the_step():
     batch = credit([group_of(two_turns(process=[part]))], config, step=1, critic=by_id)
     np.testing.assert_allclose(batch.samples[0].returns[batch.samples[0].timeline.mask], [2.0, 2.0, 1.0])
     assert batch.metrics["credit/parts"] == 1
+    cut = [
+        part.model_copy(update={"tokens": (ReplySpan(call, start, stop),)})
+        for call, start, stop in ((0, 2, 3), (1, 0, 0))
+    ]
+    batch = credit([group_of(two_turns(process=cut))], config, step=1, critic=by_id)
+    np.testing.assert_allclose(batch.samples[0].returns[batch.samples[0].timeline.mask], [1.0] * 3, err_msg="untrained")
 
 
 @settings(max_examples=25, deadline=None)
