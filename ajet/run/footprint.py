@@ -108,10 +108,10 @@ def checkpoints_at_once(settings: AjetConfig, *, validates: bool, steps: int | N
     """How many lie on the disk at the same time, at most: those that are kept, the best one, and the one that is being
     written before an older one goes. `steps` None: no end is known. With samplers each step is saved."""
     trainer = settings.trainer_common
-    every = 1 if trainer.mode == "async" else trainer.save_freq
     kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1
     if steps is None:
         return kept
+    every = 1 if trainer.mode == "async" else trainer.save_freq
     saved = math.ceil(steps / every) if every > 0 else 1
     return min(kept, max(saved, 1))
 

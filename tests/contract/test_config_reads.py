@@ -44,7 +44,7 @@ IN_VAIN: dict[str, dict[str, str]] = {
         **dict.fromkeys(OUTLOOK, "read for what debug says of a training"),
     },
     "local": {},
-    "serve": {},
+    "serve": {"trainer_common.mode": "read for how many checkpoints lie there at once"},
     "verl": {
         "rollout.engine": "an endpoint is refused; which of the others it is makes no difference",
         **dict.fromkeys(SIZES, "with another strategy a size above 1 is refused"),
