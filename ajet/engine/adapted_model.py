@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.adapters import Adapters, folder_of
+from ajet.record.bounded_json import read_json
 from ajet.schema.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -67,11 +68,14 @@ def take_weights(model: Any, folder: Path, name: str) -> None:
     own = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
     if told.unexpected_keys or len(tensors) != own:
         raise _unreadable(place, ValueError(f"it has {len(tensors)} matrices, and this model's {own}"))
+    was, now = read_json(place / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
+    if was != now:
+        raise _unreadable(place, ValueError(f"its alpha is {was}, and here it would be {now}"))
 
 
 def _unreadable(place: Path, error: Exception) -> UserError:
     return UserError(
         f"The adapters in {place} cannot be taken: {str(error)[:400]}",
         where=str(place),
-        expected="adapters of this model, of the rank and the modules that they were trained with",
+        expected="adapters of this model, of the rank, alpha and modules that they were trained with",
     )

@@ -9,10 +9,13 @@ weights.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.schema.trainer_common import Adapter
+from ajet.engine.adapters import Adapters, folder_of
+from ajet.record.bounded_json import read_json
 from ajet.schema.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ def add_adapters(model: Any, lora: Lora) -> Any:
         for name, each in wanted.items()
     }
     first, *others = configs
+    _refuse_names(model, lora.adapters)
     try:
         adapted = get_peft_model(model, configs[first], adapter_name=first, autocast_adapter_dtype=False)
         for name in others:
@@ -54,6 +58,35 @@ def add_adapters(model: Any, lora: Lora) -> Any:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     return adapted
+
+
+def _refuse_names(model: Any, names: Iterable[str]) -> None:
+    """Raises ConfigError for a name that peft could not tell from the model's own: torch does not take it as that of a
+    module, or peft, which cuts it out of a parameter's name wherever it stands, would save the adapters of all under
+    wrong ones."""
+    import torch
+
+    own = {part for module, _ in model.named_modules() for part in module.split(".")}
+    own |= {"base_model", "model", "weight", "bias"}
+    for name in names:
+        if name in own or name.startswith("lora_") or hasattr(torch.nn.ModuleDict(), name):
+            raise ConfigError(
+                f"An adapter cannot be called {name!r}: a part of {type(model).__name__} is.",
+                where=f"ajet.trainer_common.lora.adapters.{name}",
+                expected="another name",
+                do=f"`{name}-1: {{agents: [{name}]}}` is that agent's, too",
+            )
+
+
+def with_saved(lora: Lora, folder: Path) -> Lora:
+    """`lora`, where the adapters in `folder` are as they were trained, and those that it names besides as it says."""
+    saved = {name: _as_saved(folder_of(folder, name)) for name in Adapters.saved(folder).names}
+    return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
+
+
+def _as_saved(place: Path) -> Adapter:
+    told = read_json(place / "adapter_config.json")
+    return Adapter(rank=told["r"], alpha=told["lora_alpha"], target_modules=told["target_modules"])
 
 
 def adapter_in(parameter: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.backbone.local import checkpoint as checkpoints
+from ajet.backbone.local.lora import with_saved
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
 from ajet.backbone.local.policy import Policy
 from ajet.context_tracker.packing import PackedRow
@@ -68,8 +69,10 @@ class Scorer(ForwardScorer):
         model = load_model(
             source, dtype=choose_dtype(name, device), device=device, max_model_len=config.rollout.max_model_len
         )
-        lora = config.trainer_common.lora
-        self._policy = Policy(model, lora=lora, reference=False, start=source.folder if lora.adapters else None)
+        lora, start = config.trainer_common.lora, source.folder if checkpoint is None else None
+        if start is not None:
+            lora = with_saved(lora, start)
+        self._policy = Policy(model, lora=lora, reference=False, start=start)
         if checkpoint is not None:
             checkpoints.read_weights(checkpoint, self._policy)
         super().__init__(self._policy.forward, self._policy.weights.values)
