@@ -251,10 +251,10 @@ class Trainer:
         elif not self.policy.adapters:
             norm = self.optimizer.step(gradients, lr) if finite else math.nan
         else:
-            for name in self.policy.adapters.names if finite else ():
+            norm = gradient_norm(gradients) if finite else math.nan
+            for name in self.policy.adapters.names if math.isfinite(norm) else ():
                 if name in named:
                     own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.part_of(name))
-            norm = math.sqrt(math.fsum(each**2 for each in own.values())) if finite else math.nan
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
             if critic is not None and held is not None:
