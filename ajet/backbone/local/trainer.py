@@ -148,7 +148,7 @@ class Trainer:
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
                 tokens += self._gradients(loss, batch.temperature, critic=critic)
-                norm, its_own = self._step(loss, lr, critic, warming=batch.step <= self._warmup)
+                norm, its_own = self._step(loss, lr, critic, warming=critic is not None and batch.step <= self._warmup)
                 norms.append(norm)
                 own.append(its_own)
                 tallies.append(loss.tally)
