@@ -181,6 +181,7 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             "command": [*map(str, command)], "cwd": "lake", "ready": f"tcp://localhost:{port}", "env": {"GIVEN": "it"},
             "confined": True, "shows": ["../more"],
         }  # fmt: skip
+        before = psutil.Process().children(recursive=True)  # of other tests
         with beside(experiment(tmp_path, lake=lake), tmp_path):
             address = f"http://127.0.0.1:{port}"
             with urllib.request.urlopen(address, timeout=60) as answer:
@@ -192,7 +193,7 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             first = next(each for each in ours if "looks.py" in each.cmdline())
             first.kill()
             assert until(lambda: gone(first.pid) and not why_not(address), 60), "it comes back, at the same port"
-            left = psutil.Process().children(recursive=True)
+            left = set(psutil.Process().children(recursive=True)).difference(before)
     assert all(gone(each.pid) for each in left) and why_not(address)
     assert len(made) == 2 and not any(map(os.path.exists, made))
     assert found.pop("processes") < 8
