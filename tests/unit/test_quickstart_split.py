@@ -1,20 +1,31 @@
 """The quickstart's held-out sums are no others than they seem: nothing in training gives them away."""
 
+import sys
 from itertools import combinations
 from pathlib import Path
 
 from ajet.config import load_experiment
 from ajet.task_reader import open_reader
 
-QUICKSTART = Path(__file__).parents[2] / "tutorial" / "quickstart" / "quickstart.yaml"
+ROOT = Path(__file__).parents[2]
 
 
-def test_no_sum_is_in_two_splits_in_either_order():
-    reader = open_reader(load_experiment(QUICKSTART))
-    splits = {
-        split: [frozenset(task.task_id.split("+")) for task in reader.tasks(split)]
-        for split in ("train", "validation", "test")
-    }
-    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 141, "validation": 32, "test": 200}
+def pairs(reader, split):
+    return [frozenset(task.task_id.split("+")) for task in reader.tasks(split)]
+
+
+def test_no_held_out_sum_is_trained_on_in_either_order():
+    reader = open_reader(load_experiment(ROOT / "tutorial" / "quickstart" / "quickstart.yaml"))
+    held_out, trained = pairs(reader, "validation"), pairs(reader, "train")
+    assert len(held_out) == 32 and len(trained) == 341
+    assert set(held_out).isdisjoint(trained)
+
+
+def test_the_benchmarks_third_split_is_neither_trained_on_nor_looked_at(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    from quickstart_splits import ThreeSplits
+
+    splits = {split: pairs(ThreeSplits(None), split) for split in ("train", "validation", "test")}
+    assert {split: len(found) for split, found in splits.items()} == {"train": 141, "validation": 32, "test": 200}
     assert all(set(one).isdisjoint(other) for one, other in combinations(splits.values(), 2))
-    assert sum(len(set(pairs)) for pairs in splits.values()) == 210, "all pairs of numbers from 1 to 20"
+    assert sum(len(set(found)) for found in splits.values()) == 210, "all pairs of numbers from 1 to 20"
