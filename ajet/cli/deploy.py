@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, Host, Port, RunName, RunRoot
-
-
-class Engine(str, Enum):
-    """What samples."""
-
-    transformers = "transformers"
-    vllm = "vllm"
+from ajet.cli.options import RECORD, Engine, Host, Port, RunName, RunRoot
 
 
 def deploy(

@@ -8,16 +8,9 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD, Engine, RunName, RunRoot
 
 _CHECK = "Checking it"
-
-
-class Engine(str, Enum):
-    """What replays the tasks."""
-
-    transformers = "transformers"
-    vllm = "vllm"
 
 
 class Dtype(str, Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from ajet.store import Address
 
 RECORD = Path("launcher_record")
+
+
+class Engine(str, Enum):
+    """What samples a checkpoint's replies."""
+
+    transformers = "transformers"
+    vllm = "vllm"
 
 
 Conf = Annotated[

@@ -29,7 +29,7 @@ from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
 from ajet.environment.sandbox.program import Walled, Walls, walled
-from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, sweep
+from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, run_to_its_end, sweep
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 
@@ -167,12 +167,7 @@ class Cell:
                 await over
                 server.close()
 
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(until_closed())
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        run_to_its_end(self._loop, until_closed())
 
 
 def _port(companion: Companion) -> int | None:

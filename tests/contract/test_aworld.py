@@ -230,14 +230,19 @@ def test_a_swarm_trains_every_agent_on_our_address_in_timelines_of_its_own(tmp_p
         assert {each.agent for each in episode.calls} == {"first", "second"}
 
 
-@pytest.mark.extra_slow
-def test_an_agent_with_an_address_of_its_own_is_not_trained(tmp_path):
-    loop = loop_from(tmp_path, SWARM, "Workflow")
+def beside_another_model(folder, swarm, kind):
+    """Two episodes of a swarm some of whose agents ask a server elsewhere, and what that was asked."""
+    loop = loop_from(folder, swarm, kind)
     asked: list[dict] = []
     with other_model(asked) as url:
         sys.modules[loop.__module__].OTHER["url"] = url
         with played(loop, in_turn, num_repeat=2) as made:
-            episodes = [episode for group in made.play(1) for episode in group.episodes]
+            return [episode for group in made.play(1) for episode in group.episodes], asked
+
+
+@pytest.mark.extra_slow
+def test_an_agent_with_an_address_of_its_own_is_not_trained(tmp_path):
+    episodes, asked = beside_another_model(tmp_path, SWARM, "Workflow")
     for episode in episodes:
         require_exact(episode)
         assert {each.agent for each in episode.calls} == {"first"} and episode.metadata["final_answer"] == "elsewhere"
@@ -283,12 +288,7 @@ class Loop(AworldAgentLoop):
 
 @pytest.mark.extra_slow
 def test_the_pages_swarm_of_four_trains_the_one_on_our_address_without_a_key(tmp_path):
-    loop = loop_from(tmp_path, PAGES_SWARM, "Loop")
-    asked: list[dict] = []
-    with other_model(asked) as url:
-        sys.modules[loop.__module__].OTHER["url"] = url
-        with played(loop, in_turn, num_repeat=2) as made:
-            episodes = [episode for group in made.play(1) for episode in group.episodes]
+    episodes, asked = beside_another_model(tmp_path, PAGES_SWARM, "Loop")
     for episode in episodes:
         require_exact(episode)
         assert {each.agent for each in episode.calls} == {"agent_to_be_train"}

@@ -130,6 +130,7 @@ class Trainer:
         critics: list[dict[str, float]] = []
         tokens = 0
         tokens_loss = self.tokens.tightened(gap, alarm)
+        warming = self.critic is not None and batch.step <= self.critic.settings.warmup
         with self._all_or_nothing(len(parts)):
             looks_back = len(parts) > 1 or self.tokens.looks_back
             old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
@@ -148,7 +149,7 @@ class Trainer:
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
                 tokens += self._gradients(loss, batch.temperature, critic=critic)
-                norm, its_own = self._step(loss, lr, critic, warming=critic is not None and batch.step <= self._warmup)
+                norm, its_own = self._step(loss, lr, critic, warming=warming)
                 norms.append(norm)
                 own.append(its_own)
                 tallies.append(loss.tally)
@@ -205,11 +206,6 @@ class Trainer:
     def load(self, folder: Path) -> None:
         """Bit for bit what was saved. Raises UserError."""
         self.version = checkpoint.read(folder, self.policy, self.optimizer, self.critic)
-
-    @property
-    def _warmup(self) -> int:
-        """Training steps in which the critic alone learns."""
-        return self.critic.settings.warmup if self.critic is not None else 0
 
     def _gradients(
         self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None

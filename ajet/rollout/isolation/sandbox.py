@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
@@ -262,13 +262,18 @@ class Door:
             await self._over.wait()
             server.close()
 
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(until_closed())
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        run_to_its_end(self._loop, until_closed())
         self._loop.close()
+
+
+def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
+    """In this thread; what is under way on the loop then is cancelled. The loop stays open."""
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(until_closed)
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
 
 def _listening(path: str) -> socket.socket:
