@@ -12,6 +12,7 @@ what it may take on two quiet cores; scripts/suite_costs.py holds it to them. Ex
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -94,7 +95,8 @@ def run(part: Part, *, unsteady: bool = False) -> int:
     measured = [sys.executable, "scripts/suite_costs.py", *budget]
     command = [*measured, "--", *pytest, *part.paths, "-m", part.marks()]
     again = [sys.executable, "scripts/unsteady.py", "--"] if unsteady else []
-    return subprocess.run([*again, *command], cwd=ROOT).returncode
+    longest = {**os.environ, "PYTEST_TIMEOUT": str(part.seconds)}  # a test that takes all of its part's time hangs
+    return subprocess.run([*again, *command], cwd=ROOT, env=longest).returncode
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python scripts/suite_costs.py --name test --seconds 900 --cpu 1500 --ray 1 --vllm 2 -- make test
 
 Invariant: everything that the command starts is counted, also what outlives its parent (this process adopts it): at the
-end nothing of it may live, and its CPU-seconds are the kernel's own sum over all processes that ended. Exit code: the
-command's; 1 where a budget is passed by more than a third, or a process was left behind.
+end nothing of it may live, and its CPU-seconds are the kernel's own sum over all processes that ended. A command that
+takes twice its seconds hangs: it is interrupted, then killed. Exit code: the command's; 1 where a budget is passed by
+more than a third, or a process was left behind.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 TOLERANCE = 4 / 3
 """A budget is for a quiet machine; what is more than a third above it is no noise."""
+HANGS = 2
+"""How many times its seconds a command may take before it is broken off."""
+LAST_WORDS_S = 60.0
+"""How long one that was interrupted may take to say where it was."""
 LOOK_S = 0.5
 BOOTS = {"gcs_server": "ray", "VLLM::EngineCor": "vllm"}
 """Processes of which there is one a boot, by the name that the kernel keeps (15 letters)."""
@@ -110,7 +115,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         costs = Path(folder) / "costs.jsonl"
         began = time.perf_counter()
-        code, watch = run(options.command, {**os.environ, "AJET_TEST_COSTS": str(costs)})
+        longest = HANGS * options.seconds if options.seconds else float("inf")
+        code, watch = run(options.command, {**os.environ, "AJET_TEST_COSTS": str(costs)}, longest)
         seconds = time.perf_counter() - began
         left = end_the_rest(watch)
         rows = rows_of(costs, watch)
@@ -128,16 +134,20 @@ def main() -> int:
     return code or int(bool(passed or left))
 
 
-def run(command: Sequence[str], environment: dict[str, str]) -> tuple[int, Watch]:
-    """Run it to its end while looking on; its exit code."""
+def run(command: Sequence[str], environment: dict[str, str], longest: float) -> tuple[int, Watch]:
+    """Run it to its end while looking on, `longest` seconds at most; its exit code."""
     watch, stop = Watch(), threading.Event()
     process = subprocess.Popen(command, env=environment)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: pass_on(number, process.pid))
-    code = None
+    code, end, number = None, time.monotonic() + longest, signal.SIGINT
     while code is None:
         watch.look()
         code = watch.reap(process.pid)
+        if code is None and time.monotonic() > end:
+            print(f"broken off: not done after {longest:.0f} s", flush=True)
+            pass_on(number, process.pid)
+            end, number = time.monotonic() + LAST_WORDS_S, signal.SIGKILL
         stop.wait(LOOK_S)
     process.returncode = code  # it was waited for above
     return code, watch

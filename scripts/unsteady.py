@@ -23,8 +23,11 @@ MOST = 2
 """Unsteady tests in one run. More of them are no accident."""
 AGAIN = 2
 """How often what failed has to pass."""
-NO_TEST = re.compile(r"left behind|over budget|INTERNALERROR|node down|worker '\w+' crashed|^!{5,} ")
-"""What a run says of failures that are no test's; exclamation marks: it was broken off, the rest did not run."""
+NO_TEST = re.compile(
+    r"left behind|over budget|broken off|INTERNALERROR|node down|worker '\w+' crashed|^!{5,} |Failed: Timeout \(>"
+)
+"""What a run says of failures that are no test's; exclamation marks: it was broken off, the rest did not run. And of
+a test that hangs: there is no time to see it hang again."""
 SKIPPED = re.compile(r"\b\d+ (skipped|deselected|xfailed)\b")
 
 

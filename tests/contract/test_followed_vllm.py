@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from ajet.engine.probe import TEXT, Probe
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.run.prove import prove_recorded
-from ajet.schema.errors import EngineFailure, UserError
+from ajet.schema.errors import UserError
 from tests.ajet_command import metric_rows, start
 from tests.local_fixtures import config_of
 from tests.sample_fixtures import project_in
@@ -92,8 +94,13 @@ def test_a_server_is_given_the_trainers_weights(
         assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
         other = trained.engine(url)
         assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
-        with pytest.raises(EngineFailure, match="somebody else"):
-            versions(engine)
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(versions, engine)
+            while not engine.engine.surprised and not waiting.done():
+                time.sleep(0.02)
+            assert not waiting.done() and engine.version < 0, "no call begins at weights that nobody knows"
+            assert engine.take(trained.first, 1, trained.probe, int)
+            assert waiting.result(60) == {1}
         _trained_from(url, tmp_path)
 
 

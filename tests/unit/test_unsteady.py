@@ -28,6 +28,7 @@ ENDED = "import pytest" + ONCE.replace(
     "def test_always_passes", "def test_b():\n    pytest.exit('enough')\n\ndef test_c"
 )
 UNREADABLE = "from pathlib import Path\nbefore = Path('seen').exists()\nPath('seen').touch()\nassert before"
+HANGS = "import time\ndef test_a(): time.sleep(60)"
 LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
 
 
@@ -41,6 +42,7 @@ LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
         ({"test_a.py": "def test_a(): pass"}, "1 passed", 0),
         ({"test_a.py": ENDED}, "not tried again: !!!", 2),
         ({"test_a.py": UNREADABLE, "test_b.py": "def test_b(): assert False"}, "not tried again: !!!", 2),
+        ({"test_a.py": HANGS}, "not tried again: E   Failed: Timeout (>2", 1),
         ({"test_a.py": SKIPS}, "failed again: test_a.py (it was skipped)", 1),
     ],
 )
@@ -49,8 +51,9 @@ def test_a_failure_is_forgiven_only_where_it_does_not_come_back(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin\n")
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p xdist.plugin -p pytest_timeout\n")
+    longest = {} if "sleep" not in str(files) else {"PYTEST_TIMEOUT": "2"}
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **longest}
     command = [sys.executable, str(SCRIPT), "--", sys.executable, "-m", "pytest", "-n0", "-s"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, said in ended.stdout) == (code, True), ended.stdout + ended.stderr
