@@ -160,6 +160,7 @@ def tested(folder: Path, threads: int) -> float:
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, "-m", "ajet.cli.launcher", "eval", str(folder / "run"), "--model", "latest"]
     command += ["--conf", str(QUICKSTART)]  # the record names code of two folders
+    command += ["--exp-dir", str(folder)]  # what is played is recorded beside the YAML without it
     with told.open("w") as out:
         subprocess.run(
             [*command, "--tasks", str(tasks), "--json"],

@@ -89,7 +89,8 @@ def test_each_setting_of_the_grid_is_one(bench):
 def test_a_run_of_one_step_with_its_test_split_is_kept(tmp_path):
     tiny = ["model.path=embedded:tiny-tools", "trainer_common.total_training_steps=1", "data.train_batch_size=2"]
     settings = [argument for setting in tiny for argument in ("--set", setting)]
-    out = tmp_path / "runs.jsonl"
+    out, record = tmp_path / "runs.jsonl", ROOT / "tutorial" / "quickstart" / "launcher_record"
+    before = sorted(record.rglob("*"))
     command = [sys.executable, "benchmarks/bench_quickstart.py", "--test", "--every", "1", "--out", str(out), *settings]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1, done.stdout + done.stderr  # nothing is learned in a step: the limit is missed
@@ -97,3 +98,4 @@ def test_a_run_of_one_step_with_its_test_split_is_kept(tmp_path):
     assert [step for step, _, _ in row["accuracies"]] == [0, 1] and row["accuracies"][0][1] == 0
     assert row["processor_s"] > 0 and row["stopped"] is None and 0 <= row["test"] <= 1
     assert "inf processor seconds to 0.8" in done.stdout
+    assert sorted(record.rglob("*")) == before, "a benchmark leaves nothing beside the quickstart"
