@@ -25,14 +25,23 @@ def deploy(
         Optional[str],  # noqa: UP045
         typer.Option("--name", metavar="NAME", help="Of the model, for clients (the run's).", show_default=False),
     ] = None,
+    with_base: Annotated[
+        bool, typer.Option("--with-base", help="Serve the model that a LoRA run began with, too, as `base`.")
+    ] = False,
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
+    ] = False,
     host: Host = None,
     port: Port = None,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
     """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""
+    from dataclasses import replace
+
     from ajet.cli.screen import show_logs
     from ajet.run.deploy import Deployment
     from ajet.run.deploy import deploy as served
 
     show_logs()
-    return served(Deployment(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name))
+    wanted = Deployment(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)
+    return served(replace(wanted, with_base=with_base, fetch=fetch))

@@ -19,21 +19,23 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
+from ajet.engine.adapters import Adapters
 from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console
 from ajet.rollout.sampling import split_sampling
 from ajet.rollout.wiring import open_gateway
+from ajet.run.beside_base import TUNED, beside_base, require_adapter
 from ajet.run.export import checkpoint_of, model_folder, run_of
 from ajet.run.interrupt import Interrupts
 from ajet.run.model_card import write_card
 from ajet.run.own_key import own_key
 from ajet.run.recorded_agent import recorded_settings
+from ajet.run.recorded_model import recorded_model
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway, Session
     from ajet.record.checkpoint import Checkpoint
 
@@ -59,6 +61,10 @@ class Deployment:
     port: int = 0
     name: str | None = None
     """Of the model; None: the run's."""
+    with_base: bool = False
+    """Whether the model that the run began with answers, too, as `base`: of a run with one adapter."""
+    fetch: bool = False
+    """Whether that one may be downloaded or converted without being asked for."""
 
 
 @dataclass(slots=True)
@@ -126,29 +132,44 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
     load_project_dotenv(record=folder)
     key = _key()
     checkpoint = named(folder, wanted.checkpoint)
-    model = model_folder(folder, checkpoint)
     experiment = recorded_settings(folder)
     settings = experiment.ajet
-    settings.model.path = str(model.absolute())
     settings.gateway.host, settings.gateway.port = wanted.host, wanted.port
     if wanted.engine is not None:
         settings.rollout.engine = "vllm" if wanted.engine == "vllm" else "transformers"
-    try:
-        logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
-    except OSError as problem:
-        logger.warning("{}; its card cannot be written: {}", model, problem)
-    backbone = open_backbone(experiment)
-    gateway = None
-    try:
-        gateway = open_gateway(experiment, backbone)
-        name, models = wanted.name or folder.name, _models(backbone.adapters)
-        if models:
-            name = next(iter(models))
-        yield Deployed(gateway, key, name, experiment, models).open()
-    finally:
-        if gateway is not None:
-            gateway.close()
-        backbone.close()
+    with _weights(wanted, folder, checkpoint, experiment) as model:
+        settings.model.path = str(model.absolute())
+        try:
+            logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
+        except OSError as problem:
+            logger.warning("{}; its card cannot be written: {}", model, problem)
+        backbone = open_backbone(experiment)
+        gateway = None
+        try:
+            gateway = open_gateway(experiment, backbone)
+            models = _models(backbone.adapters, wanted.name or folder.name)
+            yield Deployed(gateway, key, next(iter(models), wanted.name or folder.name), experiment, models).open()
+        finally:
+            if gateway is not None:
+                gateway.close()
+            backbone.close()
+
+
+@contextmanager
+def _weights(wanted: Deployment, folder: Path, checkpoint: Checkpoint, experiment: Experiment) -> Iterator[Path]:
+    """The folder of the model that is served. Raises UserError."""
+    model = model_folder(folder, checkpoint)
+    if not wanted.with_base or Adapters.saved(model):
+        yield model
+        return
+    if wanted.name == BASE:
+        raise UserError(f"The model that the run began with is called {BASE}.", where="--name", do="take another name")
+    require_adapter(model)
+    began = experiment.ajet.model.path
+    assert began is not None, "a run that has trained had a model"
+    base = recorded_model(began, base=experiment.base, record=folder, fetch=wanted.fetch)
+    with beside_base(model, base) as both:
+        yield both
 
 
 def named(folder: Path, checkpoint: str) -> Checkpoint:
@@ -166,9 +187,10 @@ def named(folder: Path, checkpoint: str) -> Checkpoint:
     return checkpoint_of(known, int(step))
 
 
-def _models(adapters: Adapters) -> dict[str, str | None]:
-    """What several adapters are served as: each by its name, and the model without them."""
-    return {**{name: name for name in adapters.names}, BASE: None} if adapters else {}
+def _models(adapters: Adapters, name: str) -> dict[str, str | None]:
+    """What adapters are served as: each of several by its own name, the only one by the run's, and the model without
+    them."""
+    return {**{name if each == TUNED else each: each for each in adapters.names}, BASE: None} if adapters else {}
 
 
 def _key() -> str:

@@ -14,6 +14,8 @@ from ajet.cli import launcher
 from ajet.run import deploy
 from ajet.run.deploy import Deployment, deployed
 from ajet.schema.errors import UserError
+from tests.ajet_command import ajet
+from tests.contract.conftest import TOOL_SETTINGS
 
 pytestmark = pytest.mark.extra_slow
 ASK = [{"role": "user", "content": "What is 1 + 2?"}]
@@ -76,3 +78,37 @@ def test_mistakes_have_answers(record, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         launcher.main(["deploy", "nothing", "--exp-dir", str(record)])
     assert ended.value.code == 2 and re.search(r"no run named nothing", capsys.readouterr().err)
+
+
+def said(base: str, name: str) -> list[float]:
+    """The log-probabilities of a greedy reply of one of the models."""
+    body = {"model": name, "messages": ASK, "max_tokens": 6, "logprobs": True}
+    answer = post(base, "/chat/completions", body, authorization=f"Bearer {KEY}")
+    assert answer.status_code == 200, answer.text
+    return [each["logprob"] for each in answer.json()["choices"][0]["logprobs"]["content"]]
+
+
+def test_a_lora_run_answers_beside_the_model_it_began_with(record, tmp_path, tool_project, monkeypatch):
+    """The adapter beside the weights is the merged model, and `base` is what was trained from: one copy of it."""
+    monkeypatch.setenv("AJET_API_KEY", KEY)
+    yaml = next((tool_project / "tool").glob("*.yaml"))
+    small = ["trainer_common.lora.rank=4", "trainer_common.optim.lr=0.05", "trainer_common.total_training_steps=1"]
+    given = ["--conf", str(yaml), "--backbone", "local", "experiment_name=low.rank", *TOOL_SETTINGS, *small]
+    done = ajet(*given, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    runs = tmp_path / "launcher_record"
+    with deployed(Deployment("low.rank", runs)) as merged:
+        alone = said(merged.gateway.base_url, "any")
+    with deployed(Deployment("low.rank", runs, with_base=True)) as model:
+        assert [*model.models] == ["low.rank", "base"]
+        tuned, base = (said(model.gateway.base_url, name) for name in model.models)
+        assert post(model.gateway.base_url, "/chat/completions", {"messages": ASK},
+                    authorization=f"Bearer {KEY}").status_code == 404  # fmt: skip
+    assert tuned == pytest.approx(alone, abs=1e-4) and tuned != pytest.approx(base, abs=1e-3)
+    full, called_base = (
+        Deployment("tool", record, with_base=True),
+        Deployment("tool", record, name="base", with_base=True),
+    )
+    for wanted, refusal in ((full, "All weights of this run were tuned"), (called_base, "is called base")):
+        with pytest.raises(UserError, match=refusal), deployed(wanted):
+            pass
