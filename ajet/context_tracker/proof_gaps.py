@@ -3,7 +3,8 @@
 Invariant: what two honest programs may differ by is measured, not assumed: `Noise` is how far the same forward pass
 lies from itself when it is computed otherwise. A mean that its error does not explain, or a quantile beyond what the
 noise's own allows, is a problem however small each single token's gap is; a spoiled record cannot widen its own
-allowance by much, since its spread counts only up to a multiple of the noise.
+allowance by much, since its spread counts only up to a multiple of the noise. A quantile that fewer than one token lies
+beyond is no distribution: of a single token its own tolerance speaks.
 """
 
 from __future__ import annotations
@@ -85,11 +86,14 @@ def spread_of(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) 
     bias = 2 * deviation**2  # what is sampled from one of two rounded models is likelier under that one
     root = math.sqrt(gaps.size)
     ranks = [min(1.0, share + 3 * math.sqrt(share * (1 - share)) / root) for share in QUANTILES]
+    allowed = (floor + WIDER * scale * noise.quantile(rank) for rank in ranks)
     return Spread(
         tokens=int(gaps.size),
         mean=float(gaps.mean()),
         error=own / root,
         mean_allowed=floor + bias + SIGMAS * believed / root,
         quantiles=tuple(float(np.quantile(np.abs(gaps), share)) for share in QUANTILES),
-        quantiles_allowed=tuple(floor + WIDER * scale * noise.quantile(rank) for rank in ranks),
+        quantiles_allowed=tuple(
+            most if gaps.size * (1 - share) >= 1 else math.inf for share, most in zip(QUANTILES, allowed, strict=True)
+        ),
     )

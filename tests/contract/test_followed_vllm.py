@@ -110,7 +110,7 @@ def _trained_from(url: str, folder: Path) -> None:
     log, store, yaml = folder / "log", f"sqlite:{folder / 'store.db'}", str(project_in(folder) / "sums.yaml")
     settings = [
         "trainer_common.total_training_steps=3", "data.train_batch_size=2", "rollout.num_repeat=2",
-        "trainer_common.max_staleness=1", "rollout.temperature=1.0",
+        "trainer_common.max_staleness=1", "rollout.temperature=1.0", "model.dtype=float32",
     ]  # fmt: skip
     trains = ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal")
     processes = [
