@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ajet.config import AjetConfig
-    from ajet.config.schema.trainer_common import Algorithm as Settings
+    from ajet.config.schema.algorithm import Algorithm as Settings
 
 Row = npt.NDArray[np.float64]
 

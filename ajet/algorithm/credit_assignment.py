@@ -30,7 +30,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.config.schema.trainer_common import Overlong
+    from ajet.config.schema.algorithm import Overlong
 
 Logprobs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
 """Samples to their [T] logprobs under the policy and under the reference model."""

@@ -15,7 +15,7 @@ from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Row
-    from ajet.config.schema.trainer_common import Overlong
+    from ajet.config.schema.algorithm import Overlong
 
 
 def shaped_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:

@@ -19,7 +19,7 @@ from ajet.schema.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from ajet.algorithm.losses.contract import PolicyLoss
     from ajet.config import AjetConfig
-    from ajet.config.schema.trainer_common import Algorithm as Settings
+    from ajet.config.schema.algorithm import Algorithm as Settings
 
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"

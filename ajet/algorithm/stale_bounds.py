@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ajet.config.schema.trainer_common import Algorithm as Settings
+    from ajet.config.schema.algorithm import Algorithm as Settings
 
 
 @dataclass(frozen=True, slots=True)

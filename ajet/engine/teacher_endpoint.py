@@ -24,7 +24,7 @@ from ajet.schema.errors import ConfigError, TeacherFailure
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.trainer_common import Teacher
+    from ajet.config.schema.algorithm import Teacher
     from ajet.schema.call import Floats
     from ajet.schema.timeline import Timeline
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-from ajet.config.schema.trainer_common import Teacher
+from ajet.config.schema.algorithm import Teacher
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.model_source import locate
 from ajet.engine.teacher_endpoint import TeacherEndpoint

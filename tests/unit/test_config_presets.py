@@ -11,7 +11,7 @@ from ajet.algorithm import opened
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment, load_experiment
 from ajet.config.locations import preset_file
-from ajet.config.schema.trainer_common import Algorithm
+from ajet.config.schema.algorithm import Algorithm
 from ajet.config.why import explain
 from ajet.schema.errors import ConfigError
 

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.algorithm import credit, opened
 from ajet.config import Experiment
-from ajet.config.schema.trainer_common import Teacher
+from ajet.config.schema.algorithm import Teacher
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
 from ajet.gateway.capture import Capture
 from ajet.record.episode_codec import decode, encode

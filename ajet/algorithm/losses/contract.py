@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ajet.algorithm.covariance import Chosen, Row
-    from ajet.config.schema.trainer_common import Algorithm as Settings
+    from ajet.config.schema.algorithm import Algorithm as Settings
 
 
 class Tokens(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ajet.config.schema.trainer_common import Algorithm
+from ajet.config.schema.algorithm import Algorithm
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
