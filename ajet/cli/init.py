@@ -39,7 +39,7 @@ def init(
         Template,
         typer.Option(
             "--template",
-            metavar="|".join(each.value for each in Template),
+            metavar="NAME",
             help="math: one question, one answer; tool: an agent with a tool; jsonl: tasks in a file, a workflow and a "
             "judge; function: agent and reward as functions; command: an agent that is a program; langchain: its "
             "create_agent; serve: agents that ajet does not start.",

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import printable
+from ajet.record.console import counted, printable
 from ajet.record.live_status import LiveStatus, live_status
 
 EVERY_S = 1.0
@@ -43,25 +43,28 @@ def _text(found: LiveStatus) -> Text:
 def lines(found: LiveStatus) -> Iterator[str]:
     """What a person sees."""
     of = f" of {found.steps}" if found.steps else ""
-    yield f"{found.run}: {found.state}, {found.phase} for {_time(found.phase_age)}, step {found.step}{of}"
+    over = found.state == found.phase
+    phase = f" {_time(found.phase_age)} ago" if over else f", {found.phase} for {_time(found.phase_age)}"
+    yield f"{found.run}: {found.state}{phase}, step {found.step}{of}"
     if found.problem:
         yield f"problem  {found.problem.splitlines()[0]}"
-    if found.updated_age is not None:
+    if found.updated_age is not None and not over:
         yield f"said     {_time(found.updated_age)} ago, {found.processes} processes"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
     if found.rates:
         yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
-    if found.waits:
+    if found.waits and not over:
         yield f"waits    {found.waits}"
     if found.reward is not None:
         yield f"reward   {found.reward:.3f} in the last step"
     if found.checkpoint is not None:
-        yield f"saved    step {found.checkpoint}, {found.behind} steps ago"
-    most = max(found.staleness.values(), default=1)
-    for number, (steps, count) in enumerate(found.staleness.items()):
-        bar = "█" * max(1, BAR * count // most)
-        yield f"{'' if number else 'stale':<8} {steps:>3} {bar} {count}"
+        yield f"saved    step {found.checkpoint}, {counted(found.behind or 0, 'step')} ago"
+    if any(found.staleness):
+        yield "trained episodes of the last step, by the age of their oldest call in steps:"
+        most = max(found.staleness.values())
+        for steps, count in found.staleness.items():
+            yield f"{steps:>12} {'█' * max(1, BAR * count // most)} {count}"
 
 
 def _time(seconds: float | None) -> str:

@@ -27,6 +27,9 @@ from ajet.schema.errors import UserError
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
 
+WHOLE_NAME = 0.4
+"""Of the width: names up to it stand on one line."""
+
 
 def show_runs(root: Path) -> int:
     """A table of the runs below `root`, the one that changed last first. Exit code 0."""
@@ -35,11 +38,10 @@ def show_runs(root: Path) -> int:
         console.print(f"No runs in {root}. Start one: {command('--conf', 'FILE.yaml', '--backbone', 'local')}")
         return 0
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("run", "state", "step", "reward", "held out", "changed"):
-        table.add_column(
-            name, justify="right" if name in ("step", "reward", "held out") else "left",
-            overflow="fold" if name == "run" else "ellipsis",  # a name is there to be typed
-        )  # fmt: skip
+    short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
+    table.add_column("run", overflow="fold", no_wrap=short)  # a name is there to be typed
+    for name in ("state", "step", "reward", "held out", "changed"):
+        table.add_column(name, justify="right" if name in ("step", "reward", "held out") else "left")
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"

@@ -1,9 +1,11 @@
 """Contamination: tasks that are held out and trained on nevertheless, as they are or nearly so.
 
-A held-out task is *the same* as a trained one where its words are; *mirrored* where they are in another order (9 + 4
-for 4 + 9); known *in part* where the two have a run of 13 words in common that no other held-out task has (GPT-3, arXiv
-2005.14165, appendix C; what many share is the wording of all tasks, and no sign). Invariant: it is told and nothing is
-left out: whether a task may be trained on is the person's to say.
+A held-out task is *the same* as a trained one where its words are; where trained tasks themselves ask the same words of
+several worlds ("what does it cost?" with other prices each time), what is known besides has to be the same, too. It is
+*mirrored* where they are in another order (9 + 4 for 4 + 9); known *in part* where the two have a run of 13 words in
+common that no other held-out task has (GPT-3, arXiv 2005.14165, appendix C; what many share is the wording of all
+tasks, and no sign). Invariant: it is told and nothing is left out: whether a task may be trained on is the person's to
+say.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ RUN = 13
 """Words of a run that two tasks do not share by chance."""
 MOST_TRAINED, MOST_HELD_OUT = 50_000, 5_000
 """Tasks that are looked at, the first ones: a few seconds."""
+_NAMES = {"id", "task_id", "uuid", "index", "idx", "split"}
+"""Fields of a row that say which one it is, and not what it asks."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -51,23 +55,26 @@ class Overlap:
 
 def overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> Overlap:
     """Each held-out task is counted once, by the strongest of the three."""
-    theirs = {task.task_id: words_of(task) for task in islice(held_out, MOST_HELD_OUT)}
+    tasks = {task.task_id: task for task in islice(held_out, MOST_HELD_OUT)}
+    theirs = {name: words_of(task) for name, task in tasks.items()}
     runs: dict[tuple[str, ...], str] = {}
     common = Counter(run for words in theirs.values() for run in set(_runs(words)))
     for name, words in theirs.items():
         runs |= {run: name for run in _runs(words) if common[run] == 1}
-    whole, mixed, parts, count = set(), set(), set(), 0
+    asked = set(theirs.values())
+    worlds: dict[tuple[str, ...], set[str]] = {}
+    mixed, parts, count = set(), set(), 0
     for task in islice(trained, MOST_TRAINED):
         words = words_of(task)
         count += 1
-        whole.add(words)
+        if words in asked:
+            worlds.setdefault(words, set()).add(_world(task))
         mixed.add(tuple(sorted(words)))
         parts |= {runs[run] for run in _runs(words) if run in runs} if runs else set()
-    same = tuple(name for name, words in theirs.items() if words and words in whole)
-    mirrored = tuple(
-        name for name, words in theirs.items() if words and words not in whole and tuple(sorted(words)) in mixed
-    )
-    in_part = tuple(name for name in theirs if name in parts and name not in {*same, *mirrored})
+    same = tuple(name for name, task in tasks.items() if theirs[name] and _among(task, worlds.get(theirs[name], set())))
+    other = {name: words for name, words in theirs.items() if words and words not in worlds}
+    mirrored = tuple(name for name, words in other.items() if tuple(sorted(words)) in mixed)
+    in_part = tuple(name for name in other if name in parts and name not in mirrored)
     return Overlap(same, mirrored, in_part, count, len(theirs))
 
 
@@ -75,6 +82,16 @@ def words_of(task: Task) -> tuple[str, ...]:
     """What its user is shown asking, as words and signs, in lower case."""
     said = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
     return tuple(_WORDS.findall(" ".join([*said, task.main_query]).lower()))
+
+
+def _among(task: Task, worlds: set[str]) -> bool:
+    """Whether it is one of the trained tasks with its words, whose `worlds` these are."""
+    return bool(worlds) and (len(worlds) == 1 or _world(task) in worlds)
+
+
+def _world(task: Task) -> str:
+    """What decides a task besides its words."""
+    return repr(sorted((str(key), value) for key, value in task.metadata.items() if key not in _NAMES))
 
 
 def _runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -34,3 +34,16 @@ def test_messages_count_and_what_the_system_says_does_not():
         return Task(init_messages=told, task_id=user)
 
     assert overlap([chat("be brief", "3 * 3")], [chat("be kind", "3 * 3")]).same == ("3 * 3",)
+
+
+def test_the_same_words_of_another_world_are_another_task():
+    """Where trained tasks themselves differ in nothing but what their words ask of."""
+
+    def priced(name: str, price: int | None) -> Task:
+        return Task(main_query="What does the jam cost?", task_id=name, metadata={"index": name, "price": price})
+
+    shop = [priced("a", 3), priced("b", 4)]
+    assert overlap(shop, [priced("c", 5)]).words() == "", "another price"
+    assert overlap(shop, [priced("c", 4)]).same == ("c",), "that price, whatever its row is called"
+    assert overlap(shop[:1], [priced("c", 5)]).same == ("c",), "one question of its own: its words are the task"
+    assert overlap(2 * shop[:1], [priced("c", 5)]).same == ("c",)
