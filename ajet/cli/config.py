@@ -52,9 +52,9 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     settings that cannot do what a training is for."""
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
-    from ajet.run.parts import algorithm_of
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
+    from ajet.run.runner import algorithm_of
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
 

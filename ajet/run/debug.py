@@ -25,8 +25,9 @@ from ajet.run.measured import MODEL
 from ajet.run.next_command import command_for
 from ajet.run.outlook import Pace, advice, span, step_line, task_lines
 from ajet.run.own_frames import frames_of
-from ajet.run.parts import algorithm_of, assemble, pins_of
+from ajet.run.parts import assemble, pins_of
 from ajet.run.room import room_of
+from ajet.run.runner import algorithm_of
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 

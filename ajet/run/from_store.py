@@ -19,15 +19,15 @@ from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
 from ajet.rollout.failure import refuse_if_all_failed
+from ajet.run.learn import learn
 from ajet.run.probing import asked, begun
-from ajet.run.train import learn
 from ajet.schema.episode import Episode, episodes_of
 
 if TYPE_CHECKING:
     from ajet.backbone.runner import Interrupts
     from ajet.record import RunDirectory
     from ajet.run.parts import Parts
-    from ajet.run.train import Training
+    from ajet.run.training import Training
     from ajet.store import Address, SharedStore
     from ajet.task_reader import TaskOrder
 

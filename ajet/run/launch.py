@@ -95,7 +95,7 @@ def viewed(run: RunDirectory, wanted: bool) -> Iterator[None]:
 def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
     """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
     nothing is trained. `elsewhere`: attempts are played by other processes, which ask no teacher."""
-    from ajet.run.parts import algorithm_of
+    from ajet.run.runner import algorithm_of
 
     if "trains" not in experiment.backbone.can:
         return

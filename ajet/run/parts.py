@@ -17,7 +17,6 @@ from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.algorithm import Algorithm
     from ajet.environment.pinned import Pins
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
@@ -46,15 +45,6 @@ class Parts:
         tasks = self.reader.tasks(split)
         self.judge.require_for(tasks)
         return within_prompt_length(tasks, self.experiment.ajet.data, self.backbone.tokenizer)
-
-
-def algorithm_of(experiment: Experiment) -> Algorithm:
-    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do. Raises
-    UserError, for whatever else the backbone would refuse, too."""
-    from ajet.algorithm import opened
-    from ajet.run.runner import runner_of
-
-    return opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
 
 
 @contextmanager

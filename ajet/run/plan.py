@@ -54,8 +54,8 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.rollout.wiring import renderer_of, workflow_of
-    from ajet.run.parts import algorithm_of
     from ajet.run.review import review_run
+    from ajet.run.runner import algorithm_of
     from ajet.run.tool_room import tool_room
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader

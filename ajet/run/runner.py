@@ -1,4 +1,5 @@
-"""InProcessRunner: a training in the run's own process, around the backbone that it opens; and the runner of any other.
+"""InProcessRunner: a training in the run's own process, around the backbone that it opens; the runner of any other, and
+the algorithm that it trains with.
 
 Invariant: what a runner is, and what it is handed, is `ajet.backbone.runner`'s to say.
 """
@@ -12,6 +13,7 @@ from ajet.backbone.runner import Interrupts, Runner, RunnerOptions, Sink
 from ajet.config.references import load_code
 
 if TYPE_CHECKING:
+    from ajet.algorithm import Algorithm
     from ajet.config import Experiment
     from ajet.config.backbones import Descriptor
     from ajet.record import RunDirectory
@@ -49,3 +51,11 @@ def runner_of(backbone: Descriptor) -> Runner:
     """The backbone's."""
     found: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
     return found
+
+
+def algorithm_of(experiment: Experiment) -> Algorithm:
+    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do. Raises
+    UserError, for whatever else the backbone would refuse, too."""
+    from ajet.algorithm import opened
+
+    return opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)

@@ -27,6 +27,7 @@ from ajet.rollout.wiring import open_gateway
 from ajet.run.companions import beside
 from ajet.run.interrupt import Interrupts, Preempted
 from ajet.run.launch import recorded, refuse_untrainable
+from ajet.run.learn import Unused, learn
 from ajet.run.own_key import own_key
 from ajet.run.progress import step_line
 from ajet.run.recording import Recording
@@ -34,7 +35,7 @@ from ajet.run.rehearse import rehearse
 from ajet.run.served_batch import Batch
 from ajet.run.served_held_out import conclude_late, validate_served, who_validates, will_validate
 from ajet.run.summary import finish
-from ajet.run.train import Training, Unused, learn, open_store
+from ajet.run.training import Training, open_store
 from ajet.schema.episode import Episode, Group, Outcome, episodes_of
 from ajet.store import RunStore
 from ajet.task_reader import TaskOrder

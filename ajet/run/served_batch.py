@@ -16,7 +16,7 @@ from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.run.train import Unused
+    from ajet.run.learn import Unused
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.run.parts import Parts
-    from ajet.run.train import Training
+    from ajet.run.training import Training
     from ajet.task_judge import Judge
     from ajet.task_reader import OpenedReader
 

@@ -16,7 +16,7 @@ from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.run.from_store import FromStore
-from ajet.run.train import open_store
+from ajet.run.training import open_store
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Address, Kept, SqliteStore, Store, open_shared, store_address

@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "metrics.md"
 WRITERS = [
     "run/accounting.py",
     "run/validation.py",
-    "run/train.py",
+    "run/learn.py",
     "run/step.py",
     "run/step_proof.py",
     "algorithm/credit_assignment.py",

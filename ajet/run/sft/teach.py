@@ -13,11 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet.rollout.wiring import renderer_of
+from ajet.run.learn import learn
 from ajet.run.sft.lessons import Lesson
 from ajet.run.sft.reading import held_out, lessons_of, tell
 from ajet.run.sft.settings import settled
 from ajet.run.sft.weighing import Weighing
-from ajet.run.train import Training, due, learn, open_store
+from ajet.run.train import due
+from ajet.run.training import Training, open_store
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:

@@ -1,0 +1,113 @@
+"""`learn`: the second half of a step, wherever its groups were played.
+
+Invariant: what an update takes and what it leaves is told to the store, the task order and the record together, and no
+interrupt comes between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ajet.algorithm import discarded
+from ajet.backbone.decoupled.closed_groups import Reuse
+from ajet.backbone.runner import Interrupts, Trained
+from ajet.record.learned import is_idle
+from ajet.run.step import conclude
+from ajet.run.training import Training
+from ajet.run.validation import conclude_held_out
+from ajet.schema.episode import episodes_of
+
+if TYPE_CHECKING:
+    from ajet.schema.episode import Episode, Group, UntrainedReason
+    from ajet.store import Lease
+
+Unused = Mapping["UntrainedReason", Sequence["Group"]]
+"""Groups that no batch takes, by the reason."""
+
+
+def learn(
+    training: Training,
+    groups: Sequence[Group],
+    interrupts: Interrupts,
+    *,
+    began: float,
+    unused: Unused | None = None,
+    unfinished: Sequence[Lease] = (),
+    alone: Sequence[Episode] = (),
+    held_out: Sequence[Episode] = (),
+    given_up: Mapping[int, Sequence[str]] | None = None,
+    dead: int = 0,
+    reuse: Reuse | None = None,
+) -> None:
+    """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
+    `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
+    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`. `reuse`: which groups were trained on
+    before, and which may be again; None: none."""
+    parts, run, store = training.parts, training.run, training.store
+    settings = parts.experiment.ajet
+    step = training.step + 1
+    played = time.monotonic()
+    unused, reuse = unused or {}, reuse or Reuse()
+    left = [group for each in unused.values() for group in each]
+    episodes = episodes_of(groups)
+    run.status.set(phase="update", step=step)
+    with interrupts.held():
+        batch = training.batch(groups, step)
+        outcomes, version = dict(batch.outcomes), parts.backbone.version
+        for reason, each in unused.items():
+            outcomes |= discarded(each, reason)
+        numbers = dict(batch.metrics)
+        if settings.rollout.truncates or not batch.samples:
+            numbers |= training.proof.recomputed(episodes, step, parts.backbone)
+        if batch.samples:
+            numbers = parts.backbone.update(batch).metrics | numbers
+        numbers["version"] = parts.backbone.version
+        used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
+        if staying := reuse.staying(groups, outcomes):
+            store.use(used, step, again=staying)
+        else:
+            store.use(used, step)
+        if reuse.worn:
+            store.discard(reuse.worn, step, "stale")
+        for reason, each in unused.items():
+            store.discard([group.order for group in each], step, reason)
+        store.give_back(unfinished)
+        waiting = store.begun()
+        if training.tasks is not None:
+            training.tasks.learned([*groups, *left], waiting)
+        trained = Trained(
+            step,
+            version,
+            groups,
+            outcomes,
+            batch.trained_by_episode,
+            numbers | _seconds(began, played),
+            tasks=[group.order for group in groups if group.order not in reuse.before],
+            again=[group.order for group in groups if group.order in reuse.before],
+            aside=left,
+            discarded=[group.order for group in left],
+            waiting=waiting,
+            given_up=given_up or {},
+            dead=dead,
+        )
+        if alone:
+            run.episodes.write(step, "debug", alone)
+        metrics = conclude(
+            trained,
+            settings,
+            run,
+            proof=training.proof,
+            gaming=training.gaming,
+            on_step=training.on_step,
+            total=training.total_steps,
+        )
+        conclude_held_out(held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
+        training.idle = training.idle + 1 if is_idle(metrics) else 0
+        training.step = step
+
+
+def _seconds(began: float, played: float) -> dict[str, float]:
+    now = time.monotonic()
+    return {"seconds/rollout": played - began, "seconds/update": now - played, "seconds/step": now - began}
