@@ -20,7 +20,13 @@ from ajet.cli.commands import Root
 from ajet.cli.exit import USER, show_user_error
 from ajet.cli.launch import launch
 from ajet.cli.other_flags import understood
+from ajet.schema.commands import command
+from ajet.schema.errors import UserError
 
+_OF_CONFIG = ("validate", "show", "why")
+"""Commands of `config` that are understood without that word."""
+_BY_YAML = ("config", "plan", "sft", "serve")
+"""Commands that take a YAML alone for `--conf`, as a launch does."""
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
@@ -68,8 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["launch", *given]
     elif given[0].endswith((".yaml", ".yml")):
         given = ["launch", "--conf", *given]
+    elif given[0] in _OF_CONFIG:
+        given = ["config", *given]
     elif given[0] == "train":  # what others call it
         given = ["launch", *(["--conf"] if len(given) > 1 and given[1].endswith((".yaml", ".yml")) else []), *given[1:]]
+    if given[0].endswith(".py"):
+        show_user_error(_no_experiment(given[0]))
+        sys.exit(USER)
+    if given[0] in _BY_YAML:
+        at = 1 + (given[0] == "config")
+        if len(given) > at and given[at].endswith((".yaml", ".yml")):
+            given.insert(at, "--conf")
     if given[0] == "launch":
         given = _ours(given)
     app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
@@ -77,8 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _ours(given: Sequence[str]) -> list[str]:
     """The arguments in our words; what has no effect is said."""
-    from ajet.schema.errors import UserError
-
     try:
         kept, said = understood(given)
     except UserError as error:
@@ -87,6 +100,15 @@ def _ours(given: Sequence[str]) -> list[str]:
     for sentence in said:
         typer.echo(sentence, err=True)
     return kept
+
+
+def _no_experiment(file: str) -> UserError:
+    return UserError(
+        f"{file} is Python, and a run is started from a YAML that names it.",
+        where="command line",
+        expected=command("--conf", "FILE.yaml"),
+        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, or begin with `{command('init', 'DIR')}`",
+    )
 
 
 def _record(given: Sequence[str]) -> Path | None:

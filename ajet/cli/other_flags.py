@@ -28,6 +28,9 @@ def understood(given: Sequence[str]) -> tuple[list[str], list[str]]:
         name, equals, value = argument.partition("=")
         if name in INSTEAD:
             raise UserError(f"There is no {name} here.", where="command line", do=INSTEAD[name])
+        if name.startswith("--") and "." in name:
+            setting = f"{name[2:]}{equals}{value}" if equals else f"{name[2:]}=VALUE"
+            raise UserError(f"{name} is no flag: settings have no dashes.", where="command line", do=f"write {setting}")
         if name in NEEDLESS:
             said.append(f"{name} {NEEDLESS[name]}")
         elif name.startswith("--with-") and name not in OWN_WITH:

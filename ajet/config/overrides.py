@@ -49,7 +49,8 @@ def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Ove
 
     shape = _SHAPE.fullmatch(text)
     if shape is None or (shape["rest"] is None and shape["sign"] != "~"):
-        raise _bad(text, "an override has the form key=value")
+        do = f"write {text}=VALUE, without spaces" if shape is not None else ""
+        raise _bad(text, "an override has the form key=value", do=do)
     sign, key, rest = shape["sign"] or "", shape["key"].strip(), shape["rest"] or ""
     path = tuple(key.split("."))
     if path[0] == "hydra" or "/" in key or "@" in key:
@@ -110,6 +111,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _bad(text: str, expected: str) -> ConfigError:
-    do = f"a YAML goes after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else ""
+def _bad(text: str, expected: str, do: str = "") -> ConfigError:
+    do = f"a YAML goes after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else do
     return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected, do=do)

@@ -13,10 +13,12 @@ from ajet.config.backbones import IN_WORDS, Capability, described, shipped
 from ajet.config.catalogue import Part
 from ajet.config.compose import Layers
 from ajet.config.handed import known
+from ajet.config.keys import first_names
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.base import refused, walk
 from ajet.config.schema.sft import OBJECTIVE
+from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
 TIMES = "trainer_common.algorithm.max_trained_count"
@@ -104,7 +106,12 @@ def require_ready(
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
-        raise ConfigError(f"Still missing for a run: {listed}.", where=where, do="add it to the YAML, or as key=value")
+        do = "add it to the YAML, or as key=value"
+        if stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
+            do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
+        elif not missing(config, serving=True) and names_tasks(config):
+            do += f"; agents that ajet does not start: {command('serve', '--conf', 'FILE.yaml')}"
+        raise ConfigError(f"Still missing for a run: {listed}.", where=where, do=do)
 
 
 def _able(wanted: Capability) -> list[str]:

@@ -56,7 +56,9 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
         place, arrow, name = text.rpartition(":")
     place, name = place.strip(), name.strip()
     if not arrow or not place or not name.isidentifier():
-        raise UnresolvedReference(f"{what}: {text!r} is no reference.", where=what, expected=FORMS)
+        module, dot, last = text.strip().rpartition(".")
+        do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
+        raise UnresolvedReference(f"{what}: {text!r} is no reference.", where=what, expected=FORMS, do=do)
     return Reference(text, place, name)
 
 

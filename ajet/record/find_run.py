@@ -40,8 +40,14 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
+    played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
     raise UserError(
-        f"There is no run named {named}.", where=str(folder), expected=expected, do=f"{command('runs')} lists them"
+        f"{named} was played by {' and '.join(played)}, and not trained."
+        if played
+        else f"There is no run named {named}.",
+        where=str(folder),
+        expected=expected,
+        do=command("--conf", "FILE.yaml", "--backbone", "local") if played else f"{command('runs')} lists them",
     )
 
 

@@ -46,12 +46,16 @@ KIND_HINTS = {
     "no_model_call": "give the client the tuner, or the address and key that it hands out",
     "returned_nothing": "let `execute` return a WorkflowOutput",
     "wrong_type": "let `execute` return a WorkflowOutput",
+    "RewardFailure": "let `execute` return a finite number as the reward, or None where there is none to give",
     "timeout": "raise `rollout.episode_timeout`, or find what blocks",
     "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
     "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
     "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
 }
 """The same for failures of the agent that are no exception of the user's code."""
+_ITS_OWN = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
+KIND_ADVICE = {"APIConnectionError": _ITS_OWN, "AuthenticationError": _ITS_OWN}
+"""The same for exceptions that most often mean one thing; with the line that raised it."""
 
 
 def show_episode(episode: Episode) -> None:
@@ -85,7 +89,8 @@ def hint_of(failure: Failure) -> str:
     own = frames_of(failure.traceback).own
     if not own:
         return "the workflow raised, and no line of its own is in the traceback: the record has all of it"
-    return f"the workflow raised at {printable(own[-1].place)}; a breakpoint there works in this backbone"
+    raised = f"the workflow raised at {printable(own[-1].place)}; "
+    return raised + KIND_ADVICE.get(failure.kind, "a breakpoint there works in this backbone")
 
 
 def _append_failure(lines: Text, failure: Failure) -> None:
@@ -97,7 +102,7 @@ def _append_failure(lines: Text, failure: Failure) -> None:
             lines.append(f"    {printable(frame.code)}\n", style="bold")
     if frames.own:
         lines.append(_others(frames), style="dim")
-    else:
+    elif failure.kind not in KIND_HINTS:  # of those the message says all, and ajet's own frames nothing
         lines.append("\n".join(_last_frames(failure)), style="red")
 
 

@@ -13,6 +13,7 @@ from ajet.config.references import require_written
 from ajet.config.schema.base import walk
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.task_reader import Benchmark
+from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import is_local, locate
 from ajet.task_reader.benchmark_files import located
 from ajet.task_reader.contract import find_file, require_place
@@ -58,7 +59,9 @@ def require_present(experiment: Experiment) -> list[str]:
         unseen.append("the endpoint")
     elif model is not None and is_local(model, experiment.base):
         locate(model, base=experiment.base, weights=False)
-    elif model is not None and not model.startswith("embedded:"):
+    elif model is not None and model.startswith("embedded:"):
+        require_embedded(model.removeprefix("embedded:"))
+    elif model is not None:
         unseen.append(f"whether the hub has {model}")
     return unseen
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ajet.cli import launcher
 from ajet.config import load_experiment
 from ajet.rollout.wiring import workflow_of
 from ajet.run import episode_panel
@@ -216,3 +217,30 @@ def test_a_relative_path_of_a_command_names_base():  # 52
     settings = CommandSettings(command=["./agent.sh"])
     with pytest.raises(AgentFailure, match=r"fresh folder: write \{base\}/… for a file beside the YAML"):
         _raise_unless_good(Ended(None, "", "", "", problem="No such file"), settings)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["agent.py"], ["agent.py is Python", "user_workflow: agent.py->NAME"]),
+        (["validate", "bare.yaml"], ["ajet.model.path", "move `model` below `ajet:`"]),
+        (["--conf", "x.yaml", "--rollout.num_repeat=4"], ["settings have no dashes", "write rollout.num_repeat=4"]),
+        (["plan", "x.yaml", "rollout.num_repeat", "4"], ["write rollout.num_repeat=VALUE, without spaces"]),
+        (["plan", "x.yaml", "rollout.user_workflow=flow.Good"], ["is no reference", "write flow->Good"]),
+        (["validate", "x.yaml", "rollout.user_workflow=null"], ["user_workflow", "ajet serve --conf FILE.yaml"]),
+        (["validate", "x.yaml", "model.path=embedded:smollm-135m"], ["did you mean embedded:smollm2-135m?"]),
+        (["deploy", "played"], ["played was played by debug, and not trained", "--backbone local"]),
+    ],
+)
+def test_on_the_command_line(project, typed, expected, capsys):
+    """Its words are ours or those of another tool; what is meant is said."""
+    reads = TASKS % "tasks.jsonl"
+    (project / "x.yaml").write_text(
+        f"ajet: {{model: {{path: 'embedded:tiny-tools'}}, rollout: {{user_workflow: flow.py->Good}}, {reads}}}"
+    )
+    (project / "bare.yaml").write_text("model: {path: 'embedded:tiny-tools'}\n")
+    (project / "launcher_record" / "played" / "debug").mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(typed)
+    said = "".join(capsys.readouterr())
+    assert ended.value.code == 2 and all(words in said for words in expected), said

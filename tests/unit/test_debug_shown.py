@@ -84,6 +84,14 @@ def test_frames_of_others_are_counted_and_the_hint_names_the_own_line(monkeypatc
     assert "no line of its own" in hint_of(nowhere) and "raise Refused()" in shown(monkeypatch, nowhere)
 
 
+def test_a_reward_that_is_none_is_no_traceback_of_ajets_and_a_lost_client_has_a_way_out(monkeypatch) -> None:
+    reward = Failure("agent", "RewardFailure", "the workflow's reward is nan", traceback=f"Traceback:\n{OTHERS}")
+    assert shown(monkeypatch, reward)[1:-1] == ["✗ agent: RewardFailure: the workflow's reward is nan"]
+    assert hint_of(reward).startswith("let `execute` return a finite number")
+    lost = hint_of(Failure("agent", "APIConnectionError", "Connection error.", traceback=CHAIN))
+    assert "/home/me/site/tools.py:2;" in lost and lost.endswith("give it `tuner.as_oai_baseurl_apikey()`")
+
+
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, Failure("agent", "no_model_call", "it never called"))[1:-1] == [
         "✗ agent: no_model_call: it never called"

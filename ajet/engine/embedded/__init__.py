@@ -7,6 +7,7 @@ A name goes in, a folder in Hugging Face layout comes out.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from ajet.config.cache import cache_root
@@ -52,5 +53,21 @@ def embedded_folder(name: str, progress: Progress) -> Path:
         return _SHIPPED[name]
     if name in _WHEELS:
         return _WHEELS[name].folder(name, progress)
-    names = ", ".join(f"embedded:{known}" for known in sorted([*_SHIPPED, *_WHEELS]))
-    raise UserError(f"There is no embedded model {name!r}.", where="model.path", expected=names)
+    raise _unknown(name)
+
+
+def require_embedded(name: str) -> None:
+    """Raises UserError where there is no embedded model `name`."""
+    if name not in _SHIPPED and name not in _WHEELS:
+        raise _unknown(name)
+
+
+def _unknown(name: str) -> UserError:
+    known = sorted([*_SHIPPED, *_WHEELS])
+    near = get_close_matches(name, known, 1)
+    return UserError(
+        f"There is no embedded model {name!r}.",
+        where="model.path",
+        expected=", ".join(f"embedded:{each}" for each in known),
+        do=f"did you mean embedded:{near[0]}?" if near else "",
+    )
