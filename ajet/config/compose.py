@@ -194,8 +194,7 @@ def by_hydra(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[
 def without_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any, Any]:
     """`rollout:` with nothing below it says nothing; as a null it would erase the defaults. Raises ConfigError for a
     section that is no mapping."""
-    from ajet.config.keys import find_key
-    from ajet.config.validate import keys_of
+    from ajet.config.keys import find_key, keys_of
 
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
         kept: dict[Any, Any] = {}

@@ -54,6 +54,12 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     return model
 
 
+def keys_of(section: type[Section] | None) -> str:
+    """That a mapping belongs there, and its first keys."""
+    names = list(section.model_fields) if section is not None else []
+    return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
+
+
 @lru_cache(maxsize=1)
 def dotted_keys() -> tuple[str, ...]:
     """Every plain key below `ajet`, e.g. "rollout.num_repeat", and every section."""

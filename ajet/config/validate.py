@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from ajet.config.compose import Layers, leaves
 from ajet.config.document import KeyPath
-from ajet.config.keys import find_key, unknown_key
+from ajet.config.keys import find_key, keys_of, unknown_key
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import changed, without_accepted
 from ajet.config.schema.base import Section, described, meta, refused, subsection, type_name, walk
@@ -124,12 +124,6 @@ def _value_at(item: Any, path: KeyPath) -> Any:
     if isinstance(extra, dict) and extra.get("kind") == "secret":
         return "(hidden)"
     return item["input"]
-
-
-def keys_of(section: type[Section] | None) -> str:
-    """That a mapping belongs there, and its first keys."""
-    names = list(section.model_fields) if section is not None else []
-    return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 
 
 def expectation(field: FieldInfo) -> str:

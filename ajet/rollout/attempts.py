@@ -24,7 +24,8 @@ from ajet.rollout.failure import classify
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation import Isolation, open_isolation
-from ajet.rollout.verdicts import by_the_calls, first
+from ajet.rollout.verdicts import by_the_calls
+from ajet.rollout.waiting import first
 from ajet.rollout.worlds import Worlds
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.ambient import Ambient

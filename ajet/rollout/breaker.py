@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.record.console import counted
-from ajet.rollout.verdicts import first
+from ajet.rollout.waiting import first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:

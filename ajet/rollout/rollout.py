@@ -30,7 +30,8 @@ from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
 from ajet.rollout.teaching import Teaching
 from ajet.rollout.train_turn import TrainTurn, built
-from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts, first
+from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts
+from ajet.rollout.waiting import first
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task

@@ -19,6 +19,7 @@ from ajet.rollout.identity import Identity, workflow_task
 from ajet.rollout.isolation.user_loop import UserLoop
 from ajet.rollout.process_rewards import Decode, tied
 from ajet.rollout.ranking import Arrived, Ranking
+from ajet.rollout.waiting import first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -212,8 +213,3 @@ def by_the_calls(played: AttemptResult) -> Failure | None:
     if capture is not None and (failure is None or failure.policy) and (lost := lost_tool(capture.tool_uses)):
         return lost if failure is None else replace(lost, traceback=failure.traceback)
     return failure
-
-
-async def first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
-    """Wait until one of them is done, or the time is over."""
-    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

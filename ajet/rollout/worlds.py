@@ -19,7 +19,7 @@ from ajet.environment.services.chosen import Chosen, chosen
 from ajet.environment.services.threads import in_thread
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.failure import classify
-from ajet.rollout.verdicts import first
+from ajet.rollout.waiting import first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
 from ajet.workflow.deadline import MOST_RESERVED_S

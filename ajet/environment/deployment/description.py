@@ -34,6 +34,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ajet.environment.deployment.gaia import Gaia, Tools, tools_of
+from ajet.environment.deployment.state import ALIASES
 from ajet.environment.files import named_in, read_yaml, refused
 from ajet.environment.front.servers import Per
 from ajet.environment.gaia import read_variables
@@ -42,8 +43,6 @@ from ajet.schema.errors import ConfigError
 
 SHIPPED = Path(__file__).with_name("shipped")
 """Files of environments that come with ajet."""
-ALIASES = {"gaia-mcp-server": "gaia-local"}
-"""Names that AWorld's users know."""
 DEFAULT_SECONDS = 120.0
 """Of a call."""
 

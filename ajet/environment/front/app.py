@@ -224,7 +224,7 @@ def build_front(front: Front) -> Starlette:
         Route(f"{EPISODES}/{{episode}}", end, methods=["DELETE"]),
         Route("/health", health),
         Route("/metrics", metrics),
-        *dock_routes(front),
+        *dock_routes(front.episodes, front.aliases, EPISODES),
     ]
     return Starlette(
         routes=routes,

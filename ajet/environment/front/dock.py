@@ -7,44 +7,39 @@ for clients of ours, whose it was. The header `x-episodes` of the list of server
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ajet.environment.front.episodes import Episode, NoSuchTool
+from ajet.environment.front.episodes import Episode, Episodes, NoSuchTool
 from ajet.environment.front.http import json_body
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
-
-if TYPE_CHECKING:
-    from ajet.environment.front.app import Front
 
 _FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
 """A tool as AgentDock's clients read it, and where MCP has that."""
 
 
-def dock_routes(front: Front) -> list[Route]:
-    """Its four."""
-    episodes = front.episodes
+def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -> list[Route]:
+    """Its four. `aliases`: other names of servers; `begun_at`: the path where an episode begins."""
 
     async def servers(request: Request) -> Response:
-        from ajet.environment.front.app import EPISODES
-
-        return JSONResponse({"servers": list(episodes.servers)}, headers={"x-episodes": EPISODES})
+        return JSONResponse({"servers": list(episodes.servers)}, headers={"x-episodes": begun_at})
 
     async def tools(request: Request) -> Response:
         return JSONResponse({"tools": [_described(name, tool) for name in episodes.servers for tool in _of(name)]})
 
     async def tools_of(request: Request) -> Response:
-        name = front.aliases.get(request.path_params["server"], request.path_params["server"])
+        name = aliases.get(request.path_params["server"], request.path_params["server"])
         if name not in episodes.servers:
             return _failed(404, f"no server {name!r}")
         return JSONResponse({"server": name, "tools": [_described(name, tool) for tool in _of(name)]})
 
     async def call(request: Request) -> Response:
         server, _, tool = request.path_params["tool"].partition(".")
-        server = front.aliases.get(server, server)
+        server = aliases.get(server, server)
         named = request.headers.get("x-episode", "")
         episode = episodes.find(named) if named else Episode("", stateless=True)
         if episode is None:

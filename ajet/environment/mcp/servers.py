@@ -227,8 +227,7 @@ def _addressed(url: str) -> Server:
 
 def _running(name: str) -> Server | None:
     """The environment of that name, or AWorld's for it, which runs on this machine."""
-    from ajet.environment.deployment.description import ALIASES
-    from ajet.environment.deployment.state import running
+    from ajet.environment.deployment.state import ALIASES, running
 
     found = running(ALIASES.get(name, name))
     return None if found is None else Server(name, "http", url=f"{found.near}/mcp", headers=_bearer(found.token))

@@ -35,8 +35,6 @@ from ajet.schema.errors import SandboxFailure, UserError
 READY_S = 300.0
 """How long all servers together may take to start."""
 DOWN_S = 30.0
-WISHED_PORT = 8000
-"""Taken if it is free: what AWorld's and AgentRL's pages print."""
 
 
 def up(

@@ -34,9 +34,11 @@ from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
-from ajet.run.environment.lifetime import WISHED_PORT
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
+
+WISHED_PORT = 8000
+"""Taken if it is free: what AWorld's and AgentRL's pages print."""
 
 
 def main() -> int:

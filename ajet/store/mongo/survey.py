@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.finding import Finding
-from ajet.store import survey as told
+from ajet.store import findings
 from ajet.store.mongo.changes import DEAD, RUNNING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
@@ -65,7 +65,7 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
         return [Finding("store", "note", "nothing is there yet", "the first process that opens it makes it")]
-    shown = [told.version(ledger["version"], VERSION)]
+    shown = [findings.version(ledger["version"], VERSION)]
     lacking = [
         f"{name} {dict(keys)}"
         for name, each in INDEXES.items()
@@ -79,16 +79,16 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
         shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate([{"$sortByCount": "$status"}])}
     size = int(base.command("dbStats")["dataSize"])
-    shown.append(told.contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
+    shown.append(findings.contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
-    shown += told.letters((each["_id"], each["reasons"][-1]) for each in dead)
+    shown += findings.letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
-        shown.append(told.announced(ledger["policy"], _since(ledger["policy_at"], now)))
+        shown.append(findings.announced(ledger["policy"], _since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
-        shown.append(told.member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0)))
+        shown.append(findings.member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0)))
     return shown
 
 

@@ -1,0 +1,48 @@
+"""What a look at a store says of it, whatever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ajet.schema.finding import Finding
+
+SILENT = 300.0
+"""Seconds after which a member is said to be silent."""
+
+
+def contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
+    """`states`: how many positions are in which; `size`: bytes."""
+    told = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
+    return Finding("positions", "ok", f"{told}; {ends:,} episodes, {size / 1e6:,.1f} MB")
+
+
+def letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
+    """`reasons`: of positions that are dead, the last one of each."""
+    dead = list(reasons)
+    if not dead:
+        return []
+    shown = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
+    more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
+    return [Finding("dead letters", "warning", f"{len(dead)}: {shown}{more}", "they are played no more")]
+
+
+def member(role: str, name: str, age: float, leases: int) -> Finding:
+    """One process."""
+    holds = f"{leases} lease{'s' * (leases != 1)}"
+    silent = "silent: what it played goes to others when its leases end" if age > SILENT else ""
+    return Finding(f"{role} {name}", "warning" if silent else "ok", f"heard {age:.0f} s ago, {holds}", silent)
+
+
+def announced(said: Mapping[str, Any], age: float) -> Finding:
+    """The policy to play with."""
+    return Finding("policy", "ok", f"step {said['step']}, {age:.0f} s ago, weights at {said['weights']}")
+
+
+def version(found: int, known: int) -> Finding:
+    """Of the store's schema."""
+    if found == known:
+        return Finding("schema", "ok", f"version {found}")
+    if found > known:
+        return Finding("schema", "problem", f"version {found}; this ajet knows {known}", "update ajet here")
+    return Finding("schema", "note", f"version {found}", f"the next process that opens it makes it {known}")
