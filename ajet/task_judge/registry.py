@@ -49,9 +49,9 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
     scorers = opened_scorers(experiment)
     judging = opener(experiment) or scorers or reader_judge
     if judging is None and settings.task_judge.judges:
-        from ajet.task_judge.model_judge import judge_of
+        from ajet.task_judge.model_judge import ModelJudge
 
-        return Judge(models := judge_of(experiment), gamma=settings.rollout.gamma, ranks=models)
+        return Judge(models := ModelJudge.of_experiment(experiment), gamma=settings.rollout.gamma, ranks=models)
     return Judge(judging, gamma=settings.rollout.gamma, ranks=getattr(judging, "ranks", None))
 
 

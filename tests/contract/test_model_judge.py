@@ -27,7 +27,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
-from ajet.task_judge.model_judge import ModelJudge, judge_of
+from ajet.task_judge.model_judge import ModelJudge
 from ajet.task_judge.model_judge.store import NAME
 from tests.judge_fixtures import SECRET, judge_server, material, says
 
@@ -55,7 +55,7 @@ def judge(server, tmp_path, monkeypatch):
             "model_judge": {"retry_delay": 0.01, "max_retries": 1, **asked},
         }  # fmt: skip
         experiment = Experiment.from_dict({"ajet": {"task_judge": tree}}, base=tmp_path, exp_dir=tmp_path / "runs")
-        made.append(judge_of(experiment))
+        made.append(ModelJudge.of_experiment(experiment))
         return made[-1]
 
     yield make

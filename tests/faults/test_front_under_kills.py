@@ -18,7 +18,7 @@ from ajet.environment.deployment.state import RunningEnvironment
 from ajet.environment.mcp.contract import CallFailed, Limits, Session
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin import ThinClient
-from ajet.environment.mcp.thin.http import close_all
+from ajet.environment.mcp.thin.server import close_all
 from ajet.run.environment.lifetime import down, up
 
 NOTES = Path(__file__).parents[1] / "notes_server.py"

@@ -16,7 +16,8 @@ from ajet.environment.mcp import Reply, loop, servers_of
 from ajet.environment.mcp.loop import at_end, of_this_process, tools_loop
 from ajet.environment.mcp.reachable import services_of
 from ajet.environment.mcp.results import shown
-from ajet.environment.mcp.thin import http, stdio
+from ajet.environment.mcp.thin import server as http_server
+from ajet.environment.mcp.thin import stdio
 from ajet.environment.mcp.thin.messages import EventStream, header_value, mirrored
 from ajet.environment.sandbox.bubblewrap import programs_shown
 from ajet.schema.errors import ConfigError
@@ -160,7 +161,7 @@ def test_a_conversation_is_only_measured_where_bytes_do_not_tell():
 
 
 def test_a_fork_has_nothing_of_what_lives_on_its_parents_loop(monkeypatch):
-    tables = [http._servers, stdio._shared, chat_model._sessions, of_this_process({})]
+    tables = [http_server._servers, stdio._shared, chat_model._sessions, of_this_process({})]
     for table in tables:
         monkeypatch.setitem(table, "the parent's", object())
     parents, ended = tools_loop(), []

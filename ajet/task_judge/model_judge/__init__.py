@@ -6,6 +6,5 @@ a word.
 """
 
 from ajet.task_judge.model_judge.judge import ModelJudge
-from ajet.task_judge.model_judge.settings import judge_of
 
-__all__ = ["ModelJudge", "judge_of"]
+__all__ = ["ModelJudge"]

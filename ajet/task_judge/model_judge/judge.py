@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import text_of
-from ajet.task_judge.model_judge.panel import ModelPanel, Reply
+from ajet.task_judge.model_judge.panel import Member, ModelPanel, Reply, measured
 from ajet.task_judge.model_judge.prompt import TEMPLATE, question_of
+from ajet.task_judge.model_judge.ranking import compared
 from ajet.task_judge.model_judge.reply import VERDICT, Said, Vote, vote_of
+from ajet.task_judge.model_judge.settings import settings_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -38,11 +40,17 @@ class ModelJudge:
         self.temperature = temperature if temperature is not None else float(votes > 1)
 
     @classmethod
-    def of_experiment(cls, experiment: Experiment) -> ModelJudge:
-        """As the experiment has it. Raises ConfigError; UserError where verdicts cannot be kept."""
-        from ajet.task_judge.model_judge.settings import judge_of
-
-        return judge_of(experiment)
+    def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], Member] | None = None, /) -> ModelJudge:
+        """As the experiment has it. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises ConfigError
+        where no model is named; UserError where verdicts cannot be kept."""
+        given = settings_of(experiment, otherwise)
+        return cls(
+            given.panel,
+            template=given.template,
+            votes=given.votes,
+            temperature=given.temperature,
+            max_chars=given.max_chars,
+        )
 
     def __str__(self) -> str:
         names = " or ".join(dict.fromkeys(member.model.model for member in self.panel.members))
@@ -97,8 +105,6 @@ class ModelJudge:
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
-        from ajet.task_judge.model_judge.ranking import compared
-
         task = attempts[min(attempts)].task.task
         question, reference = question_text(task.main_query, task.init_messages), text_of(task.metadata.get("answer"))
         return await compared(self, attempts, seed, question=question, reference=reference)
@@ -137,21 +143,6 @@ class ModelJudge:
         by = f"{model}: {said}" if self.votes == 1 else f"{said} by {told}, {model}"
         reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"
         return Verdict(WORTH[said], said == "correct", reason, metrics=metrics, details=details)
-
-
-def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
-    """What the replies took."""
-    asked = [reply for reply in replies if not reply.cached]
-    found = {
-        "calls": float(sum(reply.calls for reply in replies)),
-        "cost": sum(reply.cost for reply in replies),
-        "cached": sum(reply.cached for reply in replies) / len(replies),
-        "refused": float(sum(reply.refused for reply in replies)),
-        "unreadable": float(sum(reply.unreadable for reply in replies)),
-    }
-    if asked:
-        found["seconds"] = max(reply.seconds for reply in asked)
-    return found
 
 
 def question_text(query: str, messages: Sequence[Any]) -> str:

@@ -221,3 +221,18 @@ class ModelPanel:
 
 def _not_taken(said: str, sent: Mapping[str, Any]) -> str:
     return next((name for name, words in _OPTIONAL.items() if name in sent and words.search(said)), "")
+
+
+def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
+    """What the replies took."""
+    asked = [reply for reply in replies if not reply.cached]
+    found = {
+        "calls": float(sum(reply.calls for reply in replies)),
+        "cost": sum(reply.cost for reply in replies),
+        "cached": sum(reply.cached for reply in replies) / len(replies),
+        "refused": float(sum(reply.refused for reply in replies)),
+        "unreadable": float(sum(reply.unreadable for reply in replies)),
+    }
+    if asked:
+        found["seconds"] = max(reply.seconds for reply in asked)
+    return found

@@ -14,14 +14,13 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import text_of
 from ajet.task_judge.judge import Compared
-from ajet.task_judge.model_judge.judge import ModelJudge, measured
-from ajet.task_judge.model_judge.panel import Reply
+from ajet.task_judge.model_judge.panel import ModelPanel, Reply, measured
 from ajet.task_judge.model_judge.prompt import Question, shortened
 from ajet.task_judge.model_judge.reply import tiers_of, tiers_schema
 
@@ -61,8 +60,17 @@ class Entrant:
         return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{said}"])
 
 
+class Voters(Protocol):
+    """Who compares: models that are asked so often, and what they are shown of an attempt at most."""
+
+    panel: ModelPanel
+    votes: int
+    temperature: float
+    max_chars: int
+
+
 async def compared(
-    judge: ModelJudge, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+    voters: Voters, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
     """`answer`: the field of an output that holds it. Raises JudgeFailure."""
@@ -71,24 +79,24 @@ async def compared(
     for each in repeats:
         told = attempts[each].output.metadata
         entrants.append(Entrant(text_of(told.get(answer, told.get("final_answer"))), attempts[each].task.tool_results))
-    return dict(zip(repeats, await ranked(judge, question, reference, entrants, seed, criteria), strict=True))
+    return dict(zip(repeats, await ranked(voters, question, reference, entrants, seed, criteria), strict=True))
 
 
 async def ranked(
-    judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+    voters: Voters, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
     """A verdict for each. `seed`: of the orders in which they are shown; `criteria`: to go by, a line each. Raises
     JudgeFailure."""
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
-    orders = [_shuffled(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
-    questions = [_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
+    orders = [_shuffled(len(entrants), f"{seed}/{draw}") for draw in range(voters.votes)]
+    questions = [_question(voters, question, reference, entrants, order, labels, criteria) for order in orders]
     schema = tiers_schema(labels)
     replies = await asyncio.gather(
         *(
-            judge.panel.ask(
-                asked, schema, lambda text: tiers_of(text, labels), draw=draw, temperature=judge.temperature
+            voters.panel.ask(
+                asked, schema, lambda text: tiers_of(text, labels), draw=draw, temperature=voters.temperature
             )
             for draw, asked in enumerate(questions)
         ),
@@ -105,7 +113,7 @@ async def ranked(
             found.append((order, reply))
     if not found and failure is not None:
         raise failure
-    return _verdicts(found, labels, len(entrants), judge.votes, any(asked.cut for asked in questions), entrants)
+    return _verdicts(found, labels, len(entrants), voters.votes, any(asked.cut for asked in questions), entrants)
 
 
 def _verdicts(
@@ -181,7 +189,7 @@ def _agreement(places: Sequence[Sequence[float]]) -> float:
 
 
 def _question(
-    judge: ModelJudge,
+    voters: Voters,
     question: str,
     reference: str,
     entrants: Sequence[Entrant],
@@ -189,7 +197,7 @@ def _question(
     labels: Sequence[str],
     criteria: str,
 ) -> Question:
-    most = judge.max_chars
+    most = voters.max_chars
     told, cut = shortened(question, most)
     pieces: list[tuple[str, str | None]] = [(ASKED, told)]
     if reference:

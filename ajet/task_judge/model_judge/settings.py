@@ -7,14 +7,13 @@ neither names a model there is no such judge, whatever `alien_llm_model` says.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ajet.environment.agent_config import EXAMPLE, KEY, section_of
 from ajet.environment.chat_model import Model, configured
 from ajet.schema.errors import ConfigError
-from ajet.task_judge.model_judge.judge import ModelJudge
 from ajet.task_judge.model_judge.panel import Member, ModelPanel
 from ajet.task_judge.model_judge.prompt import checked_template
 from ajet.task_judge.model_judge.store import NAME, JudgeStore
@@ -35,7 +34,17 @@ class ScorerAgent(BaseModel):
     judge_prompt_template: str | None = None
 
 
-def judge_of(experiment: Experiment, otherwise: Callable[[], Member] | None = None) -> ModelJudge:
+class JudgeSettings(NamedTuple):
+    """What a `ModelJudge` is made of."""
+
+    panel: ModelPanel
+    template: str
+    votes: int
+    temperature: float | None
+    max_chars: int
+
+
+def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None = None) -> JudgeSettings:
     """`otherwise`: whom to ask where `judges` is empty. Raises ConfigError where no model is named; UserError where
     verdicts cannot be kept."""
     settings = experiment.ajet.task_judge
@@ -58,13 +67,7 @@ def judge_of(experiment: Experiment, otherwise: Callable[[], Member] | None = No
     counted = asked.max_calls is not None or asked.max_cost is not None
     store = JudgeStore(experiment.root / NAME) if asked.cache or counted else None
     panel = ModelPanel(members, asked, store, experiment.name, cache=asked.cache)
-    return ModelJudge(
-        panel,
-        template=checked_template(template, where),
-        votes=asked.votes,
-        temperature=asked.temperature,
-        max_chars=asked.max_chars,
-    )
+    return JudgeSettings(panel, checked_template(template, where), asked.votes, asked.temperature, asked.max_chars)
 
 
 def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:

@@ -16,8 +16,8 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.model_judge.judge import ModelJudge, measured
-from ajet.task_judge.model_judge.panel import Reply
+from ajet.task_judge.model_judge.judge import ModelJudge
+from ajet.task_judge.model_judge.panel import Reply, measured
 from ajet.task_judge.model_judge.prompt import checked_template, question_of
 from ajet.task_judge.model_judge.reply import Unreadable, object_of
 from ajet.task_judge.rubrics.criterion import Criterion, numbered

@@ -43,9 +43,9 @@ class RubricScorer:
     @classmethod
     def of_experiment(cls, experiment: Experiment, rubric: Any = None, success_at: float = 1.0) -> RubricScorer:
         """Asks the models of `task_judge.judges`. Raises ConfigError; UserError where verdicts cannot be kept."""
-        from ajet.task_judge.model_judge import judge_of
+        from ajet.task_judge.model_judge import ModelJudge
 
-        return cls(Grader(judge_of(experiment)), rubric, success_at)
+        return cls(Grader(ModelJudge.of_experiment(experiment)), rubric, success_at)
 
     async def __call__(
         self, reply: str, task: Task, workflow_task: WorkflowTask, metadata: dict[str, Any], ground_truth: Any = None

@@ -16,7 +16,6 @@ from ajet.environment.files import said
 from ajet.schema.errors import ConfigError
 from ajet.task_judge.model_judge.judge import ModelJudge
 from ajet.task_judge.model_judge.panel import Member
-from ajet.task_judge.model_judge.settings import judge_of
 from ajet.task_judge.rubrics.examples import KEY
 from ajet.task_judge.rubrics.grading import Grader, Scale
 
@@ -48,7 +47,7 @@ def grader_of(experiment: Experiment) -> Grader:
             where=f"{KEY}.max_score",
             expected="more than min_score",
         )
-    judge: ModelJudge = judge_of(experiment, lambda: Member(named_model(experiment)))
+    judge = ModelJudge.of_experiment(experiment, lambda: Member(named_model(experiment)))
     return Grader(
         judge,
         scale=Scale(settings.min_score, settings.max_score),

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from ajet.environment.mcp.contract import CallFailed, Limits, Reply, Tool
 from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin.episodes import OwnEpisode
-from ajet.environment.mcp.thin.http import HttpServer
+from ajet.environment.mcp.thin.server import HttpServer
 from ajet.environment.mcp.thin.told import lost_at_front, tool_of
 
 AWAY = (429, 502, 503, 504)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
-if TYPE_CHECKING:
-    from ajet.environment.mcp.thin.http import HttpServer
+from ajet.environment.mcp.thin.server import HttpServer
 
 FULL = 503
 _ALONE = {"Connection": "close"}

@@ -1,260 +1,36 @@
-"""Streamable HTTP, both eras: one `HttpServer` a server with its connections, one `HttpChannel` a session.
+"""HttpChannel: one session's requests over streamable HTTP, of both eras.
 
-Invariants: a reply longer than the limit is left unread; a request is sent once, and its failure says whether it was
-sent. A server whose connections break is a `CallFailed` at once; what it keeps of a session ends with a DELETE. At a
-front that says that it has episodes (`_meta` of `server/discover`), each session is an episode of its own.
+Invariants: what a server keeps of a session ends with a DELETE. At a front that says that it has episodes (`_meta` of
+`server/discover`), each session is an episode of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
 from ajet.environment.mcp.contract import CallFailed
-from ajet.environment.mcp.loop import at_end, of_this_process
-from ajet.environment.mcp.servers import Server
 from ajet.environment.mcp.thin.episodes import OwnEpisode
 from ajet.environment.mcp.thin.messages import (
     HELLO,
     STATELESS,
     UNSUPPORTED_VERSION,
-    EventStream,
     RpcError,
-    asks,
-    decoded,
-    encoded,
     header_value,
     notification,
-    refusal,
     request,
     result_of,
 )
-from ajet.schema.addresses import LOOPBACK
-from ajet.schema.tool_use import ToolError
+from ajet.environment.mcp.thin.server import KEPT_S, SESSION, HttpServer
 
-KEPT_S = 4.0
-"""Seconds an idle connection is kept: less than servers do (uvicorn: 5), so that none is used as it is closed."""
-CONNECT_S = 5.0
-"""In which a machine that is there takes a connection: one that has vanished says nothing at all."""
-REFUSAL_S = 2.0
-"""In which a server must take that what it asked of its client is refused."""
-SESSION = "Mcp-Session-Id"
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
 """In the `_meta` of what `server/discover` answers: the path below which a client makes an episode of its own; whether
 several fronts are behind this address."""
-_PLAIN = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-_servers: dict[tuple[Any, ...], HttpServer] = of_this_process({})
-
-
-class HttpServer:
-    """A server as this process knows it."""
-
-    def __init__(self, server: Server) -> None:
-        self.name, self.url = server.name, server.url
-        self.connections = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S),
-            headers={**_PLAIN, **server.headers, "Accept-Encoding": "identity"},
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=urlsplit(server.url).hostname not in LOOPBACK,
-            auto_decompress=False,  # none is asked for, and what it would grow to has no limit
-        )
-        self.stateless: bool | None = None
-        """Whether it speaks the stateless revision; None: not asked yet."""
-        self.asking = asyncio.Lock()
-        self.episodes = ""
-        """The address where it gives episodes; "" where it has none."""
-        self.spread = False
-        """Whether it is one of several behind its address."""
-
-    @classmethod
-    def of(cls, server: Server) -> HttpServer:
-        """This process's. On the tools' loop."""
-        if not _servers:
-            at_end(close_all)
-        if server.key not in _servers:
-            _servers[server.key] = cls(server)
-        return _servers[server.key]
-
-    async def send(
-        self, message: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float, limit: int, url: str = ""
-    ) -> tuple[dict[str, Any] | None, str]:
-        """(the answer; None where none was owed, the session's name if it gave one). `url`: an episode's, where it is
-        not the server's. Raises CallFailed."""
-        with self._failures(seconds):
-            for _ in range(2):
-                async with self.connections.post(
-                    url or self.url,
-                    data=encoded(message),
-                    headers=headers,
-                    timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
-                    allow_redirects=False,
-                ) as reply:
-                    if not url and reply.status in (307, 308) and self._moved(reply.headers.get("Location", "")):
-                        continue
-                    answer = await self._answer(reply, message, headers, limit, of_episode=bool(url))
-                    return answer, reply.headers.get(SESSION, "")
-            raise self.failed("redirects in a circle", "environment", delivered=False)
-
-    async def exchange(
-        self,
-        method: str,
-        url: str,
-        *,
-        seconds: float,
-        limit: int,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[int, Mapping[str, str], Any]:
-        """A request that is no JSON-RPC: (status, headers, the answer's JSON; None where it is none). Raises
-        CallFailed."""
-        with self._failures(seconds):
-            async with self.connections.request(
-                method,
-                url,
-                data=None if body is None else encoded(body),
-                headers=headers,
-                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
-                allow_redirects=False,
-            ) as reply:
-                self._refuse_token(reply.status)
-                found = await self._whole(reply, limit)
-                try:
-                    return reply.status, reply.headers, json.loads(found)
-                except (ValueError, RecursionError):
-                    return reply.status, reply.headers, None
-
-    async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
-        """Tell it that what has this address is over."""
-        timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):  # it is gone: so is what it kept
-            async with self.connections.delete(url, headers=headers, timeout=timeout):
-                pass
-
-    def own(self, path: str) -> str:
-        """An address on this server. Raises CallFailed for one on another."""
-        there = urljoin(self.url, path)
-        if urlsplit(there)[:2] != urlsplit(self.url)[:2]:
-            raise self.failed(f"names another server, {there}", "environment", delivered=False)
-        return there
-
-    def beside(self, url: str) -> str:
-        """The address of one of those behind this one. Raises CallFailed."""
-        there, here = urlsplit(url), urlsplit(self.url)
-        if (there.scheme, there.port) != (here.scheme, here.port) or there.hostname is None:
-            said = f"names another server, {url}, of another scheme or port"
-            raise self.failed(said, "environment", delivered=False)
-        return url
-
-    @contextmanager
-    def _failures(self, seconds: float) -> Iterator[None]:
-        """What goes wrong on the way, as CallFailed."""
-        try:
-            yield
-        except aiohttp.ConnectionTimeoutError:
-            problem = f"cannot be reached: no connection within {CONNECT_S:g} s"
-            raise self.failed(problem, "transport", delivered=False) from None
-        except asyncio.TimeoutError:
-            raise self.failed(f"did not answer within {seconds:g} s", "timeout") from None
-        except aiohttp.ClientConnectorError as error:
-            raise self.failed(f"cannot be reached: {error}", "transport", delivered=False) from error
-        except (aiohttp.ClientError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise self.failed(f"broke the connection: {said}", "transport") from error
-
-    def _refuse_token(self, status: int) -> None:
-        if status in (401, 403):
-            problem = self.failed(f"refuses this token (HTTP {status})", "environment", delivered=False, lost=True)
-            problem.retryable = False
-            raise problem
-
-    async def _answer(
-        self,
-        reply: aiohttp.ClientResponse,
-        message: Mapping[str, Any],
-        headers: Mapping[str, str],
-        limit: int,
-        *,
-        of_episode: bool,
-    ) -> dict[str, Any] | None:
-        if reply.status == 202 or (reply.status == 200 and "id" not in message):
-            return None
-        if reply.status == 404 and SESSION in headers:
-            raise self.failed("knows this session no more", "environment", delivered=False, lost=True)
-        self._refuse_token(reply.status)
-        if reply.content_type == "text/event-stream" and reply.status == 200:
-            return await self._streamed(reply, message, headers, limit)
-        answer = decoded(await self._whole(reply, limit))
-        if answer is not None and ("result" in answer or "error" in answer):
-            return answer
-        if reply.status == 404 and of_episode:
-            raise self.failed("knows this episode no more", "environment", delivered=False, lost=True)
-        refused = reply.status in (429, 503)
-        raise self.failed(f"answered HTTP {reply.status} and no JSON-RPC", "transport", delivered=not refused)
-
-    async def _whole(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
-        length = reply.content_length
-        if length is not None and length <= limit:
-            return await reply.read()
-        found = bytearray()
-        while length is None and (chunk := await reply.content.readany()):
-            found += chunk
-            if len(found) > limit:
-                break
-        else:
-            if length is None:
-                return bytes(found)
-        reply.close()
-        raise too_large(self.name, limit)
-
-    async def _streamed(
-        self, reply: aiohttp.ClientResponse, message: Mapping[str, Any], headers: Mapping[str, str], limit: int
-    ) -> dict[str, Any]:
-        events, taken = EventStream(), 0
-        while chunk := await reply.content.readany():
-            taken += len(chunk)
-            if taken > limit:
-                reply.close()
-                raise too_large(self.name, limit)
-            for _, data in events.take(chunk):
-                frame = decoded(data)
-                if frame is None:
-                    continue
-                if asks(frame):
-                    await self._refuse(reply, frame, headers)
-                elif frame.get("id") == message["id"]:
-                    await _drained(reply)
-                    return frame
-        raise self.failed("ended its answer in the middle", "transport")
-
-    async def _refuse(
-        self, reply: aiohttp.ClientResponse, frame: Mapping[str, Any], headers: Mapping[str, str]
-    ) -> None:
-        """Where the call went; one that does not take it holds up no call."""
-        timeout = aiohttp.ClientTimeout(total=REFUSAL_S)
-        with suppress(aiohttp.ClientError, OSError, asyncio.TimeoutError):
-            async with self.connections.post(
-                reply.url, data=encoded(refusal(frame)), headers=headers, timeout=timeout, allow_redirects=False
-            ):
-                pass
-
-    def _moved(self, location: str) -> bool:
-        """Whether a redirect stays with this server; then it is followed from now on."""
-        there = urljoin(self.url, location)
-        if urlsplit(there)[:2] != urlsplit(self.url)[:2]:
-            raise self.failed(f"redirects to another server, {there}", "environment", delivered=False)
-        self.url = there
-        return True
-
-    def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailed:
-        """The failure of what was asked of it."""
-        return CallFailed(f"the MCP server {self.name} ({self.url}) {what}", kind, delivered=delivered, lost=lost)
 
 
 class HttpChannel:
@@ -380,25 +156,3 @@ class HttpChannel:
         self._server.spread = isinstance(meta, dict) and meta.get(SEVERAL) is True
         offered = result.get("supportedVersions")
         return isinstance(offered, list) and STATELESS in offered
-
-
-def too_large(name: str, limit: int) -> CallFailed:
-    """The failure of a reply beyond the limit."""
-    return CallFailed(f"the MCP server {name} answered with more than {limit} bytes", "too_large")
-
-
-async def close_all() -> None:
-    """All servers' connections."""
-    found = list(_servers.values())
-    _servers.clear()
-    for each in found:
-        await each.connections.close()
-
-
-async def _drained(reply: aiohttp.ClientResponse) -> None:
-    """Read the end of a stream that has answered, so that its connection can serve again; not for long."""
-    try:
-        while await asyncio.wait_for(reply.content.readany(), 0.2):
-            pass
-    except (asyncio.TimeoutError, aiohttp.ClientError):
-        reply.close()

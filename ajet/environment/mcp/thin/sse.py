@@ -14,8 +14,8 @@ import aiohttp
 
 from ajet.environment.mcp.contract import CallFailed
 from ajet.environment.mcp.thin.answers import Answers
-from ajet.environment.mcp.thin.http import HttpServer, too_large
 from ajet.environment.mcp.thin.messages import HELLO, EventStream, decoded, encoded, notification
+from ajet.environment.mcp.thin.server import HttpServer, too_large
 from ajet.schema.tool_use import ToolError
 
 
