@@ -28,13 +28,13 @@ from loguru import logger
 
 from ajet.config.schema.services import Companion
 from ajet.environment.sandbox.program import Walled
-from ajet.run.confined import Cell, require_confinable
 from ajet.run.restarts import Restarts
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet.workflow.command import keeper
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
+    from ajet.run.confined import Cell
 
 GRACE_S = 5.0
 """Seconds between asking a companion to end and ending it."""
@@ -117,6 +117,8 @@ class RunningCompanion:
 
     def require(self) -> None:
         """Raises UserError where it cannot be started as it is asked for."""
+        from ajet.run.confined import require_confinable
+
         if not self._folder.is_dir() and not self._answers():
             where = f"ajet.services.{self.name}.cwd"
             raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
@@ -186,6 +188,8 @@ class RunningCompanion:
         logger.info("starting the service {}: {}", self.name, shlex.join(arguments))
 
     def _new_cell(self, arguments: list[str], folder: Path) -> Cell:
+        from ajet.run.confined import Cell
+
         try:
             return Cell(self._companion, arguments, folder)
         except (OSError, SandboxFailure) as problem:

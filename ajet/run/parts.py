@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ajet.backbone.contract import Backbone
 from ajet.config import Experiment
+from ajet.run.uncollected import uncollected
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 
@@ -61,25 +62,26 @@ def assemble(
     """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
     whatever happens. `split`: the one whose tasks must be there. `pins`: the run's tools. `reader`: the experiment's,
     if it is open already. `opens` the backbone; None: the one that the experiment names. Raises UserError."""
-    from ajet.backbone import open_backbone, open_teacher
-    from ajet.rollout import Rollout
-    from ajet.rollout.wiring import open_gateway, workflow_of
-    from ajet.task_judge import open_judge
-    from ajet.task_reader import open_reader
-
     backbone = gateway = rollout = teacher = None
     try:
-        reader = reader or open_reader(experiment)
-        judge = open_judge(experiment, reader_judge=reader.judge)
-        workflow = workflow_of(experiment)
-        reader.tasks(split)
-        backbone = (opens or open_backbone)(experiment)
-        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters)
-        if backbone.trains and split == "train":
-            teacher = open_teacher(experiment, backbone.tokenizer)
-        rollout = Rollout(
-            experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode, pins=pins, teacher=teacher
-        )
+        with uncollected():
+            from ajet.backbone import open_backbone, open_teacher
+            from ajet.rollout import Rollout
+            from ajet.rollout.wiring import open_gateway, workflow_of
+            from ajet.task_judge import open_judge
+            from ajet.task_reader import open_reader
+
+            reader = reader or open_reader(experiment)
+            judge = open_judge(experiment, reader_judge=reader.judge)
+            workflow = workflow_of(experiment)
+            reader.tasks(split)
+            backbone = (opens or open_backbone)(experiment)
+            gateway = open_gateway(experiment, backbone, adapters=backbone.adapters)
+            if backbone.trains and split == "train":
+                teacher = open_teacher(experiment, backbone.tokenizer)
+            rollout = Rollout(
+                experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode, pins=pins, teacher=teacher
+            )
         yield Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
     finally:
         for part in (rollout, teacher, gateway, backbone):

@@ -87,9 +87,9 @@ def leave_start_out() -> bool:
     """Have the collections to come leave alone what a start has made, until `gc.unfreeze()`: modules and a model are
     half a million objects, and looking through them costs a third of a second of a core, twice a step. Answers whether
     that was done here: False where somebody has done it for this process already, and has it to undo."""
+    release_memory()  # of what loading the weights took, too
     if gc.get_freeze_count():
         return False
-    gc.collect()
     gc.freeze()
     return True
 

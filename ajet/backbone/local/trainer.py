@@ -87,7 +87,6 @@ class Trainer:
             width = int(self.policy.forward.head.weight.shape[1])
             self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
-        release_memory()
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None

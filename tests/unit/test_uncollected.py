@@ -1,0 +1,50 @@
+"""While a run opens its parts nothing is collected, and afterwards everything is as it was."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from ajet.config import load_experiment
+from ajet.run.parts import assemble
+from ajet.run.uncollected import uncollected
+from ajet.schema.errors import UserError
+
+
+def test_collections_stop_within_and_are_as_before_after_it_even_when_it_fails():
+    assert gc.isenabled()
+    with pytest.raises(ValueError), uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled(), "the outer block is not over"
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_who_runs_without_collections_keeps_it_so():
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_backbone_is_opened_without_collections_and_a_refused_one_leaves_them_on(tmp_path):
+    (tmp_path / "workflow.py").write_text("async def agent(task, tuner): ...\n")
+    (tmp_path / "x.yaml").write_text(
+        "ajet:\n  model: {path: none}\n  task_reader: {type: random_dummy}\n"
+        "  rollout: {user_workflow: workflow.py->agent}\n"
+    )
+    seen = []
+
+    def refuses(experiment):
+        seen.append(gc.isenabled())
+        raise UserError("no")
+
+    experiment = load_experiment(tmp_path / "x.yaml", backbone="debug")
+    with pytest.raises(UserError, match="no"), assemble(experiment, run_id="r", opens=refuses):
+        raise AssertionError("never opened")
+    assert seen == [False] and gc.isenabled()
