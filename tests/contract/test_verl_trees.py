@@ -73,24 +73,33 @@ LIVES = {
 }
 
 
+SPLIT = {f"{TC}.ulysses_sequence_parallel_size": 2}
+SPLIT_LIVES = ("with everything", "FSDP 1, recomputed", "adapters")
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     one: dict[str, Any] = {name: scenario(ajet, **TREES) for name, ajet in LIVES.items()}
     one["adapters, row by row"] = scenario(LIVES["adapters"])
     one["random"] = scenario({}, **TREES) | {"random trees": 25}
-    return through_verl(tmp_path_factory.mktemp("verl"), [one, {"two ranks": scenario(EVERYTHING, 2, **TREES)}])
+    two: dict[str, Any] = {"two ranks": scenario(EVERYTHING, 2, **TREES)}
+    two |= {f"{name}, split": scenario(LIVES[name] | SPLIT, 2, **TREES) for name in SPLIT_LIVES}
+    two["random"] = scenario(SPLIT, 2, **TREES) | {"random trees": 25}
+    return through_verl(tmp_path_factory.mktemp("verl"), [one, two])
 
 
-def test_random_trees_have_the_loss_and_gradient_of_their_rows(found):
-    """Each example is held in the process itself, in float64 and in float32; here, that the worst of them was a tree at
-    all."""
-    worst = found[1]["random"]["worst"]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_random_trees_have_the_loss_and_gradient_of_their_rows(found, ranks):
+    """On one rank, and with a row's tokens split over two. Each example is held in the process itself, in float64 and
+    in float32; here, that the worst of them was a tree at all."""
+    worst = found[ranks]["random"]["worst"]
     assert worst["exact"] <= 1e-11 and worst["gradient"] <= 3e-5 and worst["total / unique"] > 2
 
 
-def test_trees_are_as_near_to_float64_as_rows_are(found):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trees_are_as_near_to_float64_as_rows_are(found, ranks):
     """The mean over all forests; of a single one either may be the nearer, by as much as twice."""
-    worst = found[1]["random"]["worst"]
+    worst = found[ranks]["random"]["worst"]
     assert worst["trees from float64"] <= 1.25 * worst["rows from float64"]
 
 
@@ -107,8 +116,17 @@ def test_what_is_shared_is_computed_once(found):
     assert found[1]["plain"]["computed"] < tokens / 2
 
 
-def test_adapters_train_alike(found):
-    mine, plain = found[1]["adapters"], found[1]["adapters, row by row"]
+@pytest.mark.parametrize("name", [name for name in SPLIT_LIVES if name != "adapters"])
+def test_a_life_whose_rows_are_split_is_the_local_backbones(found, name):
+    mine = found[2][f"{name}, split"]
+    assert mine["packed"]
+    gaps = [row.get("canary_gap") for row in mine["metrics"]]
+    assert_alike(mine, local(LIVES[name], gaps, trees_of_steps()))
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(1, "adapters"), (2, "adapters, split")])
+def test_adapters_train_alike(found, ranks, name):
+    mine, plain = found[ranks][name], found[1]["adapters, row by row"]
     assert mine["packed"] and not plain["packed"]
     for name, values in plain["weights"].items():
         np.testing.assert_allclose(mine["weights"][name], values, rtol=1e-4, atol=2e-5, err_msg=name)

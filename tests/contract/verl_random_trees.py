@@ -36,21 +36,37 @@ class _InFloat64(TorchFunctionMode):
 
 
 @contextmanager
-def in_float64(engine: Any, model: Any) -> Iterator[None]:
-    """Within the block the engine computes with `model`."""
-    own = engine.module
-    engine.module = model
+def in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
         with _InFloat64():
             yield
     finally:
-        engine.module = own
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def instead(engine: Any, **values: Any) -> Iterator[None]:
+    """Within the block the engine has these attributes."""
+    own = {name: getattr(engine, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(engine, name, value)
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(engine, name, value)
+
+
+UNSPLIT: dict[str, Any] = {
+    "ulysses_device_mesh": None, "ulysses_parallel_group": None, "ulysses_sequence_parallel_size": 1,
+    "use_ulysses_sp": False, "get_data_parallel_size": lambda: 1,
+}  # fmt: skip
+"""Of an engine each rank of which computes whole rows by itself."""
+
+
 def twin(engine: Any) -> Any:
-    """The engine's model by itself, in float64."""
+    """The engine's model by itself."""
     from transformers import AutoModelForCausalLM
 
     from tests.contract.verl_update import parameters
@@ -60,7 +76,7 @@ def twin(engine: Any) -> Any:
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     model.tie_weights()
-    return model.double()
+    return model
 
 
 @st.composite
@@ -121,15 +137,20 @@ def batch(rows: list[tuple[list[int], int]], budget: int) -> Any:
 
 def computed(engine: Any, loss: Any, data: Any, packed: bool) -> tuple[float, dict[str, Any], Any]:
     """Loss, gradients, and what a pass without gradient finds of each row."""
-    from ajet.backbone.local import tree_attention
+    from verl.utils.fsdp_utils import fsdp_version
+
     from ajet.engine.same_model import attend_by
     from tests.contract.verl_update import gradients
 
     engine.packed = packed
-    attend_by(engine.module, tree_attention.NAME if packed else "sdpa")
+    attend_by(engine.module, engine.attention if packed else "sdpa")
     with engine.train_mode():
         engine.module.zero_grad()  # the optimizer knows no twin
         total = sum(engine.forward_backward_batch(data.clone(), loss)["loss"])
+        if engine.use_ulysses_sp and not fsdp_version(engine.module):
+            for parameter in engine.module.parameters():
+                torch.distributed.all_reduce(parameter.grad)
+                parameter.grad /= torch.distributed.get_world_size()
         found = gradients(engine)
     with engine.eval_mode():
         output = engine.forward_backward_batch(data.clone(), None, forward_only=True)["model_output"]
@@ -161,7 +182,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
     config = config_of(algorithm__mismatch_alarm=None)
     loss = WeightedSum(TokenLoss.from_settings(config.trainer_common, opened(config)))
     worst = {"loss": 0.0, "gradient": 0.0, "logprob": 0.0, "entropy": 0.0, "exact": 0.0, "total / unique": 0.0}
-    model, rounded = twin(engine), []
+    whole, exact, rounded = twin(engine), twin(engine).double(), []
 
     @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(forests(), st.sampled_from([64, 256, 4096]))
@@ -169,11 +190,17 @@ def check(engine: Any, examples: int) -> dict[str, float]:
         data = batch(rows, max(budget, *(len(ids) for ids, _ in rows)))
         mine = computed(engine, loss, data, True)
         shared = sum(len(ids) for ids, _ in rows) / engine.computed
-        theirs = computed(engine, loss, data, False)
-        with in_float64(engine, model):
-            exact, reference = (computed(engine, loss, data, packed) for packed in (True, False))
+        with instead(engine, module=whole, **UNSPLIT):
+            theirs = computed(engine, loss, data, False)
+        with in_float64(), instead(engine, module=exact):
+            trees = computed(engine, loss, data, True)
+            with instead(engine, **UNSPLIT):
+                reference = computed(engine, loss, data, False)
         gaps = apart(mine, theirs, rows)
-        gaps |= {"total / unique": shared, "exact": max(apart(exact, reference, rows).values())}
+        gaps |= {"total / unique": shared, "exact": max(apart(trees, reference, rows).values())}
+        agreed = torch.tensor(list(gaps.values()))  # every rank is to go on, or none
+        torch.distributed.all_reduce(agreed, op=torch.distributed.ReduceOp.MAX)
+        gaps = dict(zip(gaps, agreed.tolist(), strict=True))
         rounded.append([apart(each, reference, rows)["gradient"] for each in (mine, theirs)])
         for name, gap in gaps.items():
             worst[name] = max(worst[name], gap)
@@ -182,7 +209,8 @@ def check(engine: Any, examples: int) -> dict[str, float]:
         assert gaps["loss"] <= 1e-6 and gaps["logprob"] <= 5e-5 and gaps["entropy"] <= 5e-5, gaps
 
     alike()
-    _by_itself(engine)
+    if not engine.use_ulysses_sp:
+        _by_itself(engine)
     trees, rows = np.exp(np.log(np.maximum(rounded, 1e-12)).mean(0)).tolist()
     return worst | {"trees from float64": trees, "rows from float64": rows}
 

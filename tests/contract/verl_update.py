@@ -64,12 +64,19 @@ class Queue:
             del self.rows[key], self.tags[key]
 
 
-class Group:
-    """A worker group of which this process is one rank."""
+def everyones(value: Any) -> list[Any]:
+    """Each rank's. Of ranks that have the same rows verl's worker answers on the first alone, on the others None."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found
 
-    def __init__(self, queue: Queue, worker: Any, role: str, rank: int, world: int) -> None:
-        self.queue, self.worker, self.rank, self.world = queue, worker, rank, world
-        self._dispatch_info = {role: list(range(world))}
+
+class Group:
+    """A worker group of which this process is one rank; `split`: ranks that have the same rows."""
+
+    def __init__(self, queue: Queue, worker: Any, role: str, rank: int, world: int, split: int = 1) -> None:
+        self.queue, self.worker, self.rank, self.world = queue, worker, rank // split, world // split
+        self._dispatch_info = {role: [each // split for each in range(world)]}
 
     def _part(self, meta: Any) -> tuple[Any, Any]:
         from verl.utils import tensordict_utils as tu
@@ -85,11 +92,9 @@ class Group:
         output = getattr(self.worker, method)(data)
         mine = [
             (key, {name: output[name].unbind()[index] for name in ("log_probs", "entropy") if name in output})
-            for index, key in enumerate(part.keys)
+            for index, key in enumerate(part.keys if output is not None else ())
         ]
-        everyone: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(everyone, mine)
-        for key, fields in sum(everyone, []):
+        for key, fields in sum(everyones(mine), []):
             self.queue.rows[key].update(fields)
         return meta
 
@@ -103,7 +108,9 @@ class Group:
         self.worker.pass_step()
 
     def update_actor(self, meta: Any) -> Any:
-        return self.worker.update_actor(self._part(meta)[1])
+        output = self.worker.update_actor(self._part(meta)[1])
+        told = everyones(None if output is None else {"metrics": dict(output["metrics"])})
+        return output if output is not None else next(each for each in told if each is not None)
 
 
 def worker_of(config: Any, role: str) -> Any:
@@ -131,13 +138,14 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     trainer.algorithm = opened(trainer.settings)
     trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
     trainer.parameter_sync_step, trainer.global_steps = 1, 1
+    split = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
     trainer.ref_in_actor = config.actor_rollout_ref.model.get("lora_rank", 0) > 0
     trainer.tokenizer = SimpleNamespace(eos_token_id=2, pad_token_id=0)
     if trainer.use_reference_policy and not trainer.ref_in_actor:
-        trainer.ref_policy_wg = Group(queue, worker_of(config, "ref"), "ref", rank, world)
+        trainer.ref_policy_wg = Group(queue, worker_of(config, "ref"), "ref", rank, world, split)
     actor = worker_of(config, "actor")
     actor.set_loss_fn(WeightedSum(TokenLoss.from_settings(trainer.settings.trainer_common, trainer.algorithm)))
-    trainer.actor_rollout_wg = Group(queue, actor, "actor", rank, world)
+    trainer.actor_rollout_wg = Group(queue, actor, "actor", rank, world, split)
     return trainer
 
 

@@ -136,7 +136,6 @@ def test_the_users_own_verl_sections_are_checked_by_the_names_used_there(key, va
 @pytest.mark.parametrize(
     ("ajet", "verl", "model", "said"),
     [
-        ({"trainer_common.ulysses_sequence_parallel_size": 2}, {}, QWEN, "Ulysses splits sequences over several"),
         ({}, {}, ModelLimits(positions=32768, images=True), "Rows with images"),
         ({}, {"model": {"use_fused_kernels": True}}, QWEN, "own forward pass"),
         ({}, {"actor": {"use_dynamic_bsz": False, "ppo_micro_batch_size_per_gpu": 2}}, QWEN, "by tokens, not by rows"),
@@ -147,6 +146,15 @@ def test_trees_are_refused_where_they_are_not_computed(ajet, verl, model, said):
     roots = {"verl": {"actor_rollout_ref": {"ajet_trees": True, **verl}}}
     assert said in str(refusal(ajet, model=model, **roots))
     passes({}, **{"verl": {"actor_rollout_ref": {"ajet_trees": True}}})
+
+
+def test_on_a_cpu_sequences_are_split_with_trees_alone():
+    machine = {"trainer_common.device": "cpu", "trainer_common.n_gpus_per_node": 2}
+    split = {**machine, "trainer_common.ulysses_sequence_parallel_size": 2}
+    error = refusal(split)
+    assert "flash attention" in error.what and "ajet_trees: true" in str(error)
+    passes(split, **{"verl": {"actor_rollout_ref": {"ajet_trees": True}}})
+    passes({"trainer_common.ulysses_sequence_parallel_size": 2})
 
 
 def test_all_problems_are_reported_together():

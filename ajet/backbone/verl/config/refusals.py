@@ -147,18 +147,16 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
 def _trees(s: Settings) -> Iterator[ConfigError]:
     """What `ajet.backbone.verl.trainer.trees` does not compute."""
     if not s.value(TREES, False):
+        if s.value("trainer.device") == "cpu" and not s.megatron and s.count(ULYSSES[0]) > 1:
+            yield s.problem(
+                "verl splits sequences by flash attention, which needs GPUs.",
+                *ULYSSES,
+                expected=f"1 on a CPU, or verl.{TREES}: true, which splits them with any attention",
+            )
         return
     off = f"verl.{TREES}: false"
     if s.megatron:
         yield s.problem("Trees are computed by FSDP's engine alone.", TREES, expected=f"strategy: fsdp2, or {off}")
-    elif s.count(ULYSSES[0]) > 1:
-        yield s.problem(
-            "Trees are computed on one GPU each, and Ulysses splits sequences over several.",
-            ULYSSES[0],
-            ULYSSES[1],
-            also=((TREES, TREES),),
-            expected=f"1 with trees, or {off}",
-        )
     if s.model.images:
         yield s.problem("Rows with images have no trees.", TREES, expected="false for a model that sees images")
     if s.value("actor_rollout_ref.model.use_fused_kernels", False):

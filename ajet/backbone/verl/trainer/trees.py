@@ -6,8 +6,9 @@ the one that rows by themselves would have. Invariant: loss and gradient are tho
 tolerance; `initialize` holds every model against its plain forward pass first, and one that disagrees, or sees images,
 is left to verl's way.
 
-The engine stands in verl's registry under a vendor's name of ours and is chosen where `chosen` holds. Not here: Ulysses
-sequence parallelism, fused kernels and micro batches by rows, which `config.refusals` refuses.
+The engine stands in verl's registry under a vendor's name of ours and is chosen where `chosen` holds. With Ulysses
+sequence parallelism a row's tokens are split over a group of ranks (`ulysses`). Not here: fused kernels and micro
+batches by rows, which `config.refusals` refuses.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from ajet.backbone.local import tree_attention
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
+from ajet.backbone.verl.trainer import ulysses
+from ajet.backbone.verl.trainer.ulysses import Part, SplitPlan, summed
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
 from ajet.schema.batch import Sample
 from ajet.schema.call import Ids
+from ajet.schema.errors import ConfigError
 from ajet.schema.timeline import Timeline
 
 VENDOR = "ajet_trees"
@@ -78,18 +82,36 @@ class TreeEngine(FSDPEngineWithLMHead):
         why = "it sees images" if hasattr(model.config, "vision_config") else ""
         if not why:
             tree_attention.register()
+            ulysses.register()
             with self.eval_mode():
                 why = self._probed()
         self.packed = not why
-        attend_by(self.module, before if why else tree_attention.NAME)
+        attend_by(self.module, before if why else self.attention)
+        if why and self._misled:
+            raise ConfigError(
+                f"{type(model).__name__} cannot be given trees ({why}), and verl splits rows by flash attention alone.",
+                where="ajet.trainer_common.ulysses_sequence_parallel_size",
+                expected=f"1 for this model, or a GPU with flash attention (it attends by {before})",
+            )
         if why:
             logger.warning("{} cannot be given trees: its rows go one by one ({})", type(model).__name__, why)
+
+    @property
+    def attention(self) -> str:
+        """The implementation that packed rows have."""
+        return tree_attention.NAME if self.ulysses_parallel_group is None else ulysses.NAME
+
+    @property
+    def _misled(self) -> bool:
+        """Whether rows that go verl's way would each see their own rank's part of themselves alone."""
+        return bool(self.use_ulysses_sp) and "flash" not in self._theirs
 
     def forward_backward_batch(
         self, data: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool = False
     ) -> Any:
         """verl's contract: gradients added up over all passes; what each row was found to be, in the rows' order."""
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
+            assert not self._misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
             with attending_by(self.module, self._theirs):
                 return theirs(data, loss_function, forward_only)
@@ -98,10 +120,11 @@ class TreeEngine(FSDPEngineWithLMHead):
         trained = data["loss_mask"].sum()
         dist.all_reduce(trained, group=group)
         ranks = self.get_data_parallel_size()
-        tu.assign_non_tensor(data, sp_size=1, batch_num_tokens=trained.item(), dp_size=ranks)
+        parts = self.ulysses_sequence_parallel_size
+        tu.assign_non_tensor(data, sp_size=parts, batch_num_tokens=trained.item(), dp_size=ranks)
 
         samples = _samples(data)
-        passes = _passes(samples, int(data["max_token_len_per_gpu"]))
+        passes = _passes(samples, int(data["max_token_len_per_gpu"]) * parts)
         self.computed = sum(row.ids.size for row, _ in passes if row is not None)
         most = torch.tensor(len(passes), device=device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
@@ -142,7 +165,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         token that counts for nothing."""
         plain = self._autocast_dtype == torch.float32
         with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
-            logits = self._logits(row)
+            logits, own = self._logits(row)
             idle = logits.sum() * 0.0
             if micro is None:
                 return idle, {}, {}
@@ -155,14 +178,14 @@ class TreeEngine(FSDPEngineWithLMHead):
             if row is not None:
                 temperature = float(micro["temperature"])
                 # of the row's targets the one at `offset` is foretold by the token before it
-                places = torch.from_numpy(ends[_ranks(row.targets.sample)] + row.targets.offset - 1).to(logits.device)
-                token = torch.from_numpy(row.targets.token).to(logits.device)
+                places = torch.from_numpy((ends[_ranks(row.targets.sample)] + row.targets.offset - 1)[own])
+                places, token = places.to(logits.device), torch.from_numpy(row.targets.token[own]).to(logits.device)
                 logprobs, entropy = token_logprobs(logits, token, temperature)
-                found["log_probs"] = flat.index_put((places,), logprobs)
+                found["log_probs"] = self._of_all(flat.index_put((places,), logprobs))
                 if entropies:
                     if torch.is_grad_enabled():
                         entropy = entropy_from_logits(logits.float() / temperature)
-                    found["entropy"] = flat.index_put((places,), entropy)
+                    found["entropy"] = self._of_all(flat.index_put((places,), entropy))
             offsets = torch.from_numpy(ends).to(logits.device)
             nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in found.items()}
             if loss_function is None:
@@ -170,21 +193,34 @@ class TreeEngine(FSDPEngineWithLMHead):
             loss, told = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
             return loss + idle if row is None else loss, nested, told
 
-    def _logits(self, row: PackedRow | None, plan: TreePlan | None = None) -> Tensor:
-        """[K, V] that the row's targets are predicted from, by the module as a whole, as FSDP needs it."""
+    def _of_all(self, values: Tensor) -> Tensor:
+        """What the ranks that a row is split over found of its targets; zeros where a rank has none."""
+        group = self.ulysses_parallel_group
+        return values if group is None else summed(values, group)
+
+    def _logits(self, row: PackedRow | None, windows: dict[int, int | None] | None = None) -> tuple[Tensor, slice]:
+        """[K, V] that the row's targets are predicted from, by the module as a whole, as FSDP needs it, and which of
+        the targets these are: all, or those of this rank's part of a split row. Notes the layers' sliding windows."""
         if row is None:
             row = pack([_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
+        group = self.ulysses_parallel_group
+        part = Part(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
         device = get_device_id()
         ids, positions, source = (
-            torch.from_numpy(np.ascontiguousarray(array)).to(device, torch.int64)
-            for array in (row.ids, row.positions, row.targets.source)
+            torch.from_numpy(array).to(device) for array in (part.ids, part.positions, part.source)
         )
-        plan = TreePlan(row.trees, positions) if plan is None else plan
+        plan = TreePlan(part.trees, positions) if group is None else SplitPlan(part.trees, positions, group)
         output = self.module(
-            input_ids=ids[None], position_ids=positions[None], logits_to_keep=source, trees=plan, use_cache=False
+            input_ids=ids[None],
+            position_ids=positions[None, part.at],
+            logits_to_keep=source,
+            trees=plan,
+            use_cache=False,
         )
+        if windows is not None:
+            windows.update(plan.windows)
         logits: Tensor = output.logits[0]
-        return logits
+        return logits, part.targets
 
     def _probed(self) -> str:
         """Why the model cannot be given trees, or "": random rows as one packed row, held against its eager forward
@@ -196,22 +232,21 @@ class TreeEngine(FSDPEngineWithLMHead):
         samples = [_sample(ids, np.arange(ids.size) > 0, 0 if at < 2 else at) for at, ids in enumerate(texts)]
         (row,) = pack(samples, 1000)
         why, device = "", get_device_id()
-        plan = TreePlan(row.trees, torch.from_numpy(row.positions).to(device, torch.int64))
+        windows: dict[int, int | None] = {}
         with torch.no_grad():
             with attending_by(self.module, EAGER):
                 given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
                 plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
-            with attending_by(self.module, tree_attention.NAME):
+            with attending_by(self.module, self.attention):
                 try:
-                    found = self._logits(row, plan)
+                    found, own = self._logits(row, windows)
                 except (TypeError, ValueError) as error:
                     return str(error)
-        wanted = torch.stack(
-            [plain[s][o - 1] for s, o in zip(row.targets.sample.tolist(), row.targets.offset.tolist(), strict=True)]
-        )
+        targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
+        wanted = torch.stack([plain[sample][offset - 1] for sample, offset in targets])
         if found.shape != wanted.shape:
             return "its forward pass does not choose the positions whose logits are asked for"
-        why = unseen_masks(self.module, plan.windows)
+        why = unseen_masks(self.module, windows)
         if not why and not agree(found, wanted, self._autocast_dtype):
             why = "its layers carry state along a row, or attend in a way of their own"
         differs = torch.tensor(int(bool(why)), device=device)
