@@ -17,9 +17,8 @@ ONE_DEVICE = "model and engine are on one device here"
 NO_CLUSTER = "the local backbone is one process on one device"
 VERLS_SERVERS = "verl's servers are configured under verl.actor_rollout_ref.rollout"
 TRINITYS_ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
-IN_TURNS = "explorer and trainer take turns here: nothing is stale"
 ONLY_TRINITY = "only the trinity backbone reads it"
-TRAINED_ONCE = "a group is trained on in one step"
+FROM_STORE = "only `--from-store` reads it"
 TIMES = ("trainer_common.algorithm.max_trained_count", "trainer_common.algorithm.retrained_interval")
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
@@ -104,7 +103,7 @@ VERL = Descriptor(
     roots=("verl", "actor_rollout_ref", "critic", "trainer", "algorithm"),
     filled=tuple(default_config() / "verl" / f"{name}.yaml" for name in ("verl_default", "verl_fsdp")),
     idle={
-        **dict.fromkeys(TIMES, "only `--from-store` reads it"),
+        **dict.fromkeys(TIMES, FROM_STORE),
         "rollout.engine": VERLS_SERVERS,
         "rollout.vllm": VERLS_SERVERS,
         "rollout.endpoint": TEXT_ONLY,
@@ -120,12 +119,12 @@ VERL = Descriptor(
 TRINITY = Descriptor(
     "trinity",
     "trains on Ray, by Trinity-RFT's explorer and trainer",
-    can=frozenset({"trains", "spreads"}),
+    can=frozenset({"trains", "decouples", "spreads"}),
     runner="ajet.backbone.trinity.launch->TrinityRunner",
     roots=("trinity",),
     filled=(default_config() / "trinity" / "trinity_default.yaml",),
     idle={
-        **dict.fromkeys(TIMES, TRAINED_ONCE),
+        **dict.fromkeys(TIMES, FROM_STORE),
         "rollout.engine": TRINITYS_ENGINES,
         "rollout.vllm": TRINITYS_ENGINES,
         "rollout.endpoint": TEXT_ONLY,
@@ -143,8 +142,8 @@ TRINITY = Descriptor(
         "trainer_common.val_before_train": NO_VALIDATION,
         "trainer_common.val_pass_n": NO_VALIDATION,
         "trainer_common.test_freq": NO_VALIDATION,
-        "trainer_common.max_staleness": IN_TURNS,
-        "trainer_common.max_staleness_strategy": IN_TURNS,
+        "trainer_common.max_staleness": FROM_STORE,
+        "trainer_common.max_staleness_strategy": "older groups are dropped here",
         "trainer_common.megatron": "Trinity's trainer spreads weights by FSDP here",
         "trainer_common.canary": "the gap of engine and trainer is not measured here",
         "trainer_common.optim.eps": "Trinity's optimizer has no such key",

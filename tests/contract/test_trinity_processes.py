@@ -193,8 +193,105 @@ def test_what_of_trinity_is_private_is_where_it_was():
     handed_over = body("trinity/buffer/pipelines/experience_pipeline.py", "_process_experiences")
     assert "metrics['experience_count'] = len(exps)" in handed_over
     assert "result_metrics[f'experience_pipeline/{key}'] = float(value)" in handed_over
+    makes = Path(found.locate_file("trinity/explorer/scheduler.py")).read_text()
+    assert "        runner = RunnerWrapper(\n" in makes, "replaced by name (processes/runners.py)"
     for loop in (trains, plays):
         assert "except Exception:" in loop and "self.logger.error(" in loop, "errors come out of it now: listen no more"
+
+
+def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeypatch):
+    """Trinity's own would answer that the task failed, or never."""
+    from ray.exceptions import ActorDiedError
+
+    class Status(SimpleNamespace):
+        ok = property(lambda self: self.completed_runs == self.total_runs)
+
+    for name, used in (("explorer", {"Explorer": object}), ("workflow_runner", {"Status": Status})):
+        stub = SimpleNamespace(**used, WorkflowRunner=object)  # the real ones import vLLM, and wandb, which litters
+        monkeypatch.setitem(sys.modules, f"trinity.explorer.{name}", stub)
+    for name in ("trinity.explorer", "trinity.explorer.scheduler", "trinity.explorer.rollout_coordinator"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    from trinity.explorer import scheduler
+
+    from ajet.backbone.trinity.processes import credit, runners
+
+    told, ended = [], []
+
+    class Sender:
+        async def posted(self, letter):
+            told.append(letter.role)
+
+    class Runner:
+        """As Ray shows an actor."""
+
+        def __init__(self, dead=False, dies_of_task=False):
+            self.dead, self.dies_of_task = dead, dies_of_task
+            self.__ray_ready__ = SimpleNamespace(remote=self.ready)
+            self.prepare = SimpleNamespace(remote=self.ready)
+            self.run_task = SimpleNamespace(remote=self.run)
+
+        async def ready(self):
+            if self.dead:
+                raise ActorDiedError()
+
+        async def run(self, **asked):
+            self.dead = self.dead or self.dies_of_task
+            await self.ready()
+            return Status(completed_runs=2, total_runs=2, metrics=[]), b"the rows"
+
+    monkeypatch.setattr(runners, "Sender", Sender)
+    monkeypatch.setattr(scheduler.ray, "kill", ended.append)  # else Ray starts by itself
+    asyncio.run(credit.EpisodeCredit().prepare())
+    assert scheduler.RunnerWrapper is runners.LastingRunner
+
+    def answer(first, *successors):
+        """A task's, and how many deaths were told."""
+        told.clear()
+        ended.clear()
+        left = iter(successors)
+        monkeypatch.setattr(runners.LastingRunner, "_create_runner", lambda self: next(left))
+        lasting = runners.LastingRunner.__new__(runners.LastingRunner)
+        lasting.logger, lasting.runner_id, lasting.retry_times = SimpleNamespace(warning=print, error=print), 0, 0
+        lasting.runner = first
+        task = SimpleNamespace(task=scheduler.Task(workflow=object, raw_task={"ticket": 3}), batch_id=1)
+        asked = {"repeat_times": 2, "run_id_base": 0, "timeout": 60.0, "collect_partial_runs": False}
+        status, rows, *_ = asyncio.run(lasting.run_with_retry(task, **asked))
+        return status.ok, rows, len(told)
+
+    assert answer(Runner()) == (True, b"the rows", 0) and not ended
+    assert answer(dying := Runner(dies_of_task=True), Runner()) == (True, b"the rows", 1) and ended == [dying]
+    assert answer(dead := Runner(dead=True), Runner()) == (True, b"the rows", 1) and ended == [dead]
+    assert answer(Runner(dies_of_task=True), Runner(dead=True), Runner()) == (True, b"the rows", 2)
+
+
+def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
+    """Rows and credit are those of groups that Trinity's explorer played; what nobody could score gives its place."""
+    from ajet.backbone.trinity.processes import batches
+    from ajet.backbone.verl.mailbox import Closed, Grant
+
+    settings.config.data.__dict__["train_batch_size"] = 2
+    scored, third = groups()[:2], groups()[2]
+    tickets, told = [scored[0], third, scored[1]], []
+
+    class Sender:
+        async def grant(self, ticket):
+            return Grant(tickets[ticket].order, tickets[ticket].task, tickets[ticket])
+
+        async def posted(self, letter):
+            told.append(letter)
+
+    monkeypatch.setattr(batches, "Sender", Sender)
+    monkeypatch.setattr(batches, "here", lambda: SimpleNamespace(experiment=SimpleNamespace(ajet=settings.config)))
+    strategy = batches.GroupsOfStore(None)
+    rows, *_ = asyncio.run(strategy.sample(7))
+    assert [(letter.group.order, letter.step, letter.ticket) for letter in told] == [(0, 7, 0), (2, 7, 1), (1, 7, 2)]
+    assert all(isinstance(letter, Closed) for letter in told) and strategy.state_dict() == {}
+    wanted = credit(scored, settings.config, step=7)
+    trained = {tuple(row.tokens.tolist()): row.returns.max().item() for row in rows if row.returns.any()}
+    assert trained == {tuple(each.timeline.ids.tolist()): np.float32(each.weight).item() for each in wanted.samples}
+    (letter,) = settings.told
+    assert {each.uuid: each.outcome for each in letter.credited} == wanted.outcomes
 
 
 def test_why_its_sides_do_not_run_apart(settings, tmp_path):

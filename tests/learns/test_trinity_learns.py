@@ -1,10 +1,12 @@
 """The tool project on Trinity, to its end and on from there: real Ray, vLLM and FSDP2 on a CPU. The same tasks in the
 same order as on the local backbone, as many episodes of each, and the credit that either gives is the one that the
-recorded episodes give again. AgentTrainer trains the same project there, and its reward rises."""
+recorded episodes give again. Of its processes one that plays is killed with -9 and replaced, and the engine, which ends
+the run: the same command goes on. AgentTrainer trains the same project there, and its reward rises."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -16,11 +18,12 @@ from ajet.algorithm import credit
 from ajet.config import load_experiment
 from ajet.engine.embedded import shipped_folder
 from ajet.record import EpisodeFiles
+from ajet.run.summary import Tally
 from ajet.schema.episode import Group
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
 from tests.trinity_here import skip_without_trinity
-from tests.verl_runs import accounted, tool_project
+from tests.verl_runs import Life, accounted, all_gone, tool_project
 
 pytestmark = [pytest.mark.extra_slow, pytest.mark.boots]
 STEPS, TASKS, REPEATS = 3, 4, 4
@@ -29,29 +32,91 @@ SETTINGS += ["trainer_common.test_freq=-1", "trainer_common.val_before_train=fal
 SETTINGS += ["trainer_common.optim.lr=0.003", "trainer_common.max_checkpoints_to_keep=3"]
 ALIKE = {"RAY_worker_niceness": "0"}
 """Else the tests beside it have the machine to themselves."""
+HELD = """
+
+class Held(PriceAgent):
+    async def execute(self, workflow_task, tuner):
+        import asyncio
+        from pathlib import Path
+
+        with Path(__file__).with_name("begun").open("ab") as file:
+            file.write(b".")
+            file.flush()
+            begun = file.tell()
+        while begun > bound():
+            await asyncio.sleep(0.05)
+        return await super().execute(workflow_task, tuner)
+
+
+def bound():
+    from pathlib import Path
+
+    try:
+        return int(Path(__file__).with_name("held").read_text())
+    except FileNotFoundError:
+        return float("inf")
+"""
+"""Attempts are counted in the file `begun`; while there is a file `held`, those after its number wait."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     skip_without_trinity()
-    return tool_project(tmp_path_factory.mktemp("trinity"))
+    yaml = tool_project(tmp_path_factory.mktemp("trinity"))
+    code = yaml.with_name("workflow.py")
+    code.write_text(code.read_text() + HELD)
+    return yaml
+
+
+def settings_of(backbone: str, steps: int) -> list[str]:
+    more = [f"experiment_name={backbone}", f"trainer_common.total_training_steps={steps}"]
+    return [*SETTINGS, *more, "rollout.user_workflow=workflow.py->Held", "--backbone", backbone]
+
+
+def begun(yaml) -> int:
+    """Attempts so far."""
+    counted = yaml.with_name("begun")
+    return counted.stat().st_size if counted.exists() else 0
+
+
+def killed(yaml, *, steps: int, within: int, role: str):
+    """A launch of which a process is killed with -9 while an attempt of its step number `within` waits: the exit code,
+    what was printed, and which processes of it live on."""
+    after = begun(yaml) + TASKS * REPEATS * (within - 1)
+    yaml.with_name("new").write_text(str(after))
+    yaml.with_name("new").rename(yaml.with_name("held"))
+    life = Life(yaml, "trinity", *settings_of("trinity", steps))
+    try:
+        before = len(life.rows())
+        life.wait(lambda: begun(yaml) > after and len(life.rows()) >= before + within - 1, f"step {within}")
+        left = life.processes()
+        (victim,) = life.processes(role)
+        os.kill(victim.pid, signal.SIGKILL)
+        yaml.with_name("held").unlink()
+        code = life.process.wait(timeout=900)
+        return code, life.log.read_text(), all_gone(left)
+    finally:
+        yaml.with_name("held").unlink(missing_ok=True)
+        life.end()
 
 
 def trained(yaml, backbone: str, *, steps: int):
     """A launch that ends well; its run directory and what it printed."""
     ray = ["--with-ray"] if backbone == "trinity" else []
-    more = [f"experiment_name={backbone}", f"trainer_common.total_training_steps={steps}"]
-    done = ajet(
-        "--conf", str(yaml), "--backbone", backbone, *ray, *SETTINGS, *more, cwd=yaml.parent, timeout=1500, **ALIKE
-    )
+    folder = yaml.parent.parent
+    done = ajet("--conf", str(yaml), *settings_of(backbone, steps), *ray, cwd=folder, timeout=1500, **ALIKE)
     assert done.returncode == 0, done.stdout
-    return yaml.parent / "launcher_record" / backbone, done.stdout
+    return folder / "launcher_record" / backbone, done.stdout
 
 
 @pytest.fixture(scope="module")
 def runs(project):
-    """Of both backbones."""
-    return {backbone: trained(project, backbone, steps=STEPS)[0] for backbone in ("local", "trinity")}
+    """Of both backbones; on Trinity the process that plays is killed in the second step."""
+    local, _ = trained(project, "local", steps=STEPS)
+    code, said, left = killed(project, steps=STEPS, within=2, role="explorer's runner")
+    assert code == 0 and left == [], (left, said)
+    assert "warning: explorer's runner: " in said, "it was replaced, and its group played again"
+    return {"local": local, "trinity": local.with_name("trinity")}
 
 
 def steps_of(run):
@@ -98,14 +163,25 @@ def test_credit_is_what_the_recorded_episodes_give_again(project, runs):
             assert batch.trained_tokens == row["train/trained_tokens"]
 
 
-def test_a_finished_run_goes_on_and_its_model_is_exported(project, runs, tmp_path):
-    run, said = trained(project, "trinity", steps=STEPS + 1)
-    assert run == runs["trinity"] and f"resumes after step {STEPS}" in said
+def test_a_run_goes_on_after_its_end_and_after_its_engine_was_killed_and_its_model_is_exported(project, runs, tmp_path):
+    """Of the second launch step 4 has a checkpoint, step 5 none: it is trained again."""
+    last = STEPS + 3
+    code, said, left = killed(project, steps=last, within=3, role="vLLMRolloutModel")
+    assert f"resumes after step {STEPS}" in said and code in (1, 2) and left == [], (code, left, said)
+    assert "Traceback" not in said and "error  " in said, said
+    assert [row["step"] for row in steps_of(runs["trinity"])] == list(range(1, last)), "it was trained, and is lost"
+    run, said = trained(project, "trinity", steps=last)
+    assert run == runs["trinity"] and f"resumes after step {last - 2}" in said
     rows = steps_of(run)
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 2))
+    assert [row["step"] for row in rows] == list(range(1, last + 1))
+    assert (Tally.of(rows).skipped, Tally.of(rows).doubled) == (0, 0)
     tasks = [task for row in rows for task in row["tasks"]]
-    assert len(tasks) == len(set(tasks)) == TASKS * (STEPS + 1)
-    assert {episode.policy for episode, _ in recorded(run, STEPS + 1)} == {(STEPS, STEPS)}
+    assert len(tasks) == len(set(tasks)) == TASKS * last
+    for step in range(STEPS + 1, last + 1):
+        found = recorded(run, step)
+        assert {episode.policy for episode, _ in found} == {(step - 1, step - 1)}
+        assert len({episode.uuid for episode, _ in found}) == len(found) == TASKS * REPEATS
+        assert sum(episode.sampled_tokens for episode, _ in found) == accounted(found) > 0
     assert not (run / "trinity").exists(), "what Trinity keeps for itself is gone"
     done = ajet("export", str(run), "--out", str(tmp_path / "model"), cwd=project.parent)
     assert done.returncode == 0, done.stdout

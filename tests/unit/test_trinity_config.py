@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,11 +123,27 @@ def test_every_wrong_key_is_named_at_once(tmp_path):
     assert all(key in str(refused.value) for key in ("mini_batch_num", "trinity.mode", "trinity.buffer.batch_size"))
 
 
-@pytest.mark.parametrize("mode", ["explore", "train"])
-def test_a_mode_of_one_side_is_refused_with_the_reason_and_what_does_it(tmp_path, mode):
+@pytest.mark.parametrize(("mode", "expected"), [("explore", "`ajet sample`"), ("train", "train with --from-store")])
+def test_a_mode_of_one_side_is_refused_with_the_reason_and_what_does_it(tmp_path, mode, expected):
     with pytest.raises(ConfigError) as refused:
         refuse(experiment(tmp_path, ", trainer_common: {device: cpu}", f"mode: {mode}"), "cpu")
-    assert "rows as used when they are read" in refused.value.expected and "separate_async on verl" in refused.value.do
+    assert refused.value.expected.startswith(expected) and "rows as used when they are read" in refused.value.expected
+    assert "sample --conf FILE.yaml --store sqlite:PATH" in refused.value.do and "--from-store" in refused.value.do
+
+
+def test_where_samplers_play_trinity_trains_alone_and_saves_each_step(tmp_path):
+    asynchronous = ", trainer_common: {device: cpu, mode: async, save_freq: 7}"
+    made = trinity_config(experiment(tmp_path, asynchronous, "mode: train"))
+    assert made["mode"] == "train" and made["algorithm"]["sample_strategy"].endswith(".GroupsOfStore")
+    assert made["trainer"]["save_interval"] == 1, "what is announced is on the disk"
+    assert demand_of(made).accelerators == 1 and demand_of(made).training == (1, 1)
+    with pytest.raises(ConfigError, match="trinity.mode is 'both'"):
+        trinity_config(experiment(tmp_path, asynchronous, "mode: both"))
+    whole = experiment(tmp_path, ", trainer_common: {device: cuda, n_gpus_per_node: 2, mode: async}")
+    assert demand_of(trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
+    with pytest.raises(ConfigError, match="none is named") as refused:
+        TrinityRunner().require(whole, SimpleNamespace(from_store=None))
+    assert "--from-store ADDRESS" in refused.value.expected
 
 
 def test_keys_that_trinity_does_not_have(tmp_path):

@@ -20,6 +20,7 @@ from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config.resolvers import register
 from ajet.config.locations import default_config
 from ajet.config.validate import together
+from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,12 +89,16 @@ OWNED: Mapping[str, str] = {
 """
 Keys = Mapping[str, Mapping[str, str]]
 """Dataclass -> field -> the name of its type."""
-APART = (
-    "Trinity's modes of one side each keep no account of what was trained: its SQL buffer marks rows as used when they "
-    "are read, not when a checkpoint has them, and hands out the newest first, so that a trainer that was killed has "
-    "lost rows, and a step mixes those of others"
-)
-"""Why not its modes explore and train. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
+BOTH, TRAIN, EXPLORE = "both", "train", "explore"
+"""Trinity's modes that mean something here."""
+APART = {
+    TRAIN: "train with --from-store ADDRESS, and samplers beside it. Without a store of ours Trinity's SQL buffer "
+    "would stand between the sides: it marks rows as used when they are read, not when a checkpoint has them, and "
+    "hands out the newest first, so that a trainer that was killed has lost rows, and a step mixes those of others",
+    EXPLORE: "`ajet sample`, which plays the same episodes into a store. Trinity's own explorer would play into its "
+    "SQL buffer, which marks rows as used when they are read, not when a checkpoint has them",
+}
+"""What stands for a mode of one side. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +145,16 @@ def trinity_config(
     return {name: value for name, value in resolved.items() if name != "ajet" and name not in own}
 
 
+def mode_of(experiment: Experiment) -> str:
+    """Trinity's mode: TRAIN where samplers play, else BOTH."""
+    return TRAIN if experiment.ajet.trainer_common.mode == "async" else BOTH
+
+
 def demand_of(config: Mapping[str, Any]) -> Demand:
     """What of a cluster a run takes. `config`: Trinity's."""
     nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
+    if config["mode"] == TRAIN:
+        return Demand((nodes, each), (0, 0))
     model = config["explorer"]["rollout_model"]
     serving = model["engine_num"] * model["tensor_parallel_size"]
     return Demand((1, nodes * each - serving), (1, serving))
@@ -185,16 +197,20 @@ def _node(experiment: Experiment, device: str, model_folder: Path | None, run: L
     """The typed node, and what our layers ask of it beside."""
     node = experiment.settled()
     ajet = experiment.ajet
-    engines = engines_of(experiment)
+    engines, mode = engines_of(experiment), mode_of(experiment)
     if model_folder is not None:
         node["model"]["path"] = str(model_folder)
     slots = node["trainer_common"]["n_gpus_per_node"]
     if device == "cpu" and _is_default(experiment, "n_gpus_per_node"):
-        slots = engines * ajet.rollout.tensor_model_parallel_size + 1
+        slots = engines * ajet.rollout.tensor_model_parallel_size + 1 if mode == BOTH else 1
     prompt = min(ajet.data.max_prompt_length, ajet.rollout.max_model_len - 1)
     node["derived"] = {
         "folder": str(run.folder if run is not None else experiment.root / experiment.name / "trinity"),
         "namespace": run.namespace if run is not None else "ajet",
+        "mode": mode,
+        "batches": "WholeSteps" if mode == BOTH else "GroupsOfStore",
+        "rows": ajet.data.train_batch_size * ajet.rollout.num_repeat,
+        "saves": ajet.trainer_common.save_freq if mode == BOTH else 1,  # what is announced is on the disk
         "engines": engines,
         "gpu_per_node": slots,
         "prompt_tokens": prompt,
@@ -217,7 +233,8 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     trainer, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
     engines, parallel = engines_of(experiment), ajet.rollout.tensor_model_parallel_size
     total = trainer.nnodes * trainer.n_gpus_per_node
-    if not (device == "cpu" and _is_default(experiment, "n_gpus_per_node")) and engines * parallel >= total:
+    given = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
+    if mode_of(experiment) == BOTH and given and engines * parallel >= total:
         yield _problem(
             experiment,
             "trainer_common.n_gpus_per_node",
@@ -275,7 +292,7 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
         yield _problem(
             experiment,
             "trainer_common.algorithm.out_of_date_decay",
-            "Bounds by age need tokens of several ages, and here the newest weights sample all of them.",
+            "Bounds by age are not kept here: Trinity's rows do not say how old each token is.",
             "null",
         )
     if algorithm.mismatch_alarm not in (None, "auto"):
@@ -297,16 +314,16 @@ def _of_section(experiment: Experiment) -> Iterator[ConfigError]:
             expected="a mapping of Trinity's own keys",
         )
         return
-    mode = users.get("mode", "both")
-    if mode != "both":
+    wanted, mode = mode_of(experiment), users.get("mode")
+    if mode not in (None, wanted):
+        conf, store = ("--conf", "FILE.yaml"), "sqlite:PATH"
+        trains = command("train", *conf, "--backbone", "trinity", "--with-ray", "--from-store", store)
+        sides = f"`{trains}` and `{command('sample', *conf, '--store', store)}`"
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
             where=layers.where(("trinity", "mode"), value=True),
-            expected=f"both. {APART}" if mode in ("explore", "train") else "both",
-            do="to play and train in processes of their own: trainer_common.mode async on the local backbone, "
-            "separate_async on verl"
-            if mode in ("explore", "train")
-            else "",
+            expected=APART.get(str(mode), f"{wanted}, or no such key"),
+            do=f"two commands over one store: {sides}" if mode in APART else "",
         )
     for key, ours in OWNED.items():
         path = tuple(key.split("."))

@@ -30,6 +30,18 @@ class TrinityRunner(Runner):
         require_trinity()
         return experiment.ajet
 
+    def require(self, experiment: Experiment, options: RunnerOptions) -> None:
+        """A store where samplers are to play."""
+        from ajet.backbone.trinity.config import TRAIN, mode_of
+        from ajet.schema.errors import ConfigError
+
+        if mode_of(experiment) == TRAIN and options.from_store is None:
+            raise ConfigError(
+                "On Trinity `mode: async` trains on what samplers put into a store, and none is named.",
+                where="ajet.trainer_common.mode: async",
+                expected="--from-store ADDRESS, with `ajet sample` beside it",
+            )
+
     def shown(self, experiment: Experiment) -> str:
         """Trinity's config, but for its own defaults, and without secrets."""
         from ajet.backbone.trinity.config import trinity_config

@@ -25,6 +25,7 @@ from ajet.backbone.verl.cluster.gpus import refuse_busy
 from ajet.backbone.verl.cluster.ray_cluster import Needs
 from ajet.backbone.verl.on_ray import address_of, ended_by, run_on_ray
 from ajet.backbone.verl.tickets import Tickets, open_verl_store
+from ajet.backbone.verl.train import store_tickets_of
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
@@ -51,15 +52,23 @@ def train_on_trinity(
 
     folder = require_trinity()
     address, device = address_of(options), device_of(experiment)
-    config, order, words = _config(experiment, run, sink)
+    config, order, words, tokenizer = _config(experiment, run, sink)
     steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
-    if begun >= steps:
+    over = begun >= steps
+    if over and options.from_store is None:
         return
     demand = demand_of(config)
-    if address is None and device == "cuda" and not options.skip_check_avail_gpu:
+    if not over and address is None and device == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(demand.accelerators)
-    store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
-    tickets = Tickets(store, order, batch=experiment.ajet.data.train_batch_size)
+    tickets: Tickets
+    if options.from_store is not None:
+        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer)
+    else:
+        store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
+        tickets = Tickets(store, order, batch=experiment.ajet.data.train_batch_size)
+    if over:  # whoever was killed may not have said so
+        tickets.ended()
+        return
     if run.resumed is not None:
         counted = run.recovery(tickets.begun())
         logger.info("resumes after step {} from {}{}", begun, run.resumed.path, counted)
@@ -88,6 +97,7 @@ def train_on_trinity(
     if record.step < steps and not stopped:
         what = f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well"
         raise ended_by("Trinity", what, run.path / "logs")
+    tickets.ended()
 
 
 def _needs(demand: Demand, namespace: str, device: str) -> Needs:
@@ -120,9 +130,9 @@ def _environment(folder: Path | None, device: str) -> dict[str, str]:
     return found
 
 
-def _config(experiment: Experiment, run: RunDirectory, sink: Sink) -> tuple[dict[str, Any], TaskOrder, Renderer]:
-    """Trinity's whole config for this run, the order of its tasks, and its renderer. Raises TaskError where the run
-    that is resumed had others, ConfigError where its checkpoint is of another backbone."""
+def _config(experiment: Experiment, run: RunDirectory, sink: Sink) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
+    """Trinity's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where
+    the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.rollout.wiring import renderer_of
@@ -152,7 +162,7 @@ def _config(experiment: Experiment, run: RunDirectory, sink: Sink) -> tuple[dict
     known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
     sink.review(opened(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
     launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.total_steps(len(tasks)))
-    return trinity_config(experiment, model_folder=model, run=launch), order, words
+    return trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 
 
 def _lay_out(config: dict[str, Any], run: RunDirectory) -> None:

@@ -1,14 +1,23 @@
-"""WholeSteps: how Trinity's trainer takes its batches out of the queue.
+"""What Trinity's trainer takes for a step: what its explorer played in it (`WholeSteps`), or groups that samplers
+closed (`GroupsOfStore`).
 
-Invariant: one training step is one explorer step, however many rows that has.
+Invariants: one training step is one explorer step, however many rows that has. Without an explorer a step has as many
+scored groups as are asked for, each of which leaves the store with it; credit is the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
-from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy
+from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy, SampleStrategy
 from trinity.common.experience import Experience
+
+from ajet.backbone.trinity.processes.credit import EpisodeCredit
+from ajet.backbone.trinity.processes.here import here
+from ajet.backbone.trinity.processes.workflow import experiences
+from ajet.backbone.verl.mailbox import Closed, Sender
+from ajet.schema.episode import Group
 
 
 class WholeSteps(DefaultSampleStrategy):
@@ -24,3 +33,53 @@ class WholeSteps(DefaultSampleStrategy):
         if played != step or any(int(each.eid.batch) != played for each in taken):
             raise ValueError(f"step {step} was given rows of step {played}")
         return taken, {}, []
+
+
+class GroupsOfStore(SampleStrategy):
+    """`algorithm.sample_strategy` where samplers play: Trinity's own buffer stays empty."""
+
+    def __init__(self, buffer_config: Any, **kwargs: Any) -> None:
+        super().__init__(buffer_config)
+        self._sender, self._credit = Sender(), EpisodeCredit()
+        self._asked = 0
+        """Tickets, counted from 0 in each launch."""
+
+    async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
+        """The rows of the step's groups, once enough have closed. One that nobody could score gives its place up."""
+        wanted = here().experiment.ajet.data.train_batch_size
+        rows: list[Experience] = []
+        while wanted:
+            tickets = range(self._asked, self._asked + wanted)
+            self._asked += wanted
+            groups = await asyncio.gather(*(self._handed_over(ticket, step) for ticket in tickets))
+            scored = [group for group in groups if group.scored]
+            for group in scored:
+                rows += _rows(group, step)
+            wanted -= len(scored)
+        return (await self._credit.process(rows))[0], {}, []
+
+    async def _handed_over(self, ticket: int, step: int) -> Group:
+        group = (await self._sender.grant(ticket)).group
+        if group is None:
+            raise RuntimeError(f"step {step}: ticket {ticket} came without its group")
+        await self._sender.posted(Closed(group, step, ticket))
+        return group
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the store knows what was used."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Likewise."""
+
+
+def _rows(group: Group, step: int) -> list[Experience]:
+    made = experiences(group, step - 1)
+    for each in made:
+        each.eid.batch, each.eid.task = step, group.order
+    return made

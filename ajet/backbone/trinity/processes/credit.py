@@ -31,6 +31,12 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         self._algorithm = opened(experiment.ajet, base=experiment.base)
         self._sender = Sender()
 
+    async def prepare(self) -> None:
+        """Trinity asks for it in the process that is about to make the runners: whose class is said here, too."""
+        from ajet.backbone.trinity.processes.runners import replace_the_dead
+
+        replace_the_dead()
+
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """The rows of a step to those that are trained."""
         step = int(exps[0].eid.batch)

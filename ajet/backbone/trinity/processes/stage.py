@@ -1,7 +1,7 @@
 """Stage: the actor in which Trinity's explorer and trainer are started, and waited for.
 
-Invariant: it wires Trinity's public parts as Trinity's own program does for its mode `both`, and takes nobody's word
-for success: what either side says went wrong is raised.
+Invariant: it wires Trinity's public parts as Trinity's own program does for its modes `both` and `train`, and takes
+nobody's word for success: what either side says went wrong is raised.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class Stage:
 
         checked = _checked(config)
         os.environ.update(checked.get_envs())
+        if checked.mode == "train":
+            _train_alone(TellingTrainer.get_actor(checked))
+            return
         explorer, trainer = TellingExplorer.get_actor(checked), TellingTrainer.get_actor(checked)
         open_sides = [explorer, trainer]
         nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
@@ -59,6 +62,20 @@ class Stage:
         finally:
             ends = [each.shutdown.remote() for each in open_sides]
             ray.wait(ends, num_returns=len(ends), timeout=FAREWELL_S)
+
+
+def _train_alone(trainer: Any) -> None:
+    """What samplers play elsewhere: no weights are handed over here, each step's checkpoint is announced."""
+    import ray
+
+    try:
+        ray.get(trainer.__ray_ready__.remote())
+        ray.get(trainer.prepare.remote())
+        problem = ray.get(trainer.train.remote())
+        if problem:
+            raise RuntimeError(f"trainer: {problem}")
+    finally:
+        ray.wait([trainer.shutdown.remote()], timeout=FAREWELL_S)
 
 
 def _checked(config: dict[str, Any]) -> Any:

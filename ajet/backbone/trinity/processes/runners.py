@@ -1,0 +1,48 @@
+"""LastingRunner: a process of Trinity's that plays groups, replaced where it dies, and its group played again.
+
+Invariant: each group that was asked for comes back, or the run ends. Trinity itself makes a runner anew for later tasks
+and waits without end for the one that died with it (its scheduler's `task_done_callback`). The mailbox says of a ticket
+that is asked for again what it said before, and hands a group over that had closed; after some deaths the run's own
+process ends the run (`ajet.backbone.verl.record.DEATHS`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.exceptions import RayError
+from trinity.explorer import scheduler
+from trinity.explorer.scheduler import RunnerWrapper
+
+from ajet.backbone.verl.cluster.ray_errors import last_line
+from ajet.backbone.verl.mailbox import Died, Sender
+
+ROLE = "explorer's runner"
+
+
+class LastingRunner(RunnerWrapper):
+    """In the place of `RunnerWrapper`."""
+
+    async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
+        """Trinity's answer of a task, from a process that lives."""
+        while True:
+            try:
+                answer = await super().run_with_retry(*args, **kwargs)
+                if not answer[0].ok:  # Trinity says a death as it says any failure: ask who lives
+                    await self.runner.__ray_ready__.remote()
+                return answer
+            except RayError as died:
+                await self._replace(died)
+
+    async def _replace(self, died: RayError) -> None:
+        while True:
+            await Sender().posted(Died(ROLE, last_line(died)))
+            try:
+                return await self.restart_runner()
+            except RayError as again:
+                died = again
+
+
+def replace_the_dead() -> None:
+    """For the process that makes the runners, before it does: its scheduler looks their class up by name."""
+    scheduler.RunnerWrapper = LastingRunner
