@@ -27,7 +27,10 @@ def sample(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", metavar="URL", help="A vLLM server to sample from (rollout.vllm.base_url).", show_default=False
+            "--engine",
+            metavar="URL",
+            help="A vLLM or SGLang server to sample from (rollout.vllm.base_url).",
+            show_default=False,
         ),
     ] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of this sampler (host-process).")] = "",

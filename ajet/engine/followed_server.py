@@ -1,10 +1,10 @@
-"""A vLLM server elsewhere as an engine whose weights are a trainer's: given to it where that can be done, and known by
-what it says of the announced probe.
+"""A server elsewhere (vLLM, SGLang) as an engine whose weights are a trainer's: given to it where that can be done, and
+known by what it says of the announced probe.
 
 Invariant: a token bears a version only while the server is known to have its weights. They are known by the name that
 the server has for them and by its log-probabilities of the probe, both; a server without a name for them, which cannot
 be given others, is taken for the oldest announced version that fits. What another process changes there under way is
-noticed by the name before and after each reply (`RemoteVllm.expects`): that reply fails. Of several processes that
+noticed by the name before and after each reply (`RemoteEngine.has`): that reply fails. Of several processes that
 sample from one server one `leads` and gives it weights; the others wait until it has them, and look for themselves.
 """
 
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.engine.vllm.remote import RemoteVllm
-from ajet.engine.vllm.server_weights import DEV_MODE, ServerWeights
+from ajet.engine.served import open_remote
+from ajet.engine.server_weights import Crossed
 from ajet.record.checkpoint import Checkpoint, look_at
 from ajet.schema.errors import UserError
 
@@ -35,8 +35,8 @@ class FollowedServer:
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
         """`first`: the folder of model.path, for a server that was given other weights before."""
         self.tokenizer, self._first = tokenizer, first
-        self.engine = RemoteVllm.from_config(config, vocabulary=len(tokenizer))
-        self._weights = ServerWeights(self.engine.base_url, self.engine.headers)
+        self.engine = open_remote(config, vocabulary=len(tokenizer))
+        self._weights = self.engine.weights()
         self._known = False
         self._looked = UNKNOWN
         """The newest version at which a server that cannot be given weights was looked at."""
@@ -72,7 +72,10 @@ class FollowedServer:
             with self.engine.quiet(waits):
                 if (now := self._weights.name()) not in (name, wanted):
                     raise FileNotFoundError(f"{name}: meanwhile the server has got {now}")  # ours may be old by now
-                self._give(now, wanted, folder, version, probe)
+                try:
+                    self._give(now, wanted, folder, version, probe)
+                except Crossed as crossed:
+                    raise FileNotFoundError(f"{crossed}: they are given again") from crossed
         return True
 
     def _give(self, name: str, wanted: str, folder: Path | None, version: int, probe: Probe) -> None:
@@ -87,6 +90,8 @@ class FollowedServer:
         found = self.engine.score(probe.ids)
         if not probe.matches(version, found):
             self._known = False
+            if (now := self._weights.name()) != wanted:
+                raise Crossed(f"the server has got {now} since it was given {wanted}")
             gap = probe.gap(version, found)
             raise self._refusal(
                 f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",
@@ -104,19 +109,21 @@ class FollowedServer:
         if has is None or (self._known and not probe.matches(self.engine.version, found)):
             raise self._refusal(
                 "they are none of those that the trainer announced, by its log-probabilities of the probe",
-                f"the weights of model.path. To be given others it must be started with {DEV_MODE}",
+                f"the weights of model.path. To be given others it must be started with {self._weights.cannot}",
             )
         if not self._known:
             self.engine.has(has, None)
             self._known = True
         self._looked = version
         if self.version != version:
-            logger.info("the server keeps policy {} while {} is announced: it has no {}", has, version, DEV_MODE)
+            logger.info(
+                "the server keeps policy {} while {} is announced: it has no {}", has, version, self._weights.cannot
+            )
         return self.version == version
 
     def _refusal(self, why: str, expected: str) -> UserError:
         return UserError(
-            f"The weights of the vLLM server are not the trainer's: {why}.",
+            f"The weights of the {self.engine.kind} server are not the trainer's: {why}.",
             where=f"ajet.rollout.vllm.base_url: {self.engine.base_url}",
             expected=expected,
         )

@@ -38,9 +38,9 @@ def open_sampler(
         return _transformers(config, source), tokenizer
     if config.rollout.vllm.base_url is None:
         return _vllm(config, source, weights), tokenizer
-    from ajet.engine.vllm import RemoteVllm
+    from ajet.engine.served import open_remote
 
-    return RemoteVllm.from_config(config, vocabulary=len(tokenizer)), tokenizer
+    return open_remote(config, vocabulary=len(tokenizer)), tokenizer
 
 
 def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:

@@ -67,6 +67,17 @@ class Trained:
         return tuple(rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
 
 
+def require_waiting_until_followed(trained: Trained, engine: FollowedServer) -> None:
+    """That a call which finds that somebody else gave the server weights begins once it is given policy 1 again."""
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(versions, engine)
+        while not engine.engine.surprised and not waiting.done():
+            time.sleep(0.02)
+        assert not waiting.done() and engine.version < 0, "no call begins at weights that nobody knows"
+        assert engine.take(trained.first, 1, trained.probe, int)
+        assert waiting.result(60) == {1}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("checkpoints"))
@@ -94,13 +105,7 @@ def test_a_server_is_given_the_trainers_weights(
         assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
         other = trained.engine(url)
         assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
-        with ThreadPoolExecutor() as threads:
-            waiting = threads.submit(versions, engine)
-            while not engine.engine.surprised and not waiting.done():
-                time.sleep(0.02)
-            assert not waiting.done() and engine.version < 0, "no call begins at weights that nobody knows"
-            assert engine.take(trained.first, 1, trained.probe, int)
-            assert waiting.result(60) == {1}
+        require_waiting_until_followed(trained, engine)
         _trained_from(url, tmp_path)
 
 

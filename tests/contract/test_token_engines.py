@@ -1,4 +1,5 @@
-"""One suite over every TokenEngine: transformers, vLLM in child processes, a vLLM server, the scripted one."""
+"""One suite over every TokenEngine: transformers, vLLM in child processes, a vLLM server, an SGLang server (a stand-in
+over a real model), the scripted one."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenEngine, Tok
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.schema.errors import EngineFailure
 from tests.contract.vllm_bench import AT_ONCE, PROMPT
+from tests.sglang_server import sglang_server
 from tests.vllm_fixtures import VOCABULARY, unit_logprobs, vllm_engine, vllm_server
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,20 @@ def server_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def sglang_url() -> Iterator[str]:
+    with sglang_server() as url:
+        yield url
+
+
+def sglang_engine(url: str) -> TokenEngine:
+    from ajet.engine.sglang import RemoteSglang
+
+    engine = RemoteSglang(url, vocabulary=VOCABULARY)
+    engine.weights_changed(3)
+    return engine
+
+
 def remote_engine(url: str) -> TokenEngine:
     from ajet.engine.vllm import RemoteVllm
 
@@ -65,6 +81,7 @@ SERVER = pytest.param("vllm-server", marks=[pytest.mark.extra_slow, pytest.mark.
         "scripted",
         pytest.param("vllm", marks=[pytest.mark.slow, pytest.mark.boots]),
         SERVER,
+        "sglang",
     ]
 )
 def engine(request: Any) -> Iterator[TokenEngine]:
@@ -73,6 +90,8 @@ def engine(request: Any) -> Iterator[TokenEngine]:
         return
     if request.param == "vllm-server":
         made = remote_engine(request.getfixturevalue("server_url"))
+    elif request.param == "sglang":
+        made = sglang_engine(request.getfixturevalue("sglang_url"))
     else:
         made = transformers_engine() if request.param == "transformers" else scripted_engine()
     yield made
@@ -182,7 +201,7 @@ def check_close_fails_who_waits_and_who_comes_after(engine: TokenEngine) -> None
         asyncio.run(chunks(engine, ask(3)))
 
 
-@pytest.mark.parametrize("engine", ["transformers", "scripted", SERVER], indirect=True)
+@pytest.mark.parametrize("engine", ["transformers", "scripted", "sglang", SERVER], indirect=True)
 def test_close_fails_who_waits_and_who_comes_after(engine: TokenEngine) -> None:
     check_close_fails_who_waits_and_who_comes_after(engine)
 
@@ -208,6 +227,31 @@ def test_a_server_says_both_logprobs(server_url: str, sampling: dict[str, Any]) 
         assert np.abs(sampled - unit).max() > 0.01
     else:
         assert np.abs(sampled - (0.0 if "temperature" in sampling else unit)).max() < 1e-6
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.7}, {"temperature": 0.0}, {"temperature": 1.3, "top_logprobs": 2}], ids=str
+)
+def test_an_sglang_server_says_both_logprobs(sglang_url: str, sampling: dict[str, Any]) -> None:
+    engine: Any = sglang_engine(sglang_url)
+    assert engine.says_sampled and engine.constrains
+    got = asyncio.run(chunks(engine, TokenRequest(PROMPT, Sampling(20, **sampling), DrawKey(0, 0, 0, 0))))
+    unit = np.array([p for chunk in got for p in chunk.logprobs_unit])
+    sampled = np.array([p for chunk in got for p in chunk.logprobs])
+    assert len(ids_of(got)) == 20 and np.abs(unit_logprobs(PROMPT, ids_of(got)) - unit).max() < 1e-4
+    if sampling["temperature"]:
+        assert np.abs(sampled - unit).max() > 0.01
+    else:
+        assert not sampled.any()
+    assert sum(len(chunk.top) for chunk in got) == (20 if "top_logprobs" in sampling else 0)
+    cuts: list[dict[str, Any]] = [{"top_p": 0.9}, {"temperature": 0.7, "top_k": 20}]
+    for cut in cuts:
+        with pytest.raises(EngineFailure, match="before top_p and top_k cut"):
+            asyncio.run(chunks(engine, TokenRequest(PROMPT, Sampling(3, **cut), DrawKey(0, 0, 0, 0))))
+    longest = np.full(engine.max_model_len - 2, 5, np.int32)
+    whole = asyncio.run(chunks(engine, TokenRequest(longest, Sampling(9, temperature=0.7), DrawKey(0, 0, 0, 0))))
+    assert len(ids_of(whole)) <= 2 and whole[-1].finish, "what it has drawn to the end of its context it can score"
     engine.close()
 
 

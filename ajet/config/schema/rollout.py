@@ -55,7 +55,8 @@ class Vllm(Section):
     """The vLLM engine, for `engine: vllm`."""
 
     base_url: str | None = key(
-        None, "A running vLLM server to sample from (debug, ajet sample); null starts vLLM in child processes."
+        None,
+        "A running vLLM or SGLang server to sample from (debug, ajet sample); null starts vLLM in child processes.",
     )
     api_key_env: str = key(
         "VLLM_API_KEY",

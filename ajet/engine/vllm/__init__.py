@@ -2,7 +2,7 @@
 
 `VllmEngine(folder)` starts vLLM's own asynchronous engine; its core and its worker are child processes, so the
 trainer's weights reach it as a copy: by memory that both map (CPU) or by CUDA IPC (one GPU). `RemoteVllm(url)` asks a
-running server's token-in-token-out route; nobody here can change its weights, so it serves runs that do not train.
+running server's token-in-token-out route (what all servers elsewhere share is in `ajet.engine.remote`).
 
 Invariants: the version of a token is stamped where it was drawn, in the worker that holds the weights, and travels
 beside the token; both kinds of logprobs come from the very logits it was drawn from; cached prefixes are salted by
@@ -11,7 +11,7 @@ mismatch. vLLM's processes end with ours, whatever ended it, and never hear of a
 
 The files: `engine` (the contract's face), `launch` (arguments, environment, memory), `requests` (sampling to vLLM's
 terms, outputs to chunks), `weights` (this side of an update), `worker` and `sampler` (what runs in vLLM's worker),
-`owner` (ends it with us), `remote` and `remote_reply` (the server).
+`owner` (ends it with us), `remote`, `remote_reply` and `server_weights` (the server).
 """
 
 from __future__ import annotations

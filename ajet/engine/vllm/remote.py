@@ -1,350 +1,68 @@
-"""RemoteVllm: a vLLM server's token-in-token-out route as a TokenEngine.
+"""RemoteVllm: the token-in-token-out route of `vllm serve` (0.28), `POST /inference/v1/generate`.
 
-The route is `POST /inference/v1/generate` of `vllm serve` (0.28): exact ids in, exact ids and one logprob a token out.
-Which logprob depends on how the server was started (`--logprobs-mode`), so it is asked once, by drawing a token at
-temperature 2 and scoring it. With `processed_logprobs` the server says the one sampled from, and the one at
-temperature 1, where it differs, is scored by a second request. With `raw_logprobs` (its default) only requests whose
-two logprobs are the same can be answered: temperature 1 without truncation, or greedy.
-
-Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
-drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
-a name for its weights (`has`), a reply after which it is another fails, and none begins while it is another: it waits
-until somebody says what the server has now. Cached prefixes are salted with the version and a secret of ours, so that
-neither another version nor another client answers from ours.
+Exact ids in, exact ids and one logprob a token out: with `--logprobs-mode processed_logprobs` that of the distribution
+sampled from, with `raw_logprobs` (the default) the one at temperature 1.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import secrets
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import httpx
-import numpy as np
 
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.engine.limits import reply_limit
-from ajet.engine.streams import Stream
+from ajet.engine.contract import TokenRequest
+from ajet.engine.remote import RemoteEngine
 from ajet.engine.vllm.remote_reply import Reply, body_of, scored
-from ajet.engine.vllm.server_weights import NAME
-from ajet.schema.errors import EngineFailure, UserError
-
-if TYPE_CHECKING:
-    from ajet.config.schema import AjetConfig
+from ajet.engine.vllm.server_weights import NAME, VllmWeights
 
 ROUTE = "/inference/v1/generate"
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
-"""Seconds between bytes of a reply, and to connect."""
-RETRYABLE = {408, 409, 425, 429}
-QUIET_LOOK = 0.05
-"""Seconds between two looks of a call that waits until the server's weights are settled."""
-PROBED = 2.0
-"""A temperature at which the two kinds of logprobs differ."""
 
 
-class NotBegun(EngineFailure):
-    """Of a call: somebody else is changing the server's weights, and nothing was asked of it."""
+class VllmWire:
+    """See `Wire`."""
+
+    kind = "vLLM"
+    expected = "the URL of `vllm serve MODEL` (0.28 or newer), and its key in the environment if it has one"
+    says_sampled_by = "start it with --logprobs-mode processed_logprobs"
+    says_cut = True
+    route = ROUTE
+    name_route = NAME
+
+    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+        """See `Wire`."""
+        return int(served.get("max_model_len") or 1 << 30)
+
+    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+        """See `Wire`."""
+        return body_of(request, limit, salt)
+
+    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+        """See `Wire`; of the whole prompt, the only way there is."""
+        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
+        return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": salt}
+
+    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+        """See `Wire`."""
+        return scored(answer, ids)
+
+    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
+        """See `Wire`."""
+        choice = answer["choices"][0]
+        return int(choice["token_ids"][0]), float(choice["logprobs"]["content"][0]["logprob"])
+
+    def reply(self, request: TokenRequest, version: int) -> Reply:
+        """See `Wire`."""
+        return Reply(request, version)
+
+    def weights(self, base_url: str, headers: dict[str, str]) -> VllmWeights:
+        """See `Wire`."""
+        return VllmWeights(base_url, headers)
 
 
-class RemoteVllm:
-    """Samples from the server at `base_url`. `vocabulary` is the number of ids the model knows. May be used from any
-    event loop. Raises UserError when there is no such server."""
+class RemoteVllm(RemoteEngine):
+    """A vLLM server."""
 
     def __init__(
         self, base_url: str, *, vocabulary: int, max_model_len: int | None = None, api_key: str | None = None
     ) -> None:
-        self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        self.version = 0
-        self._key, self._vocabulary = api_key, vocabulary
-        self._salt = secrets.token_urlsafe(16)
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
-        self._idle = threading.Condition()
-        self._closed = False
-        self._calls: dict[asyncio.Task[None], Stream] = {}
-        self._quiet = 0
-        """How many `quiet` blocks there are: then no call begins."""
-        self._expected: str | None = None
-        """The server's name for its weights; None: not asked for."""
-        self.surprised = False
-        """Whether a call found another name, since `has` said which: until it does so again no call begins."""
-        try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
-                served = self._served(client)
-                self.model = str(served["id"])
-                longest = int(served.get("max_model_len") or 1 << 30)
-                self.max_model_len = min(max_model_len or longest, longest)
-                self.says_sampled = self.constrains = self._probe(client)
-        except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
-            raise UserError(
-                f"There is no vLLM server with the route {ROUTE}: {self._clean(str(error)) or type(error).__name__}",
-                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected="the URL of `vllm serve MODEL` (0.28 or newer), and its key in the environment if it has one",
-            ) from error
-
-    @classmethod
-    def from_config(cls, config: AjetConfig, *, vocabulary: int) -> RemoteVllm:
-        """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs."""
-        settings, rollout = config.rollout.vllm, config.rollout
-        assert settings.base_url is not None
-        key = os.environ.get(settings.api_key_env) or None
-        made = cls(settings.base_url, vocabulary=vocabulary, max_model_len=rollout.max_model_len, api_key=key)
-        sampling = Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k)
-        if not made.says_sampled and not _alike(sampling):
-            raise UserError(
-                f"The server says logprobs at temperature 1 only, and the rollout samples at {rollout.temperature}"
-                f"{' with truncation' if sampling.top_p < 1 or sampling.top_k > 0 else ''}.",
-                where=f"ajet.rollout.vllm.base_url: {settings.base_url}",
-                expected="a server started with --logprobs-mode processed_logprobs",
-                do="start it so, or set rollout.temperature: 1.0 and no top_p or top_k",
-            )
-        return made
-
-    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
-        """Stream one reply; closing the iterator early ends the connection, which aborts it there. Raises
-        EngineFailure."""
-        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
-        needs_unit = not _alike(request.sampling)
-        if needs_unit and not self.says_sampled:
-            raise EngineFailure(
-                "the server says logprobs at temperature 1 only: start it with --logprobs-mode processed_logprobs",
-                retryable=False,
-            )
-        loop = asyncio.get_running_loop()
-        finished = False
-        while not finished:
-            stream = Stream(loop)
-            while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
-                await asyncio.sleep(QUIET_LOOK)
-            task.add_done_callback(self._over)
-            try:
-                while not finished:
-                    chunk = await stream.next()
-                    finished = chunk.finish is not None
-                    yield chunk
-            except NotBegun:
-                continue
-            finally:
-                task.cancel()
-
-    def weights_changed(self, version: int) -> None:
-        """The server has the weights of `version` now, says whoever put them there. Waits for the calls under way.
-        Raises ValueError when it is older than the present one."""
-        if version < self.version:
-            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
-        with self._idle:
-            self._idle.wait_for(lambda: not self._calls)
-            self.version = version
-
-    def has(self, version: int, name: str | None) -> None:
-        """The server has the weights of `version` now, and a reply counts only while it calls them `name`; None: it has
-        no name for them. For who knows what it is, within `quiet`: the version may also be an older one."""
-        with self._idle:
-            self.version, self._expected, self.surprised = version, name, False
-            self._salt = secrets.token_urlsafe(16)
-
-    @contextmanager
-    def quiet(self, waits: Callable[[], None]) -> Iterator[None]:
-        """Within the block no call is under way: those that are have ended, and others wait. `waits` is called about
-        once a second until then."""
-        with self._idle:
-            self._quiet += 1
-        try:
-            while True:
-                with self._idle:
-                    if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
-                        break
-                waits()
-            yield
-        finally:
-            with self._idle:
-                self._quiet -= 1
-
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
-        known = [int(token) for token in ids]
-        try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
-                body = {**self._score_body(known, self.version), "cache_salt": secrets.token_urlsafe(16)}
-                return scored(self._ask(client, body), known[1:])
-        except (httpx.HTTPError, EngineFailure, ValueError) as error:
-            raise UserError(
-                f"The vLLM server cannot score a text: {self._clean(str(error)) or type(error).__name__}",
-                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-            ) from error
-
-    def close(self) -> None:
-        """Release connections; running calls fail with EngineFailure. Idempotent."""
-        with self._idle:
-            self._closed = True
-            clients, self._clients = dict(self._clients), WeakKeyDictionary()
-            calls = dict(self._calls)
-        for task, stream in calls.items():
-            if not stream.loop.is_closed():
-                stream.loop.call_soon_threadsafe(task.cancel)
-        for loop, client in clients.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_close_soon, client)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """With the server's key, if it has one."""
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
-
-    def _salted(self, version: int) -> str:
-        return f"{self._salt}-{version}"
-
-    def _served(self, client: httpx.Client) -> dict[str, Any]:
-        response = client.get("/v1/models", timeout=20.0)
-        if response.status_code >= 400:
-            raise self._refused(response.status_code, response.text)
-        served: dict[str, Any] = response.json()["data"][0]
-        return served
-
-    def _probe(self, client: httpx.Client) -> bool:
-        """Whether the server says the logprob that was sampled from."""
-        prompt = np.arange(1, 3, dtype=np.int32)
-        request = TokenRequest(prompt, Sampling(1, temperature=PROBED), DrawKey(0, 0, 0, 0))
-        drawn = self._ask(client, {**body_of(request, 1, self._salted(0)), "stream": False})
-        choice = drawn["choices"][0]
-        token, said = int(choice["token_ids"][0]), float(choice["logprobs"]["content"][0]["logprob"])
-        unit = scored(self._ask(client, self._score_body([*prompt.tolist(), token], 0)), [token])[0]
-        return abs(said - unit) > 1e-3
-
-    def _ask(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
-        response = client.post(ROUTE, json=body)
-        if response.status_code >= 400:
-            raise self._refused(response.status_code, response.text)
-        answer: dict[str, Any] = response.json()
-        return answer
-
-    def _score_body(self, ids: list[int], version: int) -> dict[str, Any]:
-        params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "detokenize": False}
-        return {"token_ids": ids, "sampling_params": params, "stream": False, "cache_salt": self._salted(version)}
-
-    async def _with_unit(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
-        """All chunks as one, with the logprobs at temperature 1 of a second request."""
-        whole = TokenChunk([], [], [], version, held[-1].finish)
-        for chunk in held:
-            whole.ids += chunk.ids
-            whole.logprobs += chunk.logprobs
-            whole.top += chunk.top
-        if whole.ids:
-            body = self._score_body([*request.prompt_ids.tolist(), *whole.ids], version)
-            response = await self._client().post(ROUTE, json=body)
-            if response.status_code >= 400:
-                raise self._refused(response.status_code, response.text)
-            whole.logprobs_unit = scored(response.json(), whole.ids)
-        return whole
-
-    def _begun(
-        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: Stream, needs_unit: bool
-    ) -> asyncio.Task[None] | None:
-        with self._idle:
-            if self._closed:
-                raise EngineFailure("the engine is closed", retryable=False)
-            if self._quiet or self.surprised:
-                return None
-            task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
-            self._calls[task] = stream
-            return task
-
-    async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
-        """That the server's name for its weights is the one that was said. Raises `failure`."""
-        if self._expected is None:
-            return
-        answer = await self._client().get(NAME)
-        known = answer.status_code == 200
-        name = self._parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
-        if name != self._expected:
-            self.surprised = True
-            raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
-
-    async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
-        reply = Reply(request, version)
-        held: list[TokenChunk] = []
-        failure = EngineFailure("the engine was closed")
-        finished = False
-        try:
-            await self._require_expected(NotBegun)
-            async for chunk in self._chunks(body_of(request, limit, self._salted(version)), reply):
-                if needs_unit:
-                    held.append(chunk)
-                    continue
-                if chunk.finish is not None:
-                    await self._require_expected()
-                    finished = True
-                stream.put(chunk)
-            if needs_unit:
-                whole = await self._with_unit(request, held, version)
-                await self._require_expected()
-                stream.put(whole)
-                finished = True
-        except EngineFailure as said:
-            failure = said
-        except httpx.HTTPError as problem:
-            failure = EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
-        finally:
-            if not finished:
-                stream.put(failure)
-
-    async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncIterator[TokenChunk]:
-        async with self._client().stream("POST", ROUTE, json=body) as response:
-            if response.status_code >= 400:
-                raise self._refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
-            async for line in response.aiter_lines():
-                data = line[5:].strip() if line.startswith("data:") else ""
-                if data == "[DONE]":
-                    break
-                chunk = reply.read(self._parsed(data)) if data else None
-                if chunk is not None:
-                    yield chunk
-        yield reply.end()
-
-    def _over(self, task: asyncio.Task[None]) -> None:
-        with self._idle:
-            del self._calls[task]
-            self._idle.notify_all()
-
-    def _parsed(self, data: str) -> dict[str, Any]:
-        try:
-            event = json.loads(data)
-        except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
-        if not isinstance(event, dict) or "error" in event:
-            raise EngineFailure(f"{self.base_url} failed while it answered: {self._clean(str(event))}")
-        return event
-
-    def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        with self._idle:
-            if self._closed:
-                raise EngineFailure("the engine is closed", retryable=False)
-            if loop not in self._clients:
-                self._clients[loop] = httpx.AsyncClient(
-                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS
-                )
-            return self._clients[loop]
-
-    def _refused(self, status: int, text: str) -> EngineFailure:
-        message = f"{self.base_url} refused with status {status}: {self._clean(text)}"
-        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
-
-    def _clean(self, text: str) -> str:
-        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
-
-
-def _alike(sampling: Sampling) -> bool:
-    """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
-    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-    return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
-
-
-def _close_soon(client: httpx.AsyncClient) -> None:
-    asyncio.get_running_loop().create_task(client.aclose())
+        super().__init__(VllmWire(), base_url, vocabulary=vocabulary, max_model_len=max_model_len, api_key=api_key)

@@ -1,0 +1,441 @@
+"""RemoteEngine: a server's token-in-token-out route as a TokenEngine, whatever server it is.
+
+What differs between servers is a `Wire`: its routes, the form of a request, of a stream, of a score. Which logprob a
+server says depends on how it was started, so it is asked once, by drawing a token at temperature 2 and scoring it.
+Where it says the one sampled from, the one at temperature 1, where it differs, is scored by a second request. Where it
+says the one at temperature 1 only, or leaves out what top_p and top_k cut off, only requests whose logprobs follow from
+what it says can be answered; the others are refused.
+
+Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
+drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
+a name for its weights (`has`), a reply after which it is another fails, and none begins while it is another: it waits
+until somebody says what the server has now. Cached prefixes are salted with the version and a secret of ours, so that
+neither another version nor another client answers from ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+import httpx
+import numpy as np
+
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
+from ajet.engine.limits import reply_limit
+from ajet.engine.streams import Stream
+from ajet.schema.errors import EngineFailure, UserError
+
+if TYPE_CHECKING:
+    from ajet.engine.server_weights import ServerWeights
+
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+"""Seconds between bytes of a reply, and to connect."""
+RETRYABLE = {408, 409, 425, 429}
+QUIET_LOOK = 0.05
+"""Seconds between two looks of a call that waits until the server's weights are settled."""
+PROBED = 2.0
+"""A temperature at which the two kinds of logprobs differ."""
+
+
+class NotBegun(EngineFailure):
+    """Of a call: somebody else is changing the server's weights, and nothing was asked of it."""
+
+
+class Reply(Protocol):
+    """Reads the events of one stream."""
+
+    def read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The tokens of one event, if it has some. Raises EngineFailure."""
+        ...
+
+    def end(self) -> TokenChunk:
+        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
+        ...
+
+
+class Wire(Protocol):
+    """How one kind of server is asked. It holds nothing of one server."""
+
+    @property
+    def kind(self) -> str:
+        """The server's name, for people."""
+        ...
+
+    @property
+    def expected(self) -> str:
+        """What an error says that should stand at the URL."""
+        ...
+
+    @property
+    def says_sampled_by(self) -> str:
+        """How it is started so that it says the logprob that was sampled from."""
+        ...
+
+    @property
+    def says_cut(self) -> bool:
+        """Whether that logprob knows of what top_p and top_k cut off."""
+        ...
+
+    @property
+    def route(self) -> str:
+        """Where tokens are asked for."""
+        ...
+
+    @property
+    def name_route(self) -> str:
+        """Where the name of its weights stands, as `weight_version`."""
+        ...
+
+    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+        """Tokens of a prompt and its reply that can be scored; `served`: what /v1/models says. Raises KeyError,
+        ValueError, httpx.HTTPError."""
+        ...
+
+    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+        """The JSON of a streamed request for at most `limit` tokens; `salt` keeps its cached prefixes apart."""
+        ...
+
+    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+        """That of a request for the logprobs of `ids[first:]` at temperature 1."""
+        ...
+
+    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+        """The logprobs of `ids`, the last of what was scored. Raises EngineFailure."""
+        ...
+
+    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
+        """The first token of a reply that was not streamed, and what is said to be its logprob."""
+        ...
+
+    def reply(self, request: TokenRequest, version: int) -> Reply:
+        """A reader of the request's stream."""
+        ...
+
+    def weights(self, base_url: str, headers: dict[str, str]) -> ServerWeights:
+        """Those of the server there."""
+        ...
+
+
+class RemoteEngine:
+    """Samples from the server at `base_url`. `vocabulary` is the number of ids the model knows. May be used from any
+    event loop. Raises UserError when there is no such server."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        base_url: str,
+        *,
+        vocabulary: int,
+        max_model_len: int | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        self._wire = wire
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self.version = 0
+        self._key, self._vocabulary = api_key, vocabulary
+        self._salt = secrets.token_urlsafe(16)
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._idle = threading.Condition()
+        self._closed = False
+        self._calls: dict[asyncio.Task[None], Stream] = {}
+        self._quiet = 0
+        """How many `quiet` blocks there are: then no call begins."""
+        self._expected: str | None = None
+        """The server's name for its weights; None: not asked for."""
+        self.surprised = False
+        """Whether a call found another name, since `has` said which: until it does so again no call begins."""
+        try:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
+                served = self._served(client)
+                self.model = str(served["id"])
+                longest = wire.longest(client, served)
+                self.max_model_len = min(max_model_len or longest, longest)
+                self.says_sampled = self.constrains = self._probe(client)
+        except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
+            raise UserError(
+                f"There is no {wire.kind} server with the route {wire.route}: "
+                f"{self._clean(str(error)) or type(error).__name__}",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected=wire.expected,
+            ) from error
+
+    def require_said(self, sampling: Sampling) -> None:
+        """That the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
+        if (problem := self._unsaid(sampling)) is not None:
+            why, do = problem
+            raise UserError(
+                f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
+                f"{' with truncation' if _cuts(sampling) else ''}.",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+                expected="a server that says the logprobs sampled from",
+                do=do,
+            )
+
+    def weights(self) -> ServerWeights:
+        """The server's, and how it is given others."""
+        return self._wire.weights(self.base_url, self.headers)
+
+    @property
+    def kind(self) -> str:
+        """The server's name, for people."""
+        return self._wire.kind
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        """Stream one reply; closing the iterator early ends the connection, which aborts it there. Raises
+        EngineFailure."""
+        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        needs_unit = not _alike(request.sampling)
+        if (problem := self._unsaid(request.sampling)) is not None:
+            raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
+        loop = asyncio.get_running_loop()
+        finished = False
+        while not finished:
+            stream = Stream(loop)
+            while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
+                await asyncio.sleep(QUIET_LOOK)
+            task.add_done_callback(self._over)
+            try:
+                while not finished:
+                    chunk = await stream.next()
+                    finished = chunk.finish is not None
+                    yield chunk
+            except NotBegun:
+                continue
+            finally:
+                task.cancel()
+
+    def weights_changed(self, version: int) -> None:
+        """The server has the weights of `version` now, says whoever put them there. Waits for the calls under way.
+        Raises ValueError when it is older than the present one."""
+        if version < self.version:
+            raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
+        with self._idle:
+            self._idle.wait_for(lambda: not self._calls)
+            self.version = version
+
+    def has(self, version: int, name: str | None) -> None:
+        """The server has the weights of `version` now, and a reply counts only while it calls them `name`; None: it has
+        no name for them. For who knows what it is, within `quiet`: the version may also be an older one."""
+        with self._idle:
+            self.version, self._expected, self.surprised = version, name, False
+            self._salt = secrets.token_urlsafe(16)
+
+    @contextmanager
+    def quiet(self, waits: Callable[[], None]) -> Iterator[None]:
+        """Within the block no call is under way: those that are have ended, and others wait. `waits` is called about
+        once a second until then."""
+        with self._idle:
+            self._quiet += 1
+        try:
+            while True:
+                with self._idle:
+                    if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
+                        break
+                waits()
+            yield
+        finally:
+            with self._idle:
+                self._quiet -= 1
+
+    def score(self, ids: Sequence[int]) -> list[float]:
+        """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
+        known = [int(token) for token in ids]
+        try:
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=TIMEOUT) as client:
+                body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
+                return self._wire.scored(self._ask(client, body), known[1:])
+        except (httpx.HTTPError, EngineFailure, ValueError) as error:
+            raise UserError(
+                f"The {self._wire.kind} server cannot score a text: {self._clean(str(error)) or type(error).__name__}",
+                where=f"ajet.rollout.vllm.base_url: {self.base_url}",
+            ) from error
+
+    def close(self) -> None:
+        """Release connections; running calls fail with EngineFailure. Idempotent."""
+        with self._idle:
+            self._closed = True
+            clients, self._clients = dict(self._clients), WeakKeyDictionary()
+            calls = dict(self._calls)
+        for task, stream in calls.items():
+            if not stream.loop.is_closed():
+                stream.loop.call_soon_threadsafe(task.cancel)
+        for loop, client in clients.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_close_soon, client)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the server's key, if it has one."""
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def _salted(self, version: int) -> str:
+        return f"{self._salt}-{version}"
+
+    def _served(self, client: httpx.Client) -> dict[str, Any]:
+        response = client.get("/v1/models", timeout=20.0)
+        if response.status_code >= 400:
+            raise self._refused(response.status_code, response.text)
+        served: dict[str, Any] = response.json()["data"][0]
+        return served
+
+    def _unsaid(self, sampling: Sampling) -> tuple[str, str] | None:
+        """Why the logprobs of such a draw cannot be had here, and what to do; None: they can."""
+        if _alike(sampling):
+            return None
+        if not self.says_sampled:
+            by = self._wire.says_sampled_by
+            return "says logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
+        if _cuts(sampling) and not self._wire.says_cut:
+            return "says logprobs before top_p and top_k cut", "leave top_p and top_k out"
+        return None
+
+    def _probe(self, client: httpx.Client) -> bool:
+        """Whether the server says the logprob that was sampled from."""
+        prompt = np.arange(1, 3, dtype=np.int32)
+        request = TokenRequest(prompt, Sampling(1, temperature=PROBED), DrawKey(0, 0, 0, 0))
+        asked = {**self._wire.body(request, 1, self._salted(0)), "stream": False}
+        token, said = self._wire.drawn(self._ask(client, asked))
+        body = self._wire.score_body([*prompt.tolist(), token], len(prompt), self._salted(0))
+        return abs(said - self._wire.scored(self._ask(client, body), [token])[0]) > 1e-3
+
+    def _ask(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+        response = client.post(self._wire.route, json=body)
+        if response.status_code >= 400:
+            raise self._refused(response.status_code, response.text)
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def _with_unit(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
+        """All chunks as one, with the logprobs at temperature 1 of a second request."""
+        whole = TokenChunk([], [], [], version, held[-1].finish)
+        for chunk in held:
+            whole.ids += chunk.ids
+            whole.logprobs += chunk.logprobs
+            whole.top += chunk.top
+        if whole.ids:
+            prompt: list[int] = request.prompt_ids.tolist()
+            body = self._wire.score_body([*prompt, *whole.ids], len(prompt), self._salted(version))
+            response = await self._client().post(self._wire.route, json=body)
+            if response.status_code >= 400:
+                raise self._refused(response.status_code, response.text)
+            whole.logprobs_unit = self._wire.scored(response.json(), whole.ids)
+        return whole
+
+    def _begun(
+        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: Stream, needs_unit: bool
+    ) -> asyncio.Task[None] | None:
+        with self._idle:
+            if self._closed:
+                raise EngineFailure("the engine is closed", retryable=False)
+            if self._quiet or self.surprised:
+                return None
+            task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
+            self._calls[task] = stream
+            return task
+
+    async def _require_expected(self, failure: type[EngineFailure] = EngineFailure) -> None:
+        """That the server's name for its weights is the one that was said. Raises `failure`."""
+        if self._expected is None:
+            return
+        answer = await self._client().get(self._wire.name_route)
+        known = answer.status_code == 200
+        name = self._parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
+        if name != self._expected:
+            self.surprised = True
+            raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
+
+    async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
+        reply = self._wire.reply(request, version)
+        held: list[TokenChunk] = []
+        failure = EngineFailure("the engine was closed")
+        finished = False
+        try:
+            await self._require_expected(NotBegun)
+            async for chunk in self._chunks(self._wire.body(request, limit, self._salted(version)), reply):
+                if needs_unit:
+                    held.append(chunk)
+                    continue
+                if chunk.finish is not None:
+                    await self._require_expected()
+                    finished = True
+                stream.put(chunk)
+            if needs_unit:
+                whole = await self._with_unit(request, held, version)
+                await self._require_expected()
+                stream.put(whole)
+                finished = True
+        except EngineFailure as said:
+            failure = said
+        except httpx.HTTPError as problem:
+            failure = EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+        finally:
+            if not finished:
+                stream.put(failure)
+
+    async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncIterator[TokenChunk]:
+        async with self._client().stream("POST", self._wire.route, json=body) as response:
+            if response.status_code >= 400:
+                raise self._refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
+            async for line in response.aiter_lines():
+                data = line[5:].strip() if line.startswith("data:") else ""
+                if data == "[DONE]":
+                    break
+                chunk = reply.read(self._parsed(data)) if data else None
+                if chunk is not None:
+                    yield chunk
+        yield reply.end()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        with self._idle:
+            del self._calls[task]
+            self._idle.notify_all()
+
+    def _parsed(self, data: str) -> dict[str, Any]:
+        try:
+            event = json.loads(data)
+        except ValueError as problem:
+            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
+        if not isinstance(event, dict) or "error" in event:
+            raise EngineFailure(f"{self.base_url} failed while it answered: {self._clean(str(event))}")
+        return event
+
+    def _client(self) -> httpx.AsyncClient:
+        loop = asyncio.get_running_loop()
+        with self._idle:
+            if self._closed:
+                raise EngineFailure("the engine is closed", retryable=False)
+            if loop not in self._clients:
+                self._clients[loop] = httpx.AsyncClient(
+                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS
+                )
+            return self._clients[loop]
+
+    def _refused(self, status: int, text: str) -> EngineFailure:
+        message = f"{self.base_url} refused with status {status}: {self._clean(text)}"
+        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
+
+    def _clean(self, text: str) -> str:
+        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+def _alike(sampling: Sampling) -> bool:
+    """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
+    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+    return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
+
+
+def _cuts(sampling: Sampling) -> bool:
+    """Whether some tokens cannot be drawn at all."""
+    return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
+
+
+def _close_soon(client: httpx.AsyncClient) -> None:
+    asyncio.get_running_loop().create_task(client.aclose())

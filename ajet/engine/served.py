@@ -1,0 +1,55 @@
+"""Which kind of server there is at `rollout.vllm.base_url`, and an engine for it.
+
+Invariant: nobody has to say it: a server is asked who serves its model (`GET /v1/models`, `owned_by`), and taken for
+vLLM where it does not say sglang; what is neither is refused by the engine's own first questions.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import httpx
+
+from ajet.engine.contract import Sampling
+from ajet.schema.errors import UserError
+
+if TYPE_CHECKING:
+    from ajet.config.schema import AjetConfig
+    from ajet.engine.remote import RemoteEngine
+    from ajet.engine.sglang import RemoteSglang
+    from ajet.engine.vllm.remote import RemoteVllm
+
+SECONDS = 20.0
+"""In which it must say who it is."""
+
+
+def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
+    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs."""
+    settings, rollout = config.rollout.vllm, config.rollout
+    assert settings.base_url is not None
+    key = os.environ.get(settings.api_key_env) or None
+    kind = _kind(settings.base_url, key)
+    made = kind(settings.base_url, vocabulary=vocabulary, max_model_len=rollout.max_model_len, api_key=key)
+    made.require_said(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
+    return made
+
+
+def _kind(base_url: str, key: str | None) -> type[RemoteSglang] | type[RemoteVllm]:
+    from ajet.engine.sglang import RemoteSglang
+    from ajet.engine.vllm.remote import RemoteVllm
+
+    root = base_url.rstrip("/").removesuffix("/v1")
+    try:
+        with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
+            answer = client.get("/v1/models", timeout=SECONDS)
+        owner = str(answer.json()["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
+    except httpx.HTTPError as error:
+        raise UserError(
+            f"No server answers: {type(error).__name__}: {error}",
+            where=f"ajet.rollout.vllm.base_url: {root}",
+            expected="the URL of `vllm serve MODEL` or of `sglang serve --model-path MODEL`",
+        ) from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        owner = ""  # what it is instead is said by who asks it next
+    return RemoteSglang if owner == "sglang" else RemoteVllm

@@ -1,0 +1,109 @@
+"""The wire format of SGLang's `/generate`: a request's body, a stream's events, the scores of a prompt.
+
+Invariant: each id is held against the one its logprob names, and their number against the server's own count, whether
+an event bears all of the reply so far or what is new of it (`--incremental-streaming-output`); a stream that ends
+before its finish, or whose finish is none of ours, is a failure, not a short reply.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.schema.errors import EngineFailure
+
+
+def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+    """The JSON of a streamed request for at most `limit` tokens. Without stop ids it goes on past the model's own end;
+    with some the server stops at that one, too: it knows no other way."""
+    sampling = request.sampling
+    params: dict[str, Any] = {
+        "max_new_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(sampling.stop_ids),
+        "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    if sampling.json_schema is not None:
+        schema = json.loads(sampling.json_schema)
+        params["json_schema"] = json.dumps(schema or {"type": "object"})
+    return {
+        "input_ids": request.prompt_ids.tolist(),
+        "sampling_params": params,
+        "return_logprob": True,
+        "top_logprobs_num": sampling.top_logprobs,
+        "extra_key": salt,
+        "stream": True,
+    }
+
+
+class Reply:
+    """Reads the events of one stream."""
+
+    def __init__(self, request: TokenRequest, version: int) -> None:
+        self._greedy = request.sampling.temperature == 0.0
+        self._top = request.sampling.top_logprobs
+        self._version = version
+        self._tokens = 0
+        self._finish: Literal["stop", "length"] | None = None
+
+    def read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The tokens of one event, if it has some. Raises EngineFailure."""
+        try:
+            told = event["meta_info"]
+            self._ended(told["finish_reason"])
+            new = int(told["completion_tokens"]) - self._tokens
+            if new <= 0:
+                if new < 0:
+                    raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
+                return None
+            return self._chunk(event["output_ids"], told["output_token_logprobs"], told, new)
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
+
+    def end(self) -> TokenChunk:
+        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early."""
+        if self._finish is None:
+            raise EngineFailure(f"the server broke off after {self._tokens} tokens")
+        return TokenChunk([], [], [], self._version, self._finish)
+
+    def _ended(self, reason: Any) -> None:
+        if reason is None:
+            return
+        kind, matched = reason["type"], reason.get("matched")
+        if kind not in ("stop", "length") or (kind == "stop" and not isinstance(matched, int)):
+            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {reason}")
+        self._finish = kind
+
+    def _chunk(self, ids: list[int], rows: list[list[Any]], told: dict[str, Any], new: int) -> TokenChunk:
+        if len(ids) < new or len(rows) < new:
+            raise EngineFailure(f"the server counts {new} tokens and sent {len(ids)} with {len(rows)} logprobs")
+        top = told["output_top_logprobs"][-new:] if self._top else []
+        chunk = TokenChunk([], [], [], self._version)
+        for token, (said, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
+            if named != token:
+                raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
+            logprob = min(float(said), 0.0)
+            chunk.ids.append(int(token))
+            chunk.logprobs.append(0.0 if self._greedy else logprob)
+            chunk.logprobs_unit.append(logprob)
+            self._tokens += 1
+        chunk.top = [[(int(token), float(said)) for said, token, *_ in row[: self._top]] for row in top]
+        return chunk
+
+
+def scored(answer: dict[str, Any], ids: list[int]) -> list[float]:
+    """The logprobs at temperature 1 of `ids`, the last of a prompt that was scored. Raises EngineFailure."""
+    try:
+        rows = answer["meta_info"]["input_token_logprobs"][-len(ids) :]
+        if [int(row[1]) for row in rows] != ids:
+            raise ValueError
+        return [min(float(row[0]), 0.0) for row in rows]
+    except (KeyError, TypeError, ValueError, IndexError) as problem:
+        raise EngineFailure("the server scored other tokens than it drew, or none") from problem

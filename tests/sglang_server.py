@@ -1,0 +1,180 @@
+"""A server that speaks SGLang's `/generate` as 0.5.23 does, with tiny-tools behind it: real logits, real draws.
+
+What it says is what a real server of that version was seen to say: events that bear all of the reply so far, a logprob
+of the distribution at its temperature and before any cut, an input that is too long refused, a load that names the
+weights. `AJET_TEST_SGLANG=URL` names a real one with tiny-tools to be asked in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CONTEXT = 512
+KEPT = 6
+"""Of its context, for itself."""
+
+
+@contextmanager
+def sglang_server() -> Iterator[str]:
+    """Its URL, `http://HOST:PORT`."""
+    named = os.environ.get("AJET_TEST_SGLANG")
+    if named:
+        yield named
+        return
+    import uvicorn
+
+    app = SglangApp()
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app.routes(), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        app.engine.close()
+
+
+class SglangApp:
+    """Its routes, and what is behind them."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from ajet.engine.model_source import locate
+        from ajet.engine.models import load_model
+        from ajet.engine.transformers import TransformersEngine
+
+        self._model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+        self._scorer = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+        self.engine = TransformersEngine(self._model, max_num_seqs=16)
+        self.name, self._draws = "default", 0
+
+    def routes(self) -> Any:
+        """The ASGI app."""
+        from starlette.applications import Starlette
+        from starlette.routing import Route
+
+        return Starlette(
+            routes=[
+                Route("/v1/models", self._models),
+                Route("/server_info", self._server_info),
+                Route("/model_info", self._model_info),
+                Route("/generate", self._generate, methods=["POST"]),
+                Route("/update_weight_version", self._rename, methods=["POST"]),
+                Route("/update_weights_from_disk", self._load, methods=["POST"]),
+            ]
+        )
+
+    async def _models(self, request: Any) -> Any:
+        return _json({"data": [{"id": "tiny", "owned_by": "sglang", "max_model_len": CONTEXT}]})
+
+    async def _server_info(self, request: Any) -> Any:
+        return _json({"version": "0.5.23", "max_req_input_len": CONTEXT - KEPT})
+
+    async def _model_info(self, request: Any) -> Any:
+        return _json({"model_path": "tiny", "weight_version": self.name})
+
+    async def _rename(self, request: Any) -> Any:
+        self.name = (await request.json())["new_version"]
+        return _json({"success": True, "new_version": self.name})
+
+    async def _load(self, request: Any) -> Any:
+        body = await request.json()
+        try:
+            await asyncio.to_thread(self._loaded, Path(body["model_path"]))
+        except (OSError, ValueError) as problem:
+            return _json({"success": False, "message": str(problem)}, 400)
+        self.name = body["weight_version"]
+        return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    def _loaded(self, folder: Path) -> None:
+        import torch
+
+        from ajet.engine.followed import saved_tensors
+
+        parameters = [dict(model.named_parameters()) for model in (self._model, self._scorer)]
+        with saved_tensors(folder, None) as tensors, self.engine.paused(), torch.no_grad():
+            for name, tensor in tensors:
+                for each in parameters:
+                    if name in each:
+                        each[name].copy_(tensor)
+            self.engine.weights_changed(self.engine.version + 1)
+
+    async def _generate(self, request: Any) -> Any:
+        from starlette.responses import StreamingResponse
+
+        body = await request.json()
+        ids, params = body["input_ids"], body["sampling_params"]
+        if len(ids) >= CONTEXT - KEPT:
+            text = f"Input length ({len(ids)} tokens) exceeds the maximum allowed length ({CONTEXT - KEPT} tokens)."
+            return _json({"error": {"message": text}}, 400)
+        if params["max_new_tokens"] == 0:
+            return _json(_event([], [], None, {"input_token_logprobs": self._scores(ids, body["logprob_start_len"])}))
+        if not body["stream"]:
+            last: dict[str, Any] = {}
+            async for event in self._events(body):
+                last = event
+            return _json(last)
+
+        async def lines() -> AsyncIterator[str]:
+            async for event in self._events(body):
+                yield f"data: {json.dumps(event)}\n\n"
+            yield "data: [DONE]\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+
+        params = body["sampling_params"]
+        stops = () if params["ignore_eos"] else (2, *params["stop_token_ids"])
+        limit = min(params["max_new_tokens"], CONTEXT - 1 - len(body["input_ids"]))
+        sampling = Sampling(limit, params["temperature"], 1.0, -1, stops, top_logprobs=body["top_logprobs_num"])
+        self._draws += 1
+        asked = TokenRequest(np.array(body["input_ids"], np.int32), sampling, DrawKey(0, self._draws, 0, 0))
+        known: list[int] = []
+        rows: list[list[Any]] = []
+        top: list[Any] = []
+        async for chunk in self.engine.generate(asked):
+            said = chunk.logprobs_unit if params["temperature"] == 0.0 else chunk.logprobs
+            known += chunk.ids
+            rows += [[logprob, token, None] for logprob, token in zip(said, chunk.ids, strict=True)]
+            top += [[[logprob, token, None] for token, logprob in each] for each in chunk.top]
+            ended = chunk.finish and (
+                {"type": "stop", "matched": known[-1]}
+                if chunk.finish == "stop"
+                else {"type": "length", "length": limit}
+            )
+            if known or ended:
+                more = {"output_top_logprobs": list(top)} if body["top_logprobs_num"] else {}
+                yield _event(list(known), list(rows), ended, {"weight_version": self.name, **more})
+
+    def _scores(self, ids: list[int], first: int) -> list[list[Any]]:
+        import torch
+
+        with torch.no_grad():
+            said = self._scorer(torch.tensor([ids])).logits[0].log_softmax(-1)
+        rows = [[None, ids[first], None]]
+        return rows + [[float(said[k - 1, ids[k]]), ids[k], None] for k in range(first + 1, len(ids))]
+
+
+def _event(ids: list[int], rows: list[list[Any]], ended: Any, more: dict[str, Any]) -> dict[str, Any]:
+    told = {"finish_reason": ended, "completion_tokens": len(ids), "output_token_logprobs": rows, **more}
+    return {"text": "", "output_ids": ids, "meta_info": told}
+
+
+def _json(content: dict[str, Any], status: int = 200) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(content, status)
