@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ajet.algorithm.overlong import shaped_rewards
+from ajet.algorithm.row import Row
 from ajet.config.catalogue import Need
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ajet.config import AjetConfig
     from ajet.config.schema.algorithm import Algorithm as Settings
-
-Row = npt.NDArray[np.float64]
 
 
 class Algorithm:
@@ -39,15 +37,15 @@ class Algorithm:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
+    made_by: Callable[[str, str, Settings], Algorithm]
+    """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """It travels as its name, so that a class in a user's file reaches processes that have not loaded the file."""
-        from ajet.algorithm.registry import made
-
-        return made, (self.name, self.base, self.settings)
+        return self.made_by, (self.name, self.base, self.settings)
 
     def require_fit(self, config: AjetConfig) -> None:
         """Raises UserError where other settings of the experiment do not go with it: asked before a run begins."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Row = npt.NDArray[np.float64]
+from ajet.algorithm.row import Row
+
 Chosen = npt.NDArray[np.bool_]
 
 

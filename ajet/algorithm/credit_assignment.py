@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.balance import left_out
-from ajet.algorithm.contract import Algorithm, Row, members_of, without_rounding
+from ajet.algorithm.contract import Algorithm, members_of, without_rounding
 from ajet.algorithm.critic_credit import Values, by_values, given, value_metrics
 from ajet.algorithm.overlong import length_of, length_reward, shaped_rewards
 from ajet.algorithm.process_credit import Places, add_process_credit
 from ajet.algorithm.registry import opened
+from ajet.algorithm.row import Row
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm, Row
+from ajet.algorithm.contract import Algorithm
 from ajet.algorithm.process_credit import Places
+from ajet.algorithm.row import Row
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome

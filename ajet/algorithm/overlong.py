@@ -14,7 +14,7 @@ import numpy as np
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
-    from ajet.algorithm.contract import Row
+    from ajet.algorithm.row import Row
     from ajet.config.schema.algorithm import Overlong
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
-    from ajet.algorithm.contract import Algorithm, Row
+    from ajet.algorithm.contract import Algorithm
+    from ajet.algorithm.row import Row
 
 Places = Mapping[int, tuple[int, int]]
 """Where each call's reply lies, [start, stop) of an episode's row of trained tokens, by the call's number."""

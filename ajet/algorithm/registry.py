@@ -109,7 +109,7 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             where=KEY,
             expected="a class that can be called with the settings of `trainer_common.algorithm` alone",
         ) from problem
-    algorithm.name, algorithm.base = name, base
+    algorithm.name, algorithm.base, algorithm.made_by = name, base, made
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
             f"{name} has a policy_loss of its own, and {settings.policy_loss} is chosen, too.",
@@ -177,7 +177,7 @@ def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
         else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
     )
     loss = kind(settings)
-    loss.name, loss.base = name, base
+    loss.name, loss.base, loss.made_by = name, base, made_loss
     return loss
 
 

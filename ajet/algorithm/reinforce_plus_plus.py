@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm, Row
+from ajet.algorithm.contract import Algorithm
+from ajet.algorithm.row import Row
 
 EPSILON = 1e-6
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet.algorithm.contract import Algorithm, Row
+from ajet.algorithm.contract import Algorithm
+from ajet.algorithm.row import Row
 
 
 class Rloo(Algorithm):

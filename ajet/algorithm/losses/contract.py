@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from ajet.algorithm.covariance import Chosen, Row
+    from ajet.algorithm.covariance import Chosen
+    from ajet.algorithm.row import Row
     from ajet.config.schema.algorithm import Algorithm as Settings
 
 
@@ -50,15 +51,15 @@ class PolicyLoss:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
+    made_by: Callable[[str, str, Settings], PolicyLoss]
+    """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """It travels as its name, as an algorithm does."""
-        from ajet.algorithm.registry import made_loss
-
-        return made_loss, (self.name, self.base, self.settings)
+        return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
         """[N] of all trained tokens of an optimizer step, with the policy's logprobs from before the training step.

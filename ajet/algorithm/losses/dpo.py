@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Row = npt.NDArray[np.float64]
+from ajet.algorithm.row import Row
 
 
 class Pairs(NamedTuple):

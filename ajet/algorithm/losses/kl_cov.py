@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.algorithm.covariance import Chosen, Row, covariances, largest
+from ajet.algorithm.covariance import Chosen, covariances, largest
 from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.row import Row
 
 
 class KlCov(PolicyLoss):
