@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm
-from ajet.config.backbones import IN_WORDS, described
+from ajet.config.backbone_names import described
+from ajet.config.backbones import IN_WORDS
 from ajet.config.catalogue import Need, own
 from ajet.config.handed import known
 from ajet.config.references import load_code, resolve_reference

@@ -1,26 +1,16 @@
-"""What the configuration knows of backbones: a descriptor of each, by its name.
+"""What the configuration knows of a backbone: its descriptor.
 
-Invariant: no backbone is known by name here, and none is compared by name elsewhere: what matters is asked of the
-descriptor (`can`, `roots`, `idle`). Those that come with ajet are handed in (`catalogue`); any other is described by an
-installed package, with an entry point of the group `ajet.backbones`: a name reaches the command line, other
-processes and the reader of a record, where a file of the user's would be out of place. A descriptor names its code as
-text, since settings are checked without torch, ray or a backbone's package.
+Invariant: no backbone is compared by name: what matters is asked of the descriptor (`can`, `roots`, `idle`), which
+names its code as text, since settings are checked without torch, ray or a backbone's package. `backbone_names` finds
+one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
-
-from ajet.config.handed import known
-from ajet.schema.errors import ConfigError
-
-GROUP = "ajet.backbones"
-"""Entry points of packages that bring a backbone: its name, and where its `Descriptor` is."""
+from typing import Literal
 
 Capability = Literal[
     "trains",
@@ -99,54 +89,3 @@ class Descriptor:
         for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):
             if (capability in self.can) != (code is not None):
                 raise ValueError(f"the backbone {self.name}: {capability} without its code, or the reverse")
-
-
-def shipped() -> Mapping[str, Descriptor]:
-    """Those that come with ajet, by name."""
-    return known().backbones
-
-
-def described(name: str) -> Descriptor:
-    """The backbone of this name. Raises ConfigError where there is none, or its package is broken."""
-    return shipped().get(name) or _installed(name)
-
-
-def owner_of(state: Mapping[str, Any]) -> Descriptor | None:
-    """The backbone in whose own form a checkpoint is: the one whose name its state has an entry of. None: it is in
-    Hugging Face layout. Raises ConfigError where the package is broken."""
-    from importlib import metadata  # 10 ms, which `ajet --help` has no use for
-
-    installed = metadata.entry_points(group=GROUP).names
-    name = next((name for name in (*shipped(), *sorted(installed)) if name in state), None)
-    return described(name) if name is not None else None
-
-
-@lru_cache(maxsize=32)
-def _installed(name: str) -> Descriptor:
-    from importlib import metadata
-
-    points = metadata.entry_points(group=GROUP)
-    if name not in points.names:
-        names = [*shipped(), *sorted(points.names)]
-        near = get_close_matches(name, names, 1)
-        raise ConfigError(
-            f"ajet.backbone is {name!r}.",
-            expected=f"one of {', '.join(names)}, or one that an installed package brings",
-            do=f"did you mean {near[0]}?" if near else "",
-        )
-    (point, *_) = points.select(name=name)
-    try:
-        found: Any = point.load()
-    except Exception as problem:  # the package's code runs here, it may raise anything
-        raise ConfigError(
-            f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
-            where=f"{point.value} (entry point of {GROUP})",
-            do="mend or remove the package that brings it",
-        ) from problem
-    if not isinstance(found, Descriptor) or found.name != name:
-        raise ConfigError(
-            f"The backbone {name} is described by {found!r}.",
-            where=f"{point.value} (entry point of {GROUP})",
-            expected=f"ajet.config.backbones.Descriptor(name={name!r}, …)",
-        )
-    return found

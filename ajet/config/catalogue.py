@@ -24,7 +24,7 @@ tokens. critic: the values that a head of the policy gives each of them (`algori
 
 GROUPS: Mapping[Kind, str] = {"tracker": "ajet.trackers"}
 """Entry points of installed packages that bring a part: its name, and where its class is. (A backbone's are
-`backbones.GROUP`.)"""
+`backbone_names.GROUP`.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ajet.config.backbones import Descriptor, described, shipped
+from ajet.config.backbone_names import described, shipped
+from ajet.config.backbones import Descriptor
 from ajet.config.compose import ABSENT, Layer, Layers, leaves
 from ajet.config.document import KeyPath
 from ajet.config.nearest_key import nearest_of_ours

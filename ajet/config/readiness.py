@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.config.backbones import IN_WORDS, Capability, described, shipped
+from ajet.config.backbone_names import described, shipped
+from ajet.config.backbones import IN_WORDS, Capability
 from ajet.config.catalogue import Part
 from ajet.config.compose import Layers
 from ajet.config.handed import known

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.config.backbones import Descriptor, shipped
+from ajet.config.backbone_names import shipped
+from ajet.config.backbones import Descriptor
 from ajet.config.compose import Layer, Layers, leaves
 from ajet.config.document import parse_document
 from ajet.config.experiment import Experiment

@@ -7,7 +7,7 @@ nothing comes are bounded, and what is wrong is answered in JSON. A part of a re
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -15,14 +15,26 @@ from uvicorn.server import ServerState
 
 from ajet.gateway.exchange import LOST
 from ajet.gateway.held_head import HeldHead
-from ajet.gateway.limits import PEER
+from ajet.gateway.limits import PEER, Shared
 
 if TYPE_CHECKING:
     import asyncio
 
-    from ajet.gateway.listener import Doors
-
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class Doors(Protocol):
+    """Who let it in, and is told of it."""
+
+    shared: Shared
+
+    def forget_stranger(self, connection: Connection) -> None:
+        """Its client has shown a key."""
+        ...
+
+    def left(self, connection: Connection) -> None:
+        """It is closed."""
+        ...
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

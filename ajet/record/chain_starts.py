@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ajet
 from ajet.record.chain import FILE, METRICS, digest_of, stray_lines
@@ -21,8 +21,9 @@ from ajet.record.files import read_rows
 from ajet.record.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
+    from ajet.config import Experiment
     from ajet.record.checkpoint import Checkpoint
-    from ajet.record.run_directory import RunDirectory
+    from ajet.record.checkpoints import Checkpoints
 
 SETTLED = ("given.yaml", "resolved.yaml", "origins.json", "run.json", "environment.json")
 """Files that each start writes, and nothing after it."""
@@ -30,7 +31,17 @@ PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
 """What samples and trains."""
 
 
-def start_facts(run: RunDirectory, *, first: bool) -> dict[str, Any]:
+class OpenedRun(Protocol):
+    """What is read of a run that has just been opened."""
+
+    run_id: str
+    path: Path
+    experiment: Experiment
+    resumed: Checkpoint | None
+    checkpoints: Checkpoints
+
+
+def start_facts(run: OpenedRun, *, first: bool) -> dict[str, Any]:
     """Of a process that has just opened a run's folder. `first`: there is no chain yet."""
     me, settings = ProcessIdentity.of(os.getpid()), run.experiment.ajet
     facts: dict[str, Any] = {

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.backbones import described, shipped
+from ajet.config.backbone_names import described, shipped
 from ajet.schema.errors import ConfigError
 from ajet.schema.finding import Finding
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ajet.config.backbones import owner_of
+from ajet.config.backbone_names import owner_of
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import sync_tree

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.backbones import described
+from ajet.config.backbone_names import described
 from ajet.config.handed import known
 from ajet.record.checkpoints import checkpoints_folder
 

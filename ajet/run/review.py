@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.backbones import described
+from ajet.config.backbone_names import described
 from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted
 from ajet.run.footprint import disk_of, gib, memory_words
