@@ -6,6 +6,8 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,11 @@ BUILT_ON_IT = {"pymongo": ("mongo",), "ray": ("verl", "trinity"), "vllm": ("verl
 """Folders of what stands on it."""
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    """Of every file of the package."""
+    paths = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+    return {path: ast.parse(path.read_text()) for path in paths}
 
 
 def imported(node: ast.AST) -> Iterator[str]:
@@ -57,27 +62,27 @@ def test_every_room_is_in_the_layers() -> None:
     assert [room for room in rooms if f'"ajet.{room}"' not in text and f'"(ajet.{room})"' not in text] == []
 
 
-def test_every_package_says_what_it_is_for() -> None:
-    silent = [str(path.relative_to(ROOT)) for path in modules() if not ast.get_docstring(ast.parse(path.read_text()))]
+def test_every_package_says_what_it_is_for(trees: dict[Path, ast.Module]) -> None:
+    silent = [str(path.relative_to(ROOT)) for path, tree in trees.items() if not ast.get_docstring(tree)]
     assert silent == []
 
 
-def test_slow_and_optional_packages_are_imported_inside_functions() -> None:
+def test_slow_and_optional_packages_are_imported_inside_functions(trees: dict[Path, ast.Module]) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{statement.lineno} {name}"
-        for path in modules()
-        for statement in on_import(ast.parse(path.read_text()).body)
+        for path, tree in trees.items()
+        for statement in on_import(tree.body)
         for name in imported(statement)
         if name in LAZY
     ]
     assert found == []
 
 
-def test_frameworks_are_imported_only_where_the_name_says_so() -> None:
+def test_frameworks_are_imported_only_where_the_name_says_so(trees: dict[Path, ast.Module]) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} {name}"
-        for path in modules()
-        for statement in on_import(ast.parse(path.read_text()).body)
+        for path, tree in trees.items()
+        for statement in on_import(tree.body)
         for node in ast.walk(statement)
         for name in imported(node)
         if name in NAMED
@@ -87,17 +92,62 @@ def test_frameworks_are_imported_only_where_the_name_says_so() -> None:
     assert found == []
 
 
-def test_no_room_takes_a_name_from_the_root() -> None:
+def test_no_room_takes_a_name_from_the_root(trees: dict[Path, ast.Module]) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno} {alias.name}"
-        for path in modules()
+        for path, tree in trees.items()
         if "templates" not in path.parts  # what users get to write, with the imports that users write
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "ajet" and node.level == 0
         for alias in node.names
         if not (PACKAGE / alias.name).is_dir() and alias.name != "__version__"
     ]
     assert found == []
+
+
+def test_no_two_files_import_each_other(trees: dict[Path, ast.Module]) -> None:
+    """Over any number of files in between, and whenever: in a function and for type checkers, too. A name that a
+    package only hands on is taken from the file that defines it."""
+    named = {dotted(path): path for path in trees}
+    handed_on = {name: dict(taken(name, trees[path], named)) for name, path in named.items() if is_face(path)}
+
+    def home(module: str, name: str) -> str:
+        while name in handed_on.get(module, {}):
+            module, name = handed_on[module][name]
+        return module
+
+    arrows = {
+        name: {home(*target) for _, target in taken(name, trees[path], named)} - {name, "ajet"}
+        for name, path in named.items()
+    }
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as circle:
+        pytest.fail(" <- ".join(circle.args[1]))
+    assert "ajet.schema.episode" in arrows["ajet.run.learn"], "a name of a file"
+    assert "ajet.config.schema.experiment" in arrows["ajet.run.train"], "a name that a package hands on"
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def is_face(path: Path) -> bool:
+    return path.name == "__init__.py" and path.parent != PACKAGE
+
+
+def taken(importer: str, tree: ast.Module, named: dict[str, Path]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """What a file imports of ours: the name that it has there, and (the module, its name in it; "": the module)."""
+    package = importer if named[importer].name == "__init__.py" else importer.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname or alias.name, (alias.name, "")) for alias in node.names if alias.name in named)
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                whole = f"{module}.{alias.name}"
+                if whole in named or module in named:
+                    yield alias.asname or alias.name, (whole, "") if whole in named else (module, alias.name)
 
 
 @pytest.mark.slow
