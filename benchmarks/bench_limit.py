@@ -114,10 +114,13 @@ def phases(trainer: Trainer, engine: Any, of: Dimensions, vocabulary: int) -> li
 
 
 def profiled(phase: Phase) -> None:
-    """Where its time goes, by torch's operators."""
+    """Where its time goes, by torch's operators. The engine computes in a thread of its own, which torch's
+    profiler leaves out where it is not told otherwise."""
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    everywhere = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere) as seen:
         phase.run()
     rows = sorted(seen.key_averages(), key=lambda row: -row.self_cpu_time_total)
     whole = sum(row.self_cpu_time_total for row in rows)
