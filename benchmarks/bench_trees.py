@@ -65,8 +65,17 @@ def work(lengths: list[int], pairs: int, config: Any) -> float:
     return config.num_hidden_layers * (sum(lengths) * linear + 2 * pairs * width)
 
 
-def engine_of(folder: Path) -> Any:
-    """verl's FSDP2 engine with trees, and without an optimizer step ever taken."""
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda",
+    "VERL_USE_EXTERNAL_MODULES": "ajet.backbone.verl.cpu.platform",
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+}  # fmt: skip
+"""Of a rank on the CPU, but for its number and theirs. It must be there before verl is imported."""
+
+
+def engine_of(folder: Path, longest: int = 32768, ranks: int = 1, **common: Any) -> Any:
+    """verl's FSDP2 engine with trees, and without an optimizer step ever taken; a row is split over all `ranks`.
+    `common`: further settings of `ajet.trainer_common`."""
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import HFModelConfig
@@ -77,10 +86,12 @@ def engine_of(folder: Path) -> Any:
     from ajet.config import Experiment
 
     tree = {
-        "backbone": "verl", "model": {"path": str(folder)}, "rollout": {"max_model_len": 32768},
-        "trainer_common": {"device": "cpu", "strategy": "fsdp2", "n_gpus_per_node": 1, "use_kl_loss": False},
+        "backbone": "verl", "model": {"path": str(folder)}, "rollout": {"max_model_len": longest},
+        "trainer_common": {"device": "cpu", "strategy": "fsdp2", "n_gpus_per_node": ranks, "use_kl_loss": False,
+                           "ulysses_sequence_parallel_size": ranks, **common},
     }  # fmt: skip
-    experiment = Experiment.from_dict({"ajet": tree}, base=folder)
+    verl = {"actor_rollout_ref": {"ajet_trees": True}}
+    experiment = Experiment.from_dict({"ajet": tree, "verl": verl}, base=folder)
     config = OmegaConf.create(verl_config(experiment, model_folder=folder)).actor_rollout_ref
     config.actor.optim.total_training_steps = 1
     model: HFModelConfig = omega_conf_to_dataclass(config.model)
@@ -176,10 +187,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scenes", default="group,agent,both")
     arguments = parser.parse_args()
-    os.environ.update(
-        VERL_PLATFORM="cpu", VERL_ENGINE_DEVICE="cuda", VERL_USE_EXTERNAL_MODULES="ajet.backbone.verl.cpu.platform",
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1",
-    )  # fmt: skip
+    os.environ.update(ENVIRONMENT, RANK="0", WORLD_SIZE="1")
     import torch
     import verl  # noqa: F401 - before torch.distributed is asked for anything
 
