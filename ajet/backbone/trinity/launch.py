@@ -23,16 +23,20 @@ class TrinityRunner(Runner):
 
     def settings(self, experiment: Experiment) -> AjetConfig:
         """The experiment's own: what a `trinity:` section may set is none of ours."""
-        from ajet.backbone.trinity.config import trinity_config
+        from ajet.backbone.trinity.config import device_of, trinity_config
+        from ajet.backbone.trinity.own_environment import python_there
         from ajet.backbone.trinity.package import require_trinity
 
         trinity_config(experiment)
-        require_trinity()
+        if python_there(device_of(experiment)) is None:
+            require_trinity()
         return experiment.ajet
 
     def require(self, experiment: Experiment, options: RunnerOptions) -> None:
-        """A store where samplers are to play."""
-        from ajet.backbone.trinity.config import TRAIN, mode_of
+        """A store where samplers are to play. On GPUs the command goes on in Trinity's own environment, if there is
+        one."""
+        from ajet.backbone.trinity.config import TRAIN, device_of, mode_of, trinity_config
+        from ajet.backbone.trinity.own_environment import go_on_in, python_there
         from ajet.schema.errors import ConfigError
 
         if mode_of(experiment) == TRAIN and options.from_store is None:
@@ -41,6 +45,9 @@ class TrinityRunner(Runner):
                 where="ajet.trainer_common.mode: async",
                 expected="--from-store ADDRESS, with `ajet sample` beside it",
             )
+        trinity_config(experiment)
+        if (python := python_there(device_of(experiment))) is not None:
+            go_on_in(python)
 
     def shown(self, experiment: Experiment) -> str:
         """Trinity's config, but for its own defaults, and without secrets."""

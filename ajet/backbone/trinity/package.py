@@ -25,7 +25,7 @@ def require_trinity() -> Path | None:
     without it, UserError for another version."""
     folder = Path(sys.prefix) / ASIDE
     for place in (None, folder):
-        found = _version_in(place)
+        found = installed(place)
         if found is None:
             continue
         if found != VERSION:
@@ -39,7 +39,8 @@ def require_trinity() -> Path | None:
     raise MissingExtra(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
 
 
-def _version_in(folder: Path | None) -> str | None:
+def installed(folder: Path | None) -> str | None:
+    """Its version in that folder, or where this interpreter looks; None without it."""
     found = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None

@@ -1,0 +1,45 @@
+"""The environment of Trinity's own, with the versions that Trinity names, which `make trinity-gpu` makes for GPUs; and
+how a command goes on in it.
+
+Invariant: the command goes on as it was typed, in the same process, before anything of a run is written; there it finds
+Trinity beside itself, and hands over no more. A program that is not the command is told what to start.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from loguru import logger
+
+from ajet.backbone.trinity.package import installed
+from ajet.schema.errors import UserError
+
+FOLDER = Path("share") / "trinity-gpu"
+"""Below the environment of ajet."""
+COMMANDS = ("ajet", "__main__.py", "launcher.py")
+"""What the command's own file is called: its script, `python -m ajet` and `python -m ajet.cli.launcher`."""
+
+
+def python_there(device: str) -> Path | None:
+    """Its interpreter, where a run on this device is for it: on GPUs, once it is made, unless Trinity lies beside the
+    interpreter that runs."""
+    python = Path(sys.prefix) / FOLDER / "bin" / "python"
+    return python if device == "cuda" and python.exists() and installed(None) is None else None
+
+
+def go_on_in(python: Path) -> None:
+    """Have the command that was typed run there; does not return. Raises UserError where it is no command of ours."""
+    if Path(sys.argv[0]).name not in COMMANDS:
+        raise UserError(
+            "Trinity lies in an environment of its own, and this program runs in another.",
+            where=sys.executable,
+            expected=str(python),
+            do=f"{python} {shlex.join(sys.argv)}",
+        )
+    logger.info("Trinity has an environment of its own: the command goes on with {}", python)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(python, [str(python), "-m", "ajet", *sys.argv[1:]])

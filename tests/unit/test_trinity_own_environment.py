@@ -1,0 +1,71 @@
+"""The environment of Trinity's own: on GPUs the command goes on in it as it was typed, before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from ajet.backbone.trinity import own_environment
+from ajet.schema.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+STAND_IN = "import json, os, sys; print(json.dumps([sys.prefix, sys.argv[1:], os.environ['SAID'], os.getcwd()]))"
+LAUNCH = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+sys.prefix = sys.argv.pop(1)
+sys.argv[0] = "ajet"
+from ajet.cli.launcher import main
+sys.exit(main())
+"""
+
+
+def made(prefix: Path) -> Path:
+    """A stand-in of it: an environment with an `ajet` that says how it was started."""
+    own = prefix / own_environment.FOLDER
+    venv.create(own, symlinks=True, with_pip=False)
+    (packages,) = own.glob("lib/python3*/site-packages")
+    (packages / "ajet").mkdir()
+    (packages / "ajet" / "__main__.py").write_text(STAND_IN)
+    return own
+
+
+def test_the_command_goes_on_there_as_it_was_typed(tmp_path: Path) -> None:
+    own = made(tmp_path)
+    workflow = "rollout: {user_workflow: 'agent.py->Agent'}"
+    (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: 'embedded:tiny-tools'}}, {workflow}}}")
+    (tmp_path / "agent.py").write_text("from ajet import Workflow\n\n\nclass Agent(Workflow):\n    pass\n")
+    typed = ["--conf", "x.yaml", "--backbone", "trinity", "--with-ray", "trainer_common.device=cuda"]
+    typed += ["task_reader.type=random_dummy"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"SAID": "kept"}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(ROOT), str(tmp_path), *typed], cwd=tmp_path, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and "goes on with" in done.stdout, done.stdout
+    prefix, arguments, said, where = json.loads(done.stdout.splitlines()[-1])
+    assert (Path(prefix), arguments, said, Path(where)) == (own, typed, "kept", tmp_path)
+    assert not (tmp_path / "launcher_record").exists()
+
+
+def test_who_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert own_environment.python_there("cuda") is None, "it is not made"
+    own = made(tmp_path)
+    assert own_environment.python_there("cuda") == own / "bin" / "python"
+    assert own_environment.python_there("cpu") is None
+    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
+    with pytest.raises(UserError, match="this program runs in another") as refused:
+        own_environment.go_on_in(own / "bin" / "python")
+    assert refused.value.do == f"{own}/bin/python train.py --steps 3"
+    about = tmp_path / "trinity_rft-0.6.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trinity-rft\nVersion: 0.6.0\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert own_environment.python_there("cuda") is None, "within it, it is there already"
