@@ -134,8 +134,9 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
          "1 to 64 letters, digits, - and _, and neither default nor base"),
         (unranked is not None, unranked, f"The adapter {unranked} has no rank.",
          f"lora.adapters.{unranked}.rank, or lora.rank for all of them"),
-        (mode != "sync", "", f"Several adapters are trained in the process that samples with them, and mode: {mode} "
-         "samples elsewhere.", "trainer_common.mode: sync"),
+        (mode != "sync", "", "Several adapters are trained in the process that samples with them: not with samplers "
+         f"(ajet sample, --from-store), nor with mode: {mode} otherwise.",
+         "trainer_common.mode: sync, and no samplers"),
         (given is not None, "", f"Given replies (sft.objective: {given}) do not say which of several adapters is to "
          "learn them.", "one adapter: lora.rank; its agents' adapters are trained by playing"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -101,6 +101,8 @@ class Sampler:
         self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
         self._renew_every = renew_every
         self._server = server_of(parts.experiment.ajet)
+        self._draining = False
+        """Then it leads nobody, and takes what others give the server."""
         self._compares = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
         """Of the lease under which it was begun: a position may be lost, and leased here again."""
@@ -123,18 +125,38 @@ class Sampler:
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
         """Begin nothing new, take in what ends within `grace` seconds, give the rest back. Raises KeyboardInterrupt
-        after that, where a further one cut it short."""
+        after that, where a further one cut it short. Others at the same server need not wait for this one: it gives the
+        server no more weights, and goes on with those that they give it."""
         until = time.monotonic() + grace
+        self._draining = True
         if self._under_way and grace > 0:
             logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self._under_way), "group"))
+            if self._server:
+                self._live()
         try:
             while self._under_way and (left := until - time.monotonic()) > 0:
                 with interrupts.held():
                     self._renew()
+                    if self._server:
+                        self._follow_on(until)
                     self._take_in(min(LOOK, left))
         finally:
             self._take_in(0.0)
             self._give_back()
+
+    def _follow_on(self, until: float) -> None:
+        """What others gave the server is what this one's calls go on with; until then they wait."""
+
+        def waits() -> None:
+            self._renew()
+            if time.monotonic() > until:
+                raise TimeoutError
+
+        announced = self._store.announced()
+        if announced is None or announced.policy.told.get(OVER):
+            return
+        with suppress(WentBack, TimeoutError):  # then what waits for it is given back
+            self._follow(announced.policy, waits)
 
     def release(self) -> None:
         """After an error: give back at once what is under way, so that nobody waits until its leases end. A store that
@@ -174,7 +196,7 @@ class Sampler:
         if follows:
             self._begin(announced.policy)
 
-    def _follow(self, policy: Policy) -> bool:
+    def _follow(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
         """Whether the weights are the announced ones, or the engine's own may be sampled with all the same. Raises
         UserError where they are too old and stay so."""
         version = int(policy.told["version"])
@@ -186,7 +208,7 @@ class Sampler:
         try:
             with self._renewed_meanwhile():
                 probe, leads = Probe.of(policy.told.get(PROBE)), self._leads()
-                taken = self._backbone.take(folder, version, probe, self._renew, leads=leads)
+                taken = self._backbone.take(folder, version, probe, waits or self._renew, leads=leads)
         except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
@@ -211,6 +233,8 @@ class Sampler:
         noticed by the server's name for its weights."""
         if not self._server:
             return True
+        if self._draining:
+            return False
         there = [
             each
             for each in self._store.members()
@@ -236,7 +260,7 @@ class Sampler:
     def _live(self) -> None:
         """A sign of life. Thread-safe."""
         told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
-        self._store.join("sampler", self._name, {**told, SERVER: self._server})
+        self._store.join("sampler", self._name, {**told, SERVER: "" if self._draining else self._server})
 
     @contextmanager
     def _renewed_meanwhile(self) -> Iterator[None]:

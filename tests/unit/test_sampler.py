@@ -247,6 +247,41 @@ def test_of_those_that_sample_from_one_server_the_first_that_is_not_silent_gives
         assert sampler._leads()
 
 
+def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the_server(
+    tmp_path: Path, rollout: Rollout, ledger: SharedStore
+) -> None:
+    server = SimpleNamespace(base_url="http://server")
+    config = config_of(rollout__num_repeat=2, rollout__max_env_worker=2, rollout__engine="vllm", rollout__vllm=server)
+    parts: Any = SimpleNamespace(
+        experiment=SimpleNamespace(ajet=config), judge=SimpleNamespace(ranks=None), rollout=rollout
+    )
+    found: list[tuple[bool, Any]] = []
+
+    class Given:
+        version = 0
+
+        def take(self, folder: object, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+            (member,) = ledger.members()
+            found.append((leads, member.told[module.SERVER]))
+            self.version = version
+            _, ended, group = rollout.begun[0]
+            for repeat in (0, 1):
+                ended(episode(f"e{repeat}", order=0, repeat=repeat))
+            group.set_result(None)
+            return True
+
+    store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
+    draining = Sampler(parts, Given(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    draining._look()
+    assert len(rollout.begun) == 1 and [each.told[module.SERVER] for each in ledger.members()] == ["http://server"]
+    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1}))
+    draining.drain(Interrupts(), 600.0)
+    assert found == [(False, "")], "who is there beside it gives the server the next weights"
+    assert draining.played.groups == 1 and draining.played.given_back == 0
+    store.disconnect()
+
+
 def test_who_waits_for_a_trainer_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two that waited at one server would each take the other for silent."""
     monkeypatch.setattr(waiting, "LOOK", 0.0)

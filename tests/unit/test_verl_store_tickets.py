@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.verl.config import DECOUPLED
 from ajet.backbone.verl.mailbox import Credited, Grant
@@ -210,3 +212,21 @@ def test_a_checkpoint_that_no_sampler_can_load_is_not_gone_on_from(tmp_path: Pat
     require_model_in(sharded)
     with pytest.raises(ConfigError, match="without samplers"):
         require_model_in(replace(sharded, state={"verl": "global_step_3", "order": {}}))
+
+
+def test_a_merge_that_takes_long_is_no_silence(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, said = launch(), threading.Event()
+    monkeypatch.setattr(announcer, "TOLD_EVERY", 0.01)
+    join = one.store.join
+
+    def joins(*about: Any) -> None:
+        join(*about)
+        said.set()
+
+    def merge(actor: Path, into: Path) -> None:
+        assert actor == tmp_path / "verl" / "actor" and said.wait(60), "while it goes on"
+
+    monkeypatch.setattr(one.store, "join", joins)
+    monkeypatch.setattr("ajet.backbone.verl.merge.merge", merge)
+    one.tickets.complete(tmp_path, tmp_path / "verl")
+    assert [(each.role, each.name) for each in one.store.members()] == [("trainer", "run")]

@@ -7,8 +7,10 @@ announced with weights that are on the disk, which its caller sees to.
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from loguru import logger
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
 from ajet.rollout.failure import all_failed
-from ajet.store import Address, note_elsewhere, open_shared
+from ajet.store import CANNOT_NOW, Address, note_elsewhere, open_shared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +91,24 @@ class Announcer:
         self._told = now
         self._store.join("trainer", self._run_id, {"step": step})
         return True
+
+    @contextmanager
+    def alive(self, step: int) -> Iterator[None]:
+        """Within the block, which takes as long as it takes, a thread says that this trainer lives."""
+        over = threading.Event()
+
+        def say() -> None:
+            while not over.wait(TOLD_EVERY):
+                with suppress(*CANNOT_NOW):  # the next one, or what follows the block, finds the same
+                    self._store.join("trainer", self._run_id, {"step": step})
+
+        beside = threading.Thread(target=say, name="ajet-lives", daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beside.join()
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """The same while `step` waits for groups, with a line that says so."""

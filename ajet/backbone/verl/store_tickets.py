@@ -140,7 +140,8 @@ class StoreTickets(Tickets):
         """The model, as samplers load it."""
         from ajet.backbone.verl.merge import merge
 
-        merge(verls / "actor", checkpoint)
+        with self._says.alive(self._trained):
+            merge(verls / "actor", checkpoint)
 
     def ended(self) -> None:
         """Samplers are told so."""
