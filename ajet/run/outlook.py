@@ -132,7 +132,7 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
 def _by_rewards(scored: Sequence[Episode]) -> str:
     positive = sum((episode.reward or 0.0) > 0 for episode in scored)
     if positive == len(scored):
-        return "every attempt has its reward: harder tasks, or a stricter judge"
+        return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
     if not positive:
         return (
             "no attempt has a reward above 0: easier tasks, a worked example in the prompt, longer replies, or more "

@@ -191,12 +191,13 @@ def test_keys_of_older_rubrics_mean_ours_or_are_said(tmp_path):
   task_judge:
     judge_type: rubrics_auto_grader
     rubrics_auto_grader: {success_threshold: 0.7, sampling_mode: all_samples, generate_number: 3, max_retries: 3,
-      aggregation_mode: keep_all, num_reference_samples: 20, dataset_file: {training: {file_path: r.jsonl}}}
+      aggregation_mode: keep_all, num_reference_samples: 20,
+      input_data_type: dataset_file, dataset_file: {training: {file_path: r.jsonl}}}
 """,
     )
     grader = told.ajet.task_judge.rubrics_auto_grader
     assert (grader.success_threshold, grader.query_specific_generate_number, grader.max_retries) == (0.7, 3, 3)
-    assert grader.jsonl_dataset_file.training.file_path == "r.jsonl"
+    assert grader.jsonl_dataset_file.training.file_path == "r.jsonl" and grader.input_data_type == "jsonl_dataset_file"
     idle = {key.rpartition(".")[2] for each in told.idle() for key in each.keys}
     assert idle == {"sampling_mode", "aggregation_mode", "num_reference_samples"}
 
@@ -234,3 +235,20 @@ def test_keys_that_belong_elsewhere_say_where(tmp_path, text, expected):
         load(tmp_path, f"ajet:\n  {text}\n")
     shown = f"{caught.value.what} {caught.value.where} {caught.value.do}"
     assert all(words in shown for words in expected), shown
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["task_reader.type", "task_reader.data_generation.query_reader.type",
+     "task_judge.rubrics_auto_grader.input_data_type"],
+)  # fmt: skip
+def test_an_older_readers_name_is_ours_and_none_is_refused_where_it_is_read(tmp_path, key):
+    """AgentJet's own YAML of rubrics says `input_data_type: dataset_file`; what no reader has for a name is said when
+    the YAML is read, and not by the judge at work."""
+    node = load(tmp_path, "ajet: {}\n", f"{key}=dataset_file").ajet
+    for part in key.split("."):
+        node = getattr(node, part)
+    assert node == "jsonl_dataset_file"
+    with pytest.raises(ConfigError, match=key) as caught:
+        load(tmp_path, "ajet: {}\n", f"{key}=jsonl_dataset_fil")
+    assert "did you mean jsonl_dataset_file?" in caught.value.expected

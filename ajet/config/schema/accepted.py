@@ -113,6 +113,10 @@ MOVED: Mapping[str, str] = {
 """Below `ajet`: another name, and ours. One that names a section stands for all that is in it; `*` is any name."""
 
 
+OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
+"""Another name of a reader, where a key says which one reads."""
+
+
 def moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
     """MOVED as paths, with each `*` as the names that `tree`, which may change meanwhile, has there."""
     for other, ours in MOVED.items():

@@ -18,6 +18,7 @@ from pydantic_core.core_schema import ValidationInfo
 from ajet.config.backbones import Capability
 from ajet.config.catalogue import Kind
 from ajet.config.handed import known
+from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
 
 SERVE = "serve"
@@ -53,6 +54,8 @@ class Section(BaseModel):
     def _a_part_that_is_known(cls, value: Any, info: ValidationInfo) -> Any:
         """Or a reference to one."""
         kind: Kind | None = meta(cls.model_fields[info.field_name]).get("part") if info.field_name else None
+        if kind == "reader" and value in OLDER_READERS:
+            return OLDER_READERS[value]
         if kind is not None:
             for name in [value] if isinstance(value, str) else value or ():
                 require_known(name, kind)

@@ -45,7 +45,7 @@ class RubricsAutoGrader(Section):
     )  # fmt: skip
     input_data_type: str = key(
         "jsonl_dataset_file", "Reader of the examples: this section's files, or another of `task_reader.type`, whose "
-        "training tasks they are.",
+        "training tasks they are.", part="reader",
     )  # fmt: skip
     jsonl_dataset_file: JsonlDatasetFile = section(
         JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`; agreement is measured on the validation file, if any."

@@ -136,7 +136,7 @@ class DocumentReader(Section):
 class QueryReader(Section):
     """Example tasks that generated ones are modelled on."""
 
-    type: str = key("jsonl_dataset_file", "Reader of the example tasks.")
+    type: str = key("jsonl_dataset_file", "Reader of the example tasks.", part="reader")
     jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`.")
     huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "As `task_reader.huggingface_dat_repo`.")
     env_service: EnvService = section(EnvService, "As `task_reader.env_service`.")
