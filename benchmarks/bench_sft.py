@@ -3,7 +3,8 @@
 A random Llama of some million weights, rows of mixed lengths, float32. What counts is processor time, all threads
 together, of whole steps after the first two: what else the machine does falls on both alike. Tokens are those of the
 rows, padding is nobody's. Printed beside it: the share of this machine's own matrix products that a step reaches, by 6
-operations a weight and token (DPO: 8 with the reference's pass). Limit: at least TRL's pace, in both.
+operations a weight and token (DPO: 8 with the reference's pass). Limit: at least TRL's pace, in both,
+and also where its SFTTrainer packs rows into blocks, as long as the tokens of one of our steps.
 
     python benchmarks/bench_sft.py [--steps 8] [--batch 8] [--threads 1] [--width 256]
 """
@@ -99,12 +100,12 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     return seconds, tokens
 
 
-def theirs(folder: Path, objective: str, options: argparse.Namespace) -> list[float]:
-    """Processor seconds of each of TRL's steps."""
+def theirs(folder: Path, objective: str, options: argparse.Namespace, block: int = 0) -> tuple[list[float], list[int]]:
+    """Processor seconds of each of TRL's steps, and tokens; `block`: rows are packed into blocks of so many."""
     setting = {
         "model": str(folder / "model"), "rows": str(folder / "rows.jsonl"), "objective": objective,
-        "batch": options.batch, "steps": options.steps, "threads": options.threads, "longest": 4 * LONGEST,
-        "output": str(folder / "trl"),
+        "batch": 1 if block else options.batch, "steps": options.steps, "threads": options.threads,
+        "longest": block or 4 * LONGEST, "packed": block > 0, "output": str(folder / "trl"),
     }  # fmt: skip
     (folder / "setting.json").write_text(json.dumps(setting))
     path = os.pathsep.join([str(trl_folder()), os.environ.get("PYTHONPATH", "")])
@@ -113,8 +114,8 @@ def theirs(folder: Path, objective: str, options: argparse.Namespace) -> list[fl
         [sys.executable, str(PEER), str(folder / "setting.json")], text=True, stdout=subprocess.PIPE,
         env={**os.environ, **threads, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}, check=True,
     )  # fmt: skip
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])["seconds"]
-    return found
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["seconds"], found["tokens"]
 
 
 def bound(width: int, threads: int) -> float:
@@ -150,13 +151,18 @@ def main() -> int:
               "Gflop a processor second in matrix products")  # fmt: skip
         for objective, passes in (("sft", 6), ("dpo", 8)):
             seconds, tokens = ours(folder, objective, options)
-            peer = theirs(folder, objective, options)
+            peer, _ = theirs(folder, objective, options)
             count = statistics.median(tokens[WARM:])
             mine, their = count / statistics.median(seconds[WARM:]), count / statistics.median(peer[WARM:])
             share = mine * passes * weights / top
             print(f"{objective}: {mine:,.0f} tokens a processor second, {share:.0%} of the bound; TRL {their:,.0f}: "
                   f"{mine / their:.2f} times")  # fmt: skip
             limits.append(kept(f"{objective} tokens a processor second against TRL", mine / their, at_least=LIMIT))
+            if objective == "sft":
+                peer, packed = theirs(folder, objective, options, block=int(count))
+                their = statistics.median(packed[WARM:]) / statistics.median(peer[WARM:])
+                print(f"{objective} against TRL's packing: {their:,.0f} tokens, {mine / their:.2f} times")
+                limits.append(kept("sft tokens a processor second against TRL's packing", mine / their, at_least=LIMIT))
     return 0 if all(limits) else 1
 
 

@@ -24,10 +24,11 @@ pairs = setting["objective"] == "dpo"
 
 
 class Clock(TrainerCallback):
-    """Processor seconds of each step, all threads together."""
+    """Processor seconds of each step, all threads together, and tokens of the batches without their padding."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.tokens: list[int] = []
         self.began = 0.0
 
     def on_step_begin(self, *ignored: object, **more: object) -> None:
@@ -54,7 +55,21 @@ if pairs:
     )
 else:
     trainer = SFTTrainer(
-        model, args=SFTConfig(**shared), train_dataset=dataset, processing_class=tokenizer, callbacks=[clock]
+        model,
+        args=SFTConfig(**shared, packing=setting["packed"]),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        callbacks=[clock],
     )
+collate = trainer.data_collator
+
+
+def counted(rows: list[dict[str, object]]) -> object:
+    """The batch, whose tokens are counted."""
+    clock.tokens.append(sum(len(row["input_ids"]) for row in rows if "input_ids" in row))  # type: ignore[arg-type]
+    return collate(rows)
+
+
+trainer.data_collator = counted
 trainer.train()
-print(json.dumps({"seconds": clock.seconds}), flush=True)
+print(json.dumps({"seconds": clock.seconds, "tokens": clock.tokens}), flush=True)
