@@ -46,6 +46,13 @@ SPLITS = ROOT / "benchmarks" / "quickstart_splits.py"
 LIMIT_S, GOOD = 70.0, 0.85
 COMMON = "trainer_common"
 ALGORITHM = f"{COMMON}.algorithm"
+BATCH = (
+    "data.train_batch_size=32",
+    "rollout.num_repeat=2",
+    "rollout.max_response_length_in_one_turn=16",
+    f"{ALGORITHM}.adv_estimator=reinforce_plus_plus",
+    f"{COMMON}.total_training_steps=12",
+)
 FEW = ("data.train_batch_size=16", "rollout.num_repeat=4")
 GRID: dict[str, tuple[str, ...]] = {
     "as it is": (),
@@ -60,6 +67,8 @@ GRID: dict[str, tuple[str, ...]] = {
     "2 optimizer steps": (f"{COMMON}.mini_batch_num=2",),
     "2 optimizer steps, clip_high 0.28": (f"{COMMON}.mini_batch_num=2", f"{ALGORITHM}.clip_high=0.28"),
     "advantages not divided by std": (f"{ALGORITHM}.norm_adv_by_std=false",),
+    "32 tasks of 2, REINFORCE++, lr 2e-5": (*BATCH, f"{COMMON}.optim.lr=2.0e-5"),
+    "32 tasks of 2, REINFORCE++, LoRA of 16": (*BATCH, f"{COMMON}.lora.rank=16", f"{COMMON}.optim.lr=1.0e-3"),
     "KL 0.002": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.002"),
     "KL 0.05": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.05"),
 }

@@ -4,9 +4,11 @@ Invariant: along the path of every sample a row holds exactly that sample's toke
 mask-1 token of every sample is a target exactly once; within a tree no token is stored twice. Each `Sample` lies in
 one tree, so a forward pass under the tree's mask computes what a pass over the sample alone would.
 
-Samples of one group and one adapter that begin alike form a tree, and all of a row are of one adapter. Rows are filled
-up to `budget` tokens. A group's tree that would outgrow the budget is built as several, each repeating what it shares;
-only a single sample that is longer than the budget makes a longer row, which it then has to itself.
+Samples of one group and one adapter that begin alike form a tree, and all of a row are of one adapter. Groups that
+begin alike (one system prompt, the same worked examples) join in a tree where that saves more than it costs: what is
+shared is computed once, and in a small tree every token is held to every other. Rows are filled up to `budget` tokens.
+A group's tree that would outgrow the budget is built as several, each repeating what it shares; only a single sample
+that is longer than the budget makes a longer row, which it then has to itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Floats, Ids
 
 Indices = npt.NDArray[np.int64]
+SMALL = 640
+"""Tokens up to which a tree's attention is one call under a dense mask; a larger one goes segment by segment."""
+LONG = 256
+"""Tokens that groups must share for a tree of theirs to grow beyond that."""
+PAIRS = 1500
+"""Pairs of tokens whose attention takes as long as one token's linear layers, where a model is 500 wide; in a wider one
+they take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +139,57 @@ def _adapter(samples: Sequence[Sample], tree: _Grown) -> str | None:
 
 
 def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Samples that become one tree: neighbours in the order of their tokens that share a prefix and fit the budget."""
+    """Samples that become one tree."""
+    families = sorted(
+        _of_groups(samples, budget, share),
+        key=lambda family: (samples[family[0]].timeline.adapter or "", samples[family[0]].timeline.ids.tobytes()),
+    )
+    if not share:
+        yield from families
+        return
+    tree: list[int] = []
+    for family in families:
+        joined = _joined(samples, tree, family, budget) if tree else family
+        if joined is None:
+            yield tree
+        tree = joined or family
+    if tree:
+        yield tree
+
+
+def _joined(samples: Sequence[Sample], tree: list[int], family: list[int], budget: int) -> list[int] | None:
+    """Both in one tree; None where they are better apart."""
+    one, other = samples[tree[0]].timeline, samples[family[0]].timeline
+    shared = _shared(one.ids, other.ids) if one.adapter == other.adapter else 0
+    if not shared:
+        return None
+    both = _in_order(samples, tree + family)
+    together = _size(samples, both)
+    pays = together <= SMALL and shared * PAIRS >= _size(samples, tree) * _size(samples, family)
+    return both if together <= budget and (pays or shared >= LONG) else None
+
+
+def _in_order(samples: Sequence[Sample], members: list[int]) -> list[int]:
+    """By their tokens: those that begin alike are neighbours."""
+    return sorted(members, key=lambda index: samples[index].timeline.ids.tobytes())
+
+
+def _size(samples: Sequence[Sample], members: Sequence[int]) -> int:
+    """Tokens of a tree of these, which are in order."""
+    ids = [samples[index].timeline.ids for index in members]
+    return sum(each.size for each in ids) - sum(_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
+
+
+def _of_groups(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
+    """Of one group: neighbours in the order of their tokens that share a prefix and fit the budget."""
     groups: dict[tuple[int, str | None], list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.timeline.ids.size:
             groups.setdefault((sample.group, sample.timeline.adapter), []).append(index)
     for members in groups.values():
-        members.sort(key=lambda index: samples[index].timeline.ids.tobytes())
         family: list[int] = []
         size = 0
-        for index in members:
+        for index in _in_order(samples, members):
             ids = samples[index].timeline.ids
             shared = _shared(samples[family[-1]].timeline.ids, ids) if family else 0
             if family and (not share or not shared or size + ids.size - shared > budget):

@@ -76,12 +76,13 @@ def test_rows_hold_the_samples_exactly(samples, budget, share):
 @given(batches())
 def test_with_room_a_group_stores_each_distinct_prefix_once(samples):
     rows = pack(samples, 10_000)
-    distinct = {
+    of_groups = {
         (sample.group, tuple(sample.timeline.ids[: stop + 1].tolist()))
         for sample in samples
         for stop in range(sample.timeline.ids.size)
     }
-    assert sum(row.ids.size for row in rows) == len(distinct)
+    distinct = {prefix for _, prefix in of_groups}
+    assert len(distinct) <= sum(row.ids.size for row in rows) <= len(of_groups)
     for row in rows:
         for tree in row.trees:
             paths = [tuple(row.ids[path(row, index)].tolist()) for index in range(tree.start, tree.stop)]
@@ -113,6 +114,30 @@ def test_a_group_larger_than_the_budget_is_split_between_samples():
     samples = [make_sample([*prompt, 2 + i], [False] * 6 + [True]) for i in range(6)]
     rows = pack(samples, 9)
     assert [row.ids.size for row in rows] == [9, 9]
+
+
+def sized(shared, own, groups):
+    """Samples of `groups` groups, two each: `shared` tokens in all of them, `own` of the group's, one of the reply."""
+    return [
+        make_sample([*range(shared), *[1000 + group] * own, 2000 + reply], [False] * (shared + own) + [True], group)
+        for group in range(groups)
+        for reply in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shared", "own", "groups", "trees"),
+    [
+        (50, 30, 12, [434]),  # one system prompt for all: 50 + 12 * 32
+        (50, 30, 20, [626, 114]),  # a tree stays small enough for one dense mask
+        (4, 200, 3, [206] * 3),  # less than what a larger mask costs
+        (300, 30, 20, [940]),  # much: segment by segment
+        (300, 30, 20, [492, 492, 492, 364]),  # and within the budget
+    ],
+)
+def test_groups_that_begin_alike_share_a_tree_where_it_pays(shared, own, groups, trees):
+    rows = pack(sized(shared, own, groups), 500 if trees[0] == 492 else 4096)
+    assert sorted((tree.stop - tree.start for row in rows for tree in row.trees), reverse=True) == trees
 
 
 def test_a_first_token_cannot_be_a_target():
