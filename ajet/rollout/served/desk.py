@@ -15,7 +15,6 @@ import math
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -26,12 +25,12 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.breaker import Breaker
-from ajet.rollout.checks import open_checks
 from ajet.rollout.group import closes_late
-from ajet.rollout.sampling import split_sampling
+from ajet.rollout.served.admission import Admission
+from ajet.rollout.served.beginning import Beginnings, told
 from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
-from ajet.rollout.served.episode import Opening, Served, ServedIdentity, given_up, outcome_of, shown
+from ajet.rollout.served.episode import Opening, Served, given_up, outcome_of, shown
 from ajet.rollout.served.group import OpenGroup
 from ajet.rollout.served.groups import OpenGroups, asked
 from ajet.rollout.served.held_out import HeldOutTasks
@@ -41,7 +40,7 @@ from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Failure, Group, Split
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import ToolUse
-from ajet.store import CANNOT_NOW, Lease, Store
+from ajet.store import CANNOT_NOW, Store
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -80,8 +79,7 @@ class Desk:
         """`tasks` None: clients bring all tasks themselves. `held_out`: those that nobody trains on."""
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
-        self._run_id, self._split, self._backlog = run_id, split, backlog
-        self._inspect = open_checks(settings.rollout.compute_madness_checklist)
+        self._backlog = backlog
         self._verdicts = Verdicts(judge, settings, gateway.decode)
         self._breaker = Breaker(settings.rollout.breaker)
         turns = TrainTurn.of(experiment)
@@ -89,8 +87,8 @@ class Desk:
         self._ranking = GroupRanking(self._verdicts, settings, turns, self._ranked)
         self._endings = Endings(gateway, self._verdicts, settings, keeper, turns, ranks=ranks)
         self._open: dict[str, Served] = {}
-        self._beginning = 0
-        """Episodes that wait for a position of the store's."""
+        self._admission = Admission(settings, self._breaker, self._open, self._complete, backlog)
+        self._beginnings = Beginnings(gateway, settings, run_id=run_id, split=split, trained_on=backlog is not None)
         self._ended = Ended()
         self._groups = OpenGroups(store, tasks, settings.rollout.num_repeat)
         self._held_out = HeldOutTasks(held_out)
@@ -170,15 +168,15 @@ class Desk:
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
-        probe = self._refuse_more()
-        self._beginning += 1
+        probe = self._admission.refuse_more()
+        self._admission.beginning += 1
         try:
             return await self._begun(opening, probe)
         except BaseException:
             self._breaker.ended(None, probe=probe, aborted=True)
             raise
         finally:
-            self._beginning -= 1
+            self._admission.beginning -= 1
 
     async def _begun(self, opening: Opening, probe: bool) -> dict[str, Any]:
         task = opening.task
@@ -197,102 +195,27 @@ class Desk:
         """`given`: the task is one of the server's held-out ones."""
         group = None
         if task is not None:
-            self._refuse_crowded(task)  # before the store gives it a position
+            self._admission.refuse_crowded(task)  # before the store gives it a position
         if task is None or (opening.trains and self._backlog is not None):
             if not opening.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
-            group = await self._groups.for_task(task, lambda group: not self._crowded(group.task))
+            group = await self._groups.for_task(task, lambda group: not self._admission.crowded(group.task))
             task = group.task
         lease = group.lease if group is not None else await asked(self._store.bring)
         if self._closing:
             raise closing()
-        self._refuse_crowded(task)
+        self._admission.refuse_crowded(task)
         repeat = group.take_place() if group is not None else 0
         try:
-            served = self._served(opening, task, group, lease, repeat, probe, given)
+            served = self._beginnings.begin(
+                opening, task, group, lease, repeat, probe=probe, given=given, version=self._version
+            )
         except BaseException:
             if group is not None:
                 group.free_place(repeat)
             raise
         self._open[served.identity.uuid] = served
-        return {
-            **shown(served, self._version),
-            "task": task.model_dump(),
-            "base_url": served.endpoint.base_url,
-            "path_base_url": f"{served.endpoint.base_url.removesuffix('/v1')}/s/{served.endpoint.api_key}/v1",
-            "api_key": served.endpoint.api_key,
-            "model": served.endpoint.model,
-        }
-
-    def _served(
-        self,
-        opening: Opening,
-        task: Task,
-        group: OpenGroup | None,
-        lease: Lease,
-        repeat: int,
-        probe: bool,
-        given: bool,
-    ) -> Served:
-        """The episode with its session and key. `probe`: it is the breaker's. Raises Refused."""
-        split: Split = self._split if opening.trains else "debug"
-        if opening.held_out and self._backlog is not None:
-            split = "validation"
-        step = self._version + 1 if self._backlog is not None else 0
-        named, order = group.name if group is not None else "", lease.order
-        identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
-        session = self._gateway.open(
-            identity.uuid,
-            key=(self._settings.seed, order, repeat),
-            sampling=split_sampling(self._settings, "validation" if given else "train"),
-            trainable=opening.trainable if opening.trains else (),
-            inspect=self._inspect,
-            terminate_on_inspect=self._settings.rollout.agent_madness_termination,
-        )
-        endpoint = session(opening.agent, opening.agent, None)
-        stopped: asyncio.Future[str] = self._loop.create_future()
-        return Served(identity, session, endpoint, lease, group, stopped, probe=probe, given=given)
-
-    def _crowded(self, task: Task) -> bool:
-        """Whether as many episodes of a task are under way as may be."""
-        most = self._settings.serve.max_per_task
-        return most is not None and sum(each.identity.task == task for each in self._open.values()) >= most
-
-    def _refuse_crowded(self, task: Task) -> None:
-        if self._crowded(task):
-            raise Refused(
-                f"{self._settings.serve.max_per_task} episodes of this task are under way, as many as "
-                "serve.max_per_task allows; finish one first, or ask for another task.",
-                status=429,
-                code="task_busy",
-                param="task",
-            )
-
-    def _refuse_more(self) -> bool:
-        """Raises Refused where nothing may begin; answers whether what begins is the breaker's probe."""
-        most = self._settings.rollout.max_env_worker
-        if len(self._open) + self._beginning >= most:
-            raise Refused(
-                f"{most} episodes are under way, as many as rollout.max_env_worker allows; finish one first.",
-                status=429,
-                code="too_many_episodes",
-            )
-        if self._backlog is not None and self.results.qsize() + self._ranking.under_way >= self._backlog:
-            raise Refused(
-                f"{self._backlog} complete groups wait for the trainer; ask again later.",
-                status=429,
-                code="trainer_busy",
-            )
-        if not self._breaker.is_open:
-            return False
-        if self._breaker.may_probe():
-            return True
-        raise Refused(
-            f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
-            status=503,
-            code="outage",
-            retry_after=1,
-        )
+        return told(served, self._version)
 
     async def _finish(self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse]) -> dict[str, Any]:
         if name not in self._ended:
@@ -330,6 +253,10 @@ class Desk:
             "held_out_tasks": len(self._held_out),
             "version": self._version,
         }
+
+    def _complete(self) -> int:
+        """Groups that are complete, and wait for the trainer."""
+        return self.results.qsize() + self._ranking.under_way
 
     @property
     def _version(self) -> int:
