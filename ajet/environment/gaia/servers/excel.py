@@ -6,13 +6,12 @@ Invariant: a call changes a workbook whole or not at all; formulas are written a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from .folder import Folder
+from .pivot import pivot
 from .settings import Settings
 from .tool import Function, ToolError
 from .workbook import MAX_CELLS, Workbooks, box, cells, coordinates, sheet_of
@@ -21,14 +20,6 @@ Cell = Annotated[str, Field(description="as B2")]
 Value = str | int | float | bool | None
 PREVIEW = 100
 """Rows that a preview shows."""
-SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {
-    "mean": fmean,
-    "average": fmean,
-    "sum": sum,
-    "count": len,
-    "min": min,
-    "max": max,
-}
 
 
 class Excel:
@@ -231,7 +222,7 @@ class Excel:
             name = f"{sheet_name[:25]}_pivot"
             _free(workbook, name)
             sheet = workbook.create_sheet(name)
-            for row in _pivot(table, rows, values, columns or [], agg_func):
+            for row in pivot(table, rows, values, columns or [], agg_func):
                 sheet.append(row)
         return f"the summary is on the sheet {name}"
 
@@ -403,31 +394,3 @@ def _checked_formula(formula: str) -> None:
     opened = sum(token.subtype == "OPEN" for token in parsed) - sum(token.subtype == "CLOSE" for token in parsed)
     if opened or not parsed:
         raise ToolError("the formula is empty, or a bracket is not closed")
-
-
-def _pivot(
-    table: Sequence[Sequence[Any]], rows: Sequence[str], values: Sequence[str], columns: Sequence[str], summary: str
-) -> list[list[Any]]:
-    head, body = list(table[0]), table[1:]
-    for name in (*rows, *values, *columns):
-        if name not in head:
-            raise ToolError(f"there is no column {name}; there are: {', '.join(map(str, head))}")
-
-    def key(row: Sequence[Any], names: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(row[head.index(name)] for name in names)
-
-    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Sequence[Any]]]] = {}
-    for row in body:
-        groups.setdefault(key(row, rows), {}).setdefault(key(row, columns), []).append(row)
-    across = sorted({each for group in groups.values() for each in group}, key=str)
-    titles = [f"{value} {' '.join(map(str, each))}".strip() for each in across for value in values]
-    made: list[list[Any]] = [[*rows, *titles]]
-    for group in sorted(groups, key=str):
-        made.append([*group])
-        for each in across:
-            for value in values:
-                found = [row[head.index(value)] for row in groups[group].get(each, [])]
-                numbers = [number for number in found if isinstance(number, int | float)]
-                counted = found if summary == "count" else numbers
-                made[-1].append(SUMMARIES[summary](counted) if counted else None)
-    return made

@@ -1,0 +1,48 @@
+"""A table summed up by its columns, as a spreadsheet's pivot table is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from .tool import ToolError
+
+SUMMARIES: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": fmean,
+    "average": fmean,
+    "sum": sum,
+    "count": len,
+    "min": min,
+    "max": max,
+}
+
+
+def pivot(
+    table: Sequence[Sequence[Any]], rows: Sequence[str], values: Sequence[str], columns: Sequence[str], summary: str
+) -> list[list[Any]]:
+    """A row for each group of `rows`, a column for each of `values` in each of `columns`; names on top. `summary`:
+    one of SUMMARIES; what is no number counts for `count` alone. Raises ToolError for a name that is no column."""
+    head, body = list(table[0]), table[1:]
+    for name in (*rows, *values, *columns):
+        if name not in head:
+            raise ToolError(f"there is no column {name}; there are: {', '.join(map(str, head))}")
+
+    def key(row: Sequence[Any], names: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(row[head.index(name)] for name in names)
+
+    groups: dict[tuple[Any, ...], dict[tuple[Any, ...], list[Sequence[Any]]]] = {}
+    for row in body:
+        groups.setdefault(key(row, rows), {}).setdefault(key(row, columns), []).append(row)
+    across = sorted({each for group in groups.values() for each in group}, key=str)
+    titles = [f"{value} {' '.join(map(str, each))}".strip() for each in across for value in values]
+    made: list[list[Any]] = [[*rows, *titles]]
+    for group in sorted(groups, key=str):
+        made.append([*group])
+        for each in across:
+            for value in values:
+                found = [row[head.index(value)] for row in groups[group].get(each, [])]
+                numbers = [number for number in found if isinstance(number, int | float)]
+                counted = found if summary == "count" else numbers
+                made[-1].append(SUMMARIES[summary](counted) if counted else None)
+    return made
