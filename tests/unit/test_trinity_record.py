@@ -3,12 +3,16 @@ their step."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from ajet.backbone.trinity import train
 from ajet.backbone.trinity.record import TrinityRecord
 from ajet.backbone.verl.mailbox import Assigned, Saved, Stepped
 from ajet.record import EpisodeFiles
-from tests.unit.test_verl_record import closed, group, opened, rows, stepped
+from ajet.schema.errors import RunFailed
+from tests.unit.test_verl_record import ORDER, closed, group, opened, rows, stepped
 
 
 @pytest.fixture
@@ -46,3 +50,34 @@ def test_a_checkpoint_is_taken_over_before_its_step_is_told_or_after(made, tmp_p
         taken = run.path / "checkpoints" / f"step-{step}"
         assert (taken / f"global_step_{step}" / "actor").is_dir() and not folder.exists()
         assert run.checkpoints.latest().state["trinity"] == f"global_step_{step}"
+
+
+@pytest.mark.parametrize(("taken", "stopped"), [(0, False), (2, False), (3, False), (2, True)])
+def test_fewer_steps_than_were_asked_for_are_a_failure_whatever_trinity_says(
+    made, tmp_path, monkeypatch, taken, stopped
+):
+    """It catches what goes wrong in either loop, logs it, and calls the run a success."""
+    verls, run = made
+    config = {"mode": "both", "buffer": {"total_steps": 3}, "cluster": {"node_num": 1, "gpu_per_node": 2},
+              "explorer": {"rollout_model": {"engine_num": 1, "tensor_parallel_size": 1}}, "ray_namespace": "ajet",
+              "checkpoint_root_dir": str(tmp_path / "root"), "project": "p", "name": "n"}  # fmt: skip
+
+    def on_ray(*args, **kwargs):
+        record = args[4]
+        for step in range(1, taken + 1):
+            record.step = step
+        return stopped
+
+    monkeypatch.setattr(train, "_config", lambda *asked: (config, ORDER, None, None))
+    monkeypatch.setattr(train, "require_trinity", lambda: None)
+    monkeypatch.setattr(train, "device_of", lambda experiment: "cpu")
+    monkeypatch.setattr(train, "open_verl_store", lambda *asked, **more: verls._tickets._store)
+    monkeypatch.setattr(train, "told", lambda *asked, **more: {})
+    monkeypatch.setattr(train, "run_on_ray", on_ray)
+    options = SimpleNamespace(from_store=None, with_ray=True, with_ray_cluster=False, skip_check_avail_gpu=False)
+    if taken < 3 and not stopped:
+        with pytest.raises(RunFailed, match=f"it took {taken} steps of the 3 that it was asked for"):
+            train.train_on_trinity(run.experiment, run, options, None, verls._sink)
+    else:
+        train.train_on_trinity(run.experiment, run, options, None, verls._sink)
+    assert not (run.path / train.FOLDER).exists()
