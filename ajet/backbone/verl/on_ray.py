@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 LISTEN_S = 1.0
 """How long one look into the mailbox waits for a letter."""
+LOOK_S = 10.0
+"""How long between two looks at what the processes hold, while none says what it does: they load for minutes, and may
+be killed then, too."""
 
 
 def address_of(options: RunnerOptions) -> str | None:
@@ -116,6 +119,7 @@ class Ears:
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
         self._interrupts, self._leftovers = interrupts, leftovers
+        self._looked = time.monotonic()
 
     def listen(self, *, stopping: bool = False) -> bool:
         """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
@@ -136,8 +140,9 @@ class Ears:
                 letters = ray.get(mailbox.take.remote(0.0 if ended else LISTEN_S))
                 for letter in letters:
                     self._record.take(letter)
-                if any(isinstance(letter, Phase) for letter in letters):
+                if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
                     self._leftovers.look()
+                    self._looked = time.monotonic()
             if hurries and self._tickets.lacking and not letters:
                 logger.warning(
                     "its present step waits for groups: it ends with the step before, which has a checkpoint"
