@@ -209,8 +209,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
         assert gaps["loss"] <= 1e-6 and gaps["logprob"] <= 5e-5 and gaps["entropy"] <= 5e-5, gaps
 
     alike()
-    if not engine.use_ulysses_sp:
-        _by_itself(engine)
+    (_misled if engine.use_ulysses_sp else _by_itself)(engine)
     trees, rows = np.exp(np.log(np.maximum(rounded, 1e-12)).mean(0)).tolist()
     return worst | {"trees from float64": trees, "rows from float64": rows}
 
@@ -230,3 +229,15 @@ def _by_itself(engine: Any) -> None:
         output = engine.forward_backward_batch(data, None, forward_only=True)["model_output"]
     assert float(output["sum_pi_squared"].values().max()) <= 1 and set(output) > {"log_probs"}
     assert engine.module.config._attn_implementation == tree_attention.NAME
+
+
+def _misled(engine: Any) -> None:
+    """Where rows are split, verl's way without flash attention is refused: each rank would see its own part alone."""
+    engine.packed = False
+    with engine.eval_mode():
+        try:
+            engine.forward_backward_batch(batch([([3, 4, 5], 1)], 64), None, forward_only=True)
+        except AssertionError as error:
+            assert "flash attention" in str(error)
+        else:
+            raise AssertionError("it was computed")
