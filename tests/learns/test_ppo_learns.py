@@ -1,5 +1,5 @@
 """PPO with its value head: one attempt at a task is enough to learn from; a run that was killed goes on to the same
-bits, the head's among them; and its record proves the credit of every step.
+bits, the head's among them; and its record proves the credit of every step, also where samplers or clients play.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from ajet.backbone.local.trainer import Trainer
 from ajet.engine.transformers import TransformersEngine
 from tests.ajet_command import ajet, metric_rows, start
 from tests.learns import test_local_backbone_learns as repeating
+from tests.learns.test_serve_learns import KEY, address, all_clients
 from tests.local_fixtures import config_of, tiny_qwen3
+from tests.sample_fixtures import project_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.extra_slow]
 STEPS = 4
@@ -80,3 +82,51 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_is_proven(tmp_path):
     assert proven.returncode == 0 and f"Credit of {STEPS} steps computed again" in proven.stdout, proven.stdout
     judged = ajet("rejudge", "killed", "--judge", "exact", cwd=tmp_path)
     assert judged.returncode == 0 and "Traceback" not in judged.stdout, judged.stdout
+
+
+ELSEWHERE = [
+    "trainer_common.total_training_steps=2", "trainer_common.threads=1", "trainer_common.algorithm.adv_estimator=gae",
+    "trainer_common.algorithm.critic.warmup=1", "trainer_common.algorithm.critic.vf_coef=0.1",
+]  # fmt: skip
+
+
+def require_proven_critic(folder: Path, run: Path) -> None:
+    """Two steps, whose values are recorded for every attempt that was trained, and their credit computed from them."""
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert [row["step"] for row in rows] == [1, 2] and all("critic/value_mean" in row for row in rows)
+    proven = ajet("prove", str(run), cwd=folder)
+    assert proven.returncode == 0 and "Credit of 2 steps computed again" in proven.stdout, proven.stdout
+
+
+def test_samplers_play_for_it(tmp_path):
+    """They have no value head: it is the trainer's, when their groups come."""
+    yaml, log = str(project_in(tmp_path) / "sums.yaml"), tmp_path / "log"
+    settings = [*ELSEWHERE, "data.train_batch_size=4", "rollout.num_repeat=2"]
+    store = ["--store", "sqlite:store.db"]
+    trains = ["train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal", "--from-store"]
+    processes = [
+        start(*trains, store[1], *settings, cwd=tmp_path, log=log),
+        start("sample", "--conf", yaml, *store, *settings, cwd=tmp_path, log=log),
+    ]
+    try:
+        assert [process.wait(600) for process in processes] == [0, 0], log.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+    require_proven_critic(tmp_path, tmp_path / "runs" / "sums")
+    assert all(row["critic/loss"] > 0 for row in metric_rows(tmp_path / "runs" / "sums") if "tasks" in row)
+
+
+def test_clients_of_a_server_play_for_it(tmp_path):
+    assert ajet("init", "tool", "--template", "tool", cwd=tmp_path).returncode == 0
+    settings = [*ELSEWHERE, "data.train_batch_size=4", "rollout.num_repeat=2", "trainer_common.val_before_train=false"]
+    run, log = tmp_path / "launcher_record" / "tool", tmp_path / "log"
+    serves = ["serve", "--conf", "tool/tool.yaml", "--backbone", "local", *settings]
+    process = start(*serves, cwd=tmp_path, log=log, AJET_ADMIN_KEY=KEY)
+    try:
+        assert asyncio.run(all_clients(address(run, process, log))) >= 2 * 4 * 2
+        assert process.wait(timeout=600) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    require_proven_critic(tmp_path, run)
