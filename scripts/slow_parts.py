@@ -39,7 +39,7 @@ FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/con
 PARTS = (
     Part("kills", 1100, (FAULTS, LEARNS, "tests/unit"), boots=False),
     Part("products", 1100, (CONTRACT, "tests/docs"), boots=False),
-    Part("vllm", 1000, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
+    Part("vllm", 1100, (f"{CONTRACT}/test_vllm_engine.py", f"{CONTRACT}/test_token_engines.py",
                        f"{CONTRACT}/test_followed_vllm.py", f"{CONTRACT}/test_deploy_vllm.py",
                        f"{LEARNS}/test_vllm_learns.py"), boots=True),
     Part("tutorial", 1600, (f"{TUTORIALS}/test_example_agentrl.py", f"{TUTORIALS}/test_example_verifiers.py",

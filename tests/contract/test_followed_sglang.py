@@ -8,7 +8,7 @@ import pytest
 
 from ajet.engine.sglang import RemoteSglang
 from ajet.schema.errors import UserError
-from tests.contract.test_followed_vllm import Trained, require_waiting_until_followed, versions
+from tests.contract.test_followed_vllm import Trained, led_by_two, require_waiting_until_followed, versions
 from tests.sglang_server import sglang_server
 
 pytestmark = pytest.mark.slow
@@ -32,3 +32,9 @@ def test_it_is_given_the_trainers_weights_and_bears_their_name(tmp_path: Path) -
             engine._weights.give(tmp_path / "nowhere", "ajet-9")
         for each in (engine, other):
             each.engine.close()
+
+
+@pytest.mark.extra_slow
+def test_of_two_samplers_the_second_leads_after_the_first_was_killed(tmp_path: Path) -> None:
+    with sglang_server() as url:
+        led_by_two(url, tmp_path)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,7 @@ from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.run.prove import prove_recorded
 from ajet.schema.errors import UserError
+from ajet.store import open_shared
 from tests.ajet_command import metric_rows, start
 from tests.local_fixtures import config_of
 from tests.sample_fixtures import project_in
@@ -106,7 +109,9 @@ def test_a_server_is_given_the_trainers_weights(
         other = trained.engine(url)
         assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
         require_waiting_until_followed(trained, engine)
-        _trained_from(url, tmp_path)
+        (tmp_path / "one").mkdir(), (tmp_path / "two").mkdir()
+        _trained_from(url, tmp_path / "one")
+        led_by_two(url, tmp_path / "two")
 
 
 def _trained_from(url: str, folder: Path) -> None:
@@ -137,6 +142,65 @@ def _trained_from(url: str, folder: Path) -> None:
     assert re.search("sampling with policy [12]", log.read_text()), log.read_text()
     report = prove_recorded(str(folder / "runs" / "sums"), folder / "runs")  # by the weights of each version
     assert report.ok and report.held_steps == 3, (report.wrong_steps, report.proof.wrong[:2])
+
+
+def led_by_two(url: str, folder: Path) -> None:
+    """Two samplers at this server, of which the one that was there first gives it weights, until it is killed with -9:
+    the other goes on in its place, and no attempt is lost or trained on twice."""
+    steps, groups, repeats = 5, 2, 2
+    address, yaml = f"sqlite:{folder / 'store.db'}", str(project_in(folder) / "sums.yaml")
+    settings = [
+        f"trainer_common.total_training_steps={steps}", f"data.train_batch_size={groups}", "rollout.temperature=1.0",
+        f"rollout.num_repeat={repeats}", "trainer_common.max_staleness=1",
+    ]  # fmt: skip
+    trains = ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal")
+    samples = ("sample", "--conf", yaml, "--store", address, "--engine", url, "--lease", "5")
+    (folder / "hold").touch()  # no attempt of a third step ends: the first one gives policy 2 at most
+    ledger, logs = open_shared(address), {name: folder / name for name in ("trainer", "first", "second")}
+    running = {"first": start(*samples, "--name", "first", *settings, cwd=folder, log=logs["first"])}
+
+    def wait(true: Callable[[], bool]) -> None:
+        until = time.monotonic() + 600
+        while not true():
+            assert time.monotonic() < until and all(process.poll() is None for process in running.values()), {
+                name: log.read_text() for name, log in logs.items() if log.exists()
+            }
+            time.sleep(0.05)
+
+    try:
+        wait(lambda: bool(ledger.members()))  # it leads
+        running["second"] = start(*samples, "--name", "second", *settings, cwd=folder, log=logs["second"])
+        wait(lambda: len(ledger.members()) == 2)
+        running["trainer"] = start(*trains, "--from-store", address, *settings, cwd=folder, log=logs["trainer"])
+        wait(lambda: "sampling with policy" in logs["first"].read_text())
+        leader = running.pop("first")
+        leader.kill()
+        leader.wait()
+        given = _followed(logs["first"])
+        (folder / "hold").unlink()
+        assert running["trainer"].wait(600) == 0, logs["trainer"].read_text()
+        assert running["second"].wait(120) == 0, logs["second"].read_text()
+    finally:
+        for process in running.values():
+            process.kill()
+        ledger.disconnect()
+    assert max(_followed(logs["second"])) > max(given), "weights that the first one did not live to give"
+    run = folder / "runs" / "sums"
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    recorded = [e for step in range(1, steps + 1) for e in EpisodeFiles(run / "episodes").read(step, "train")]
+    trained = Counter((e.order, e.repeat) for e in recorded)
+    dropped = {order for row in rows for order in row.get("discarded", ())}
+    orders = {order for order, _ in trained}
+    assert set(trained.values()) == {1} and len(orders - dropped) == steps * groups
+    assert trained.keys() == {(order, repeat) for order in orders for repeat in range(repeats)}
+    report = prove_recorded(str(run), folder / "runs")  # by the weights of each version
+    assert report.ok and report.held_steps == steps, (report.wrong_steps, report.proof.wrong[:2])
+
+
+def _followed(log: Path) -> list[int]:
+    """The versions that a sampler had its server have, or found there."""
+    return [int(found) for found in re.findall(r"sampling with policy (\d+)", log.read_text())]
 
 
 def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
