@@ -34,6 +34,11 @@ class Columns:
     answer: str | None = None
 
 
+def row_of(task: Task) -> dict[str, Any]:
+    """The row that `task_of` makes it from, without what it leaves empty."""
+    return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}
+
+
 def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 

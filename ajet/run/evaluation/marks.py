@@ -11,13 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ajet.record.attempts import Attempt
 from ajet.record.files import write_atomically
 from ajet.run.evaluation.play import Evaluated
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
+from ajet.task_reader.rows import row_of
 
 Mark = Literal["teaches", "everybody", "nobody", "unknown"]
 KEY = "trial"
@@ -54,7 +55,7 @@ def mark_of(attempts: Sequence[Attempt]) -> Mark:
 def write_marked(tasks: Sequence[Task], by: Evaluated, file: Path, *, drop: bool = False) -> str:
     """As JSON lines that `jsonl_dataset_file` reads. Answers what was found, in words. Raises UserError."""
     counts = Counter(mark_of(by.scores.by_task.get(task.task_id, [])) for task in tasks)
-    lines = [json.dumps(_row(task), ensure_ascii=False) + "\n" for task in marked(tasks, by, drop=drop)]
+    lines = [json.dumps(row_of(task), ensure_ascii=False) + "\n" for task in marked(tasks, by, drop=drop)]
     try:
         write_atomically(file, "".join(lines))
     except OSError as error:
@@ -69,7 +70,3 @@ def _solved(attempt: Attempt) -> bool:
     if attempt.judged:
         return attempt.success
     return attempt.reward is not None and attempt.reward > 0
-
-
-def _row(task: Task) -> dict[str, Any]:
-    return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}

@@ -17,6 +17,7 @@ from ajet.record.files import write_atomically
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
+from ajet.task_reader.rows import row_of
 from ajet.task_reader.tracing.choosing import best_of_each, split, taken
 from ajet.task_reader.tracing.deidentify import Deidentifier
 from ajet.task_reader.tracing.rows import learned_rows, pairs, task_of
@@ -67,7 +68,7 @@ class TracingReader:
         for side in SPLITS:
             traces = self.traces(side)
             made: dict[str, Iterable[Any]] = {
-                "tasks": (_task_row(task) for task in self._tasks(side, left)),
+                "tasks": (row_of(task) for task in self._tasks(side, left)),
                 "rows": learned_rows(traces, self._settings, left),
                 "pairs": pairs(traces, left),
             }
@@ -133,7 +134,3 @@ class TracingReader:
                 do="switch on the recording of content where the traces are made (OpenTelemetry leaves it out unless "
                 "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise)",
             )
-
-
-def _task_row(task: Task) -> dict[str, Any]:
-    return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}
