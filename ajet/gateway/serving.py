@@ -7,7 +7,7 @@ waiting calls, which do change, guard themselves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -44,10 +44,11 @@ class Serving:
     adapters: Adapters
     """Of the engine's model, and whose each is; empty where there are not several."""
 
-    @property
-    def samples_tokens(self) -> bool:
-        """Whether the engine answers in tokens."""
-        return isinstance(self.engine, TokenEngine)
+    samples_tokens: bool = field(init=False)
+    """Whether the engine answers in tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples_tokens", isinstance(self.engine, TokenEngine))  # slow: asked once
 
 
 @dataclass(frozen=True, slots=True)

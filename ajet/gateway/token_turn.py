@@ -90,7 +90,7 @@ class TokenTurns:
     async def _prompt(self, request: TurnRequest) -> Prompt:
         images = self._images(request)
         prompt = await prompt_of(request, self._ledger.recorder, self._renderer, self._aside)
-        return replace(prompt, images=images)
+        return replace(prompt, images=images) if images else prompt
 
     def _images(self, request: TurnRequest) -> tuple[str, ...]:
         """The request's, as data: URLs. Raises Refused."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from typing import Any
 
 import httpx
 from starlette.types import ASGIApp
 
 from ajet.gateway.exchange import LOST
+from ajet.gateway.mailbox import mailbox_of
 
 Message = MutableMapping[str, Any]
 
@@ -47,11 +48,14 @@ class _Exchange(httpx.AsyncByteStream):
     ) -> None:
         self._app, self._gateways_loop = app, loop
         self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox_of(self._loop)
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._gone: asyncio.Event | None = None
         self._left = False
         self._ended = False
+        self._head: Message | None = None
+        """The reply's start, which waits for what comes with it: its client is woken once for both."""
         timeout = request.extensions.get("timeout") or {}
         self._patience: float | None = timeout.get("read")
         self._request = request
@@ -74,7 +78,7 @@ class _Exchange(httpx.AsyncByteStream):
 
     def begin(self) -> None:
         try:
-            self._gateways_loop().call_soon_threadsafe(self._launch)
+            mailbox_of(self._gateways_loop()).post(self._launch)
         except (RuntimeError, AssertionError) as error:
             raise httpx.ConnectError("the gateway is closed", request=self._request) from error
 
@@ -109,12 +113,12 @@ class _Exchange(httpx.AsyncByteStream):
         """The client has left. Thread-safe, idempotent."""
         self._left = True
         with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
-            self._gateways_loop().call_soon_threadsafe(self._leave)
+            mailbox_of(self._gateways_loop()).post(self._leave)
 
     # On the client's loop.
 
-    def _deliver(self, message: Message) -> None:
-        self._messages.append(message)
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        self._messages.extend(messages)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -159,11 +163,19 @@ class _Exchange(httpx.AsyncByteStream):
     async def _send(self, message: Message) -> None:
         if self._left:
             raise OSError("the client has left")
-        self._pass_on(message)
+        if message["type"] == "http.response.start":
+            self._head = message
+            asyncio.get_running_loop().call_soon(self._pass_on)
+        else:
+            self._pass_on(message)
 
-    def _pass_on(self, message: Message) -> None:
+    def _pass_on(self, *messages: Message) -> None:
+        head, self._head = self._head, None
+        told = messages if head is None else (head, *messages)
+        if not told:
+            return
         try:
-            self._loop.call_soon_threadsafe(self._deliver, message)
+            self._mailbox.post(self._deliver, told)
         except RuntimeError:  # the client's loop is closed
             self._left = True
             self._leave()

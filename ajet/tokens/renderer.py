@@ -94,6 +94,8 @@ class Renderer:
         self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
         self._texts: OrderedDict[str, Ids] = OrderedDict()
+        self._words: dict[int, str] = {}
+        """Tokens -> their text alone; as many as the vocabulary has at most."""
         found = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -278,6 +280,14 @@ class Renderer:
         return self._decode([context, *listed])[len(self._decode([context])) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
+        if len(ids) != 1:
+            return self._decoded(ids)
+        text = self._words.get(ids[0])  # every reply begins after a token, and most pieces are one
+        if text is None:
+            text = self._words[ids[0]] = self._decoded(ids)
+        return text
+
+    def _decoded(self, ids: Sequence[int]) -> str:
         if self._fast is not None:
             return self._fast.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
