@@ -68,7 +68,13 @@ GRID: dict[str, tuple[str, ...]] = {
     "2 optimizer steps, clip_high 0.28": (f"{COMMON}.mini_batch_num=2", f"{ALGORITHM}.clip_high=0.28"),
     "advantages not divided by std": (f"{ALGORITHM}.norm_adv_by_std=false",),
     "32 tasks of 2, REINFORCE++, lr 2e-5": (*BATCH, f"{COMMON}.optim.lr=2.0e-5"),
-    "32 tasks of 2, REINFORCE++, LoRA of 16": (*BATCH, f"{COMMON}.lora.rank=16", f"{COMMON}.optim.lr=1.0e-3"),
+    "32 tasks of 2, REINFORCE++, LoRA of 16": (
+        *BATCH,
+        f"{COMMON}.lora.rank=16",
+        f"{COMMON}.lora.alpha=32",
+        f"{COMMON}.optim.lr=1.0e-3",
+        f"{COMMON}.gradient_checkpointing=false",
+    ),
     "KL 0.002": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.002"),
     "KL 0.05": (f"{COMMON}.use_kl_loss=true", f"{COMMON}.kl_loss_coef=0.05"),
 }
