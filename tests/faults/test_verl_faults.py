@@ -38,7 +38,7 @@ def faulty(tmp_path_factory):
     code.write_text(code.read_text() + FAULTY)
     settings = [
         "rollout.user_workflow=workflow.py->Faulty",
-        "rollout.episode_timeout=60",
+        "rollout.episode_timeout=120",
         "trainer_common.val_before_train=false",
         "data.train_batch_size=4",
     ]
