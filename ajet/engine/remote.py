@@ -1,10 +1,9 @@
 """RemoteEngine: a server's token-in-token-out route as a TokenEngine, whatever server it is.
 
-What differs between servers is a `Wire`: its routes, the form of a request, of a stream, of a score. Which logprob a
-server says depends on how it was started, so it is asked once, by drawing a token at temperature 2 and scoring it.
-Where it says the one sampled from, the one at temperature 1, where it differs, is scored by a second request. Where it
-says the one at temperature 1 only, or leaves out what top_p and top_k cut off, only requests whose logprobs follow from
-what it says can be answered; the others are refused.
+Which logprob a server says depends on how it was started, so it is asked once, by drawing a token at temperature 2
+and scoring it. Where it says the one sampled from, the one at temperature 1, where it differs, is scored by a second
+request. What does not follow from what it says is refused (`ajet.engine.wire`, which is also what differs between
+servers).
 
 Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
 drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
@@ -21,7 +20,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -30,6 +29,7 @@ import numpy as np
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
+from ajet.engine.wire import Reply, Wire, alike, cuts, unsaid
 from ajet.schema.errors import EngineFailure, UserError
 
 if TYPE_CHECKING:
@@ -47,81 +47,6 @@ PROBED = 2.0
 
 class NotBegun(EngineFailure):
     """Of a call: somebody else is changing the server's weights, and nothing was asked of it."""
-
-
-class Reply(Protocol):
-    """Reads the events of one stream."""
-
-    def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The tokens of one event, if it has some. Raises EngineFailure."""
-        ...
-
-    def end(self) -> TokenChunk:
-        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
-        ...
-
-
-class Wire(Protocol):
-    """How one kind of server is asked. It holds nothing of one server."""
-
-    @property
-    def kind(self) -> str:
-        """The server's name, for people."""
-        ...
-
-    @property
-    def expected(self) -> str:
-        """What an error says that should stand at the URL."""
-        ...
-
-    @property
-    def says_sampled_by(self) -> str:
-        """How it is started so that it says the logprob that was sampled from."""
-        ...
-
-    @property
-    def says_cut(self) -> bool:
-        """Whether that logprob knows of what top_p and top_k cut off."""
-        ...
-
-    @property
-    def route(self) -> str:
-        """Where tokens are asked for."""
-        ...
-
-    @property
-    def name_route(self) -> str:
-        """Where the name of its weights stands, as `weight_version`."""
-        ...
-
-    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
-        """Tokens of a prompt and its reply that can be scored; `served`: what /v1/models says. Raises KeyError,
-        ValueError, httpx.HTTPError."""
-        ...
-
-    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
-        """The JSON of a streamed request for at most `limit` tokens; `salt` keeps its cached prefixes apart."""
-        ...
-
-    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
-        """That of a request for the logprobs of `ids[first:]` at temperature 1."""
-        ...
-
-    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
-        """The logprobs of `ids`, the last of what was scored. Raises EngineFailure."""
-        ...
-
-    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
-        """The first token of a reply that was not streamed, and what is said to be its logprob."""
-        ...
-
-    def reply(self, request: TokenRequest, version: int) -> Reply:
-        """A reader of the request's stream."""
-        ...
-
-    def weights(self, base_url: str, headers: dict[str, str]) -> ServerWeights:
-        """Those of the server there."""
-        ...
 
 
 class RemoteEngine:
@@ -169,11 +94,11 @@ class RemoteEngine:
 
     def require_said(self, sampling: Sampling) -> None:
         """That the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
-        if (problem := self._unsaid(sampling)) is not None:
+        if (problem := unsaid(self._wire, self.says_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(
                 f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
-                f"{' with truncation' if _cuts(sampling) else ''}.",
+                f"{' with truncation' if cuts(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected="a server that says the logprobs sampled from",
                 do=do,
@@ -192,8 +117,8 @@ class RemoteEngine:
         """Stream one reply; closing the iterator early ends the connection, which aborts it there. Raises
         EngineFailure."""
         limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
-        needs_unit = not _alike(request.sampling)
-        if (problem := self._unsaid(request.sampling)) is not None:
+        needs_unit = not alike(request.sampling)
+        if (problem := unsaid(self._wire, self.says_sampled, request.sampling)) is not None:
             raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
         loop = asyncio.get_running_loop()
         finished = False
@@ -285,17 +210,6 @@ class RemoteEngine:
             raise self._refused(response.status_code, response.text)
         served: dict[str, Any] = response.json()["data"][0]
         return served
-
-    def _unsaid(self, sampling: Sampling) -> tuple[str, str] | None:
-        """Why the logprobs of such a draw cannot be had here, and what to do; None: they can."""
-        if _alike(sampling):
-            return None
-        if not self.says_sampled:
-            by = self._wire.says_sampled_by
-            return "says logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
-        if _cuts(sampling) and not self._wire.says_cut:
-            return "says logprobs before top_p and top_k cut", "leave top_p and top_k out"
-        return None
 
     def _probe(self, client: httpx.Client) -> bool:
         """Whether the server says the logprob that was sampled from."""
@@ -424,17 +338,6 @@ class RemoteEngine:
 
     def _clean(self, text: str) -> str:
         return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
-
-
-def _alike(sampling: Sampling) -> bool:
-    """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
-    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-    return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
-
-
-def _cuts(sampling: Sampling) -> bool:
-    """Whether some tokens cannot be drawn at all."""
-    return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
 
 def _close_soon(client: httpx.AsyncClient) -> None:

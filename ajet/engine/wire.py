@@ -1,0 +1,115 @@
+"""Wire: what differs between servers elsewhere: their routes, the form of a request, of a stream, of a score.
+
+Invariant: a draw is asked for only where both of its logprobs follow from what the server says of it (`unsaid`): the
+one that was sampled from, and the one at temperature 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet.engine.contract import Sampling, TokenChunk, TokenRequest
+
+if TYPE_CHECKING:
+    import httpx
+
+    from ajet.engine.server_weights import ServerWeights
+
+
+class Reply(Protocol):
+    """Reads the events of one stream."""
+
+    def read(self, event: dict[str, Any]) -> TokenChunk | None:
+        """The tokens of one event, if it has some. Raises EngineFailure."""
+        ...
+
+    def end(self) -> TokenChunk:
+        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
+        ...
+
+
+class Wire(Protocol):
+    """How one kind of server is asked. It holds nothing of one server."""
+
+    @property
+    def kind(self) -> str:
+        """The server's name, for people."""
+        ...
+
+    @property
+    def expected(self) -> str:
+        """What an error says that should stand at the URL."""
+        ...
+
+    @property
+    def says_sampled_by(self) -> str:
+        """How it is started so that it says the logprob that was sampled from."""
+        ...
+
+    @property
+    def says_cut(self) -> bool:
+        """Whether that logprob knows of what top_p and top_k cut off."""
+        ...
+
+    @property
+    def route(self) -> str:
+        """Where tokens are asked for."""
+        ...
+
+    @property
+    def name_route(self) -> str:
+        """Where the name of its weights stands, as `weight_version`."""
+        ...
+
+    def longest(self, client: httpx.Client, served: dict[str, Any]) -> int:
+        """Tokens of a prompt and its reply that can be scored; `served`: what /v1/models says. Raises KeyError,
+        ValueError, httpx.HTTPError."""
+        ...
+
+    def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
+        """The JSON of a streamed request for at most `limit` tokens; `salt` keeps its cached prefixes apart."""
+        ...
+
+    def score_body(self, ids: list[int], first: int, salt: str) -> dict[str, Any]:
+        """That of a request for the logprobs of `ids[first:]` at temperature 1."""
+        ...
+
+    def scored(self, answer: dict[str, Any], ids: list[int]) -> list[float]:
+        """The logprobs of `ids`, the last of what was scored. Raises EngineFailure."""
+        ...
+
+    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
+        """The first token of a reply that was not streamed, and what is said to be its logprob."""
+        ...
+
+    def reply(self, request: TokenRequest, version: int) -> Reply:
+        """A reader of the request's stream."""
+        ...
+
+    def weights(self, base_url: str, headers: dict[str, str]) -> ServerWeights:
+        """Those of the server there."""
+        ...
+
+
+def unsaid(wire: Wire, says_sampled: bool, sampling: Sampling) -> tuple[str, str] | None:
+    """Why the logprobs of such a draw cannot be had from such a server, and what to do; None: they can. `says_sampled`:
+    whether it says those that were sampled from."""
+    if alike(sampling):
+        return None
+    if not says_sampled:
+        by = wire.says_sampled_by
+        return "says logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
+    if cuts(sampling) and not wire.says_cut:
+        return "says logprobs before top_p and top_k cut", "leave top_p and top_k out"
+    return None
+
+
+def alike(sampling: Sampling) -> bool:
+    """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
+    plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
+    return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
+
+
+def cuts(sampling: Sampling) -> bool:
+    """Whether some tokens cannot be drawn at all."""
+    return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
