@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,12 +28,13 @@ sys.exit(main())
 
 
 def made(prefix: Path) -> Path:
-    """A stand-in of it: an environment with an `ajet` that says how it was started."""
+    """A stand-in of it: an environment with an `ajet`, script and package, that says how it was started."""
     own = prefix / own_environment.FOLDER
     venv.create(own, symlinks=True, with_pip=False)
     (packages,) = own.glob("lib/python3*/site-packages")
     (packages / "ajet").mkdir()
     (packages / "ajet" / "__main__.py").write_text(STAND_IN)
+    (own / "bin" / "ajet").write_text("from ajet import __main__")
     return own
 
 
@@ -40,6 +42,8 @@ def test_the_command_goes_on_there_as_it_was_typed(tmp_path: Path) -> None:
     own = made(tmp_path)
     workflow = "rollout: {user_workflow: 'agent.py->Agent'}"
     (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: 'embedded:tiny-tools'}}, {workflow}}}")
+    (tmp_path / "ajet").mkdir()
+    (tmp_path / "ajet" / "__main__.py").write_text("raise SystemExit('AgentJet is cloned here')")
     (tmp_path / "agent.py").write_text("from ajet import Workflow\n\n\nclass Agent(Workflow):\n    pass\n")
     typed = ["--conf", "x.yaml", "--backbone", "trinity", "--with-ray", "trainer_common.device=cuda"]
     typed += ["task_reader.type=random_dummy"]
@@ -60,10 +64,16 @@ def test_who_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     own = made(tmp_path)
     assert own_environment.python_there("cuda") == own / "bin" / "python"
     assert own_environment.python_there("cpu") is None
-    monkeypatch.setattr(sys, "argv", ["train.py", "--steps", "3"])
-    with pytest.raises(UserError, match="this program runs in another") as refused:
-        own_environment.go_on_in(own / "bin" / "python")
-    assert refused.value.do == f"{own}/bin/python train.py --steps 3"
+    for program in ("train.py", "tuning/__main__.py", "launcher.py"):
+        monkeypatch.setattr(sys, "argv", [program, "--steps", "3"])
+        with pytest.raises(UserError, match="this program runs in another") as refused:
+            own_environment.go_on_in(own / "bin" / "python")
+        assert refused.value.do == f"{own}/bin/python {program} --steps 3"
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda python, arguments: started.append(arguments))
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name="ajet.launcher")))
+    own_environment.go_on_in(own / "bin" / "python")
+    assert started == [[f"{own}/bin/python", "-m", "ajet", "--steps", "3"]]
     about = tmp_path / "trinity_rft-0.6.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trinity-rft\nVersion: 0.6.0\n")

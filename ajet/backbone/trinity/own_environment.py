@@ -2,7 +2,9 @@
 how a command goes on in it.
 
 Invariant: the command goes on as it was typed, in the same process, before anything of a run is written; there it finds
-Trinity beside itself, and hands over no more. A program that is not the command is told what to start.
+Trinity beside itself, and hands over no more: the script to the script, `-m` to `-m`, which imports what lies in the
+working directory, where a clone of AgentJet has an `ajet`, too. A program that is no command of ours is told what to
+start.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from ajet.schema.errors import UserError
 
 FOLDER = Path("share") / "trinity-gpu"
 """Below the environment of ajet."""
-COMMANDS = ("ajet", "__main__.py", "launcher.py")
-"""What the command's own file is called: its script, `python -m ajet` and `python -m ajet.cli.launcher`."""
+SCRIPT = "ajet"
+MODULES = ("ajet.__main__", "ajet.launcher", "ajet.cli.launcher")
+"""What runs where `-m ajet` and its like were typed: another program's file may bear the name of ours."""
 
 
 def python_there(device: str) -> Path | None:
@@ -32,7 +35,8 @@ def python_there(device: str) -> Path | None:
 
 def go_on_in(python: Path) -> None:
     """Have the command that was typed run there; does not return. Raises UserError where it is no command of ours."""
-    if Path(sys.argv[0]).name not in COMMANDS:
+    spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
+    if not script and (spec is None or spec.name not in MODULES):
         raise UserError(
             "Trinity lies in an environment of its own, and this program runs in another.",
             where=sys.executable,
@@ -42,4 +46,5 @@ def go_on_in(python: Path) -> None:
     logger.info("Trinity has an environment of its own: the command goes on with {}", python)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(python, [str(python), "-m", "ajet", *sys.argv[1:]])
+    there = [str(python.with_name(SCRIPT))] if script else ["-m", "ajet"]
+    os.execv(python, [str(python), *there, *sys.argv[1:]])
