@@ -44,7 +44,7 @@ def _kind(base_url: str, key: str | None) -> type[RemoteSglang] | type[RemoteVll
         with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
             answer = client.get("/v1/models", timeout=SECONDS)
         owner = str(answer.json()["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(
             f"No server answers: {type(error).__name__}: {error}",
             where=f"ajet.rollout.vllm.base_url: {root}",

@@ -78,8 +78,9 @@ class Wire(Protocol):
         """The logprobs of `ids`, the last of what was scored. Raises EngineFailure."""
         ...
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
-        """The first token of a reply that was not streamed, and what is said to be its logprob."""
+    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """The tokens of a reply that was not streamed, at least one, and what are said to be their logprobs. Raises
+        KeyError, IndexError, TypeError, ValueError."""
         ...
 
     def reply(self, request: TokenRequest, version: int) -> Reply:

@@ -88,6 +88,7 @@ def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> 
     assert body_of(request_of(), 9, "s")["sampling_params"]["ignore_eos"]
     held = body_of(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
+    assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"
     assert (params["ignore_eos"], params["stop_token_ids"], params["sampling_seed"]) == (False, [7], 3)
     assert json.loads(params["json_schema"]) == {"type": "object"} and held["extra_key"] == "s"
 
@@ -165,5 +166,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no vLLM server"):
         open_remote(config, vocabulary=99)
     down = True
-    with pytest.raises(UserError, match="No server answers"):
-        open_remote(config, vocabulary=99)
+    for url in ("http://server/v1", "http://[::1"):
+        server.base_url = url
+        with pytest.raises(UserError, match="No server answers"):
+            open_remote(config, vocabulary=99)

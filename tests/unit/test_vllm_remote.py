@@ -23,8 +23,11 @@ DRAWN, KEY = [3, 5, 8], "its-key"
 class Server:
     """It draws `DRAWN` always, with logprobs of -id / 8 at temperature 1 and of half as much where it is hotter."""
 
-    def __init__(self, *, processed: bool) -> None:
-        self.processed, self.bodies = processed, list[dict[str, Any]]()
+    def __init__(self, *, processed: bool, noise: float = 0.0) -> None:
+        """`noise`: between what it says as it draws and as it scores, in nats."""
+        self.processed, self.noise, self.bodies = processed, noise, list[dict[str, Any]]()
+        self.scores = "json"
+        """"text": what it says of a score is no JSON."""
         self.held: asyncio.Event | None = None
         """A stream goes on when it is set."""
 
@@ -39,7 +42,9 @@ class Server:
         self.bodies.append(body)
         wanted = body["sampling_params"]
         if "prompt_logprobs" in wanted:
-            rows = [{str(token): {"logprob": -token / 8}} for token in body["token_ids"]]
+            if self.scores == "text":
+                return httpx.Response(200, text="<html>busy</html>")
+            rows = [{str(token): {"logprob": -token / 8 - self.noise}} for token in body["token_ids"]]
             return httpx.Response(200, json={"prompt_logprobs": [None, *rows[1:]]})
         drawn = DRAWN[: wanted["max_tokens"]]
         hot = self.processed and wanted["temperature"] not in (0.0, 1.0)
@@ -99,6 +104,18 @@ def test_a_server_that_says_one_logprob_is_asked_nothing_else(monkeypatch: pytes
     assert joined(asyncio.run(reply(engine)), "logprobs") == [-token / 8 for token in DRAWN]
     with pytest.raises(EngineFailure, match="processed_logprobs"):
         asyncio.run(reply(engine, temperature=0.5))
+
+
+def test_a_server_that_rounds_is_not_taken_for_one_that_says_what_was_sampled_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not engine_of(Server(processed=False, noise=0.02), monkeypatch).says_sampled
+    server = Server(processed=True, noise=0.02)
+    engine = engine_of(server, monkeypatch)
+    assert engine.says_sampled
+    server.scores = "text"
+    with pytest.raises(EngineFailure, match="what is no JSON: '<html>busy"):
+        asyncio.run(reply(engine, temperature=0.7))
 
 
 def test_a_reply_has_the_version_it_was_asked_of_and_no_prefix_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,10 +52,10 @@ class SglangWire:
         """See `Wire`."""
         return scored(answer, ids)
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
+    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """See `Wire`."""
-        logprob, token = answer["meta_info"]["output_token_logprobs"][0][:2]
-        return int(token), float(logprob)
+        rows = answer["meta_info"]["output_token_logprobs"]
+        return [int(row[1]) for row in rows], [float(row[0]) for row in rows]
 
     def reply(self, request: TokenRequest, version: int) -> Reply:
         """See `Wire`."""

@@ -13,6 +13,10 @@ from typing import Any, Literal
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.schema.errors import EngineFailure
 
+PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+PLAIN |= {"min_new_tokens": 0, "n": 1}
+"""Said, though it is what it would be: else a server's own `--preferred-sampling-params` bend what is drawn."""
+
 
 def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
     """The JSON of a streamed request for at most `limit` tokens. Without stop ids it goes on past the model's own end;
@@ -23,6 +27,7 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        **PLAIN,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
         "skip_special_tokens": False,

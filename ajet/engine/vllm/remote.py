@@ -45,10 +45,11 @@ class VllmWire:
         """See `Wire`."""
         return scored(answer, ids)
 
-    def drawn(self, answer: dict[str, Any]) -> tuple[int, float]:
+    def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """See `Wire`."""
         choice = answer["choices"][0]
-        return int(choice["token_ids"][0]), float(choice["logprobs"]["content"][0]["logprob"])
+        said = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+        return [int(token) for token in choice["token_ids"]], said
 
     def reply(self, request: TokenRequest, version: int) -> Reply:
         """See `Wire`."""
