@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
     from ajet.backbone.runner import Interrupts
     from ajet.run.parts import Parts
-    from ajet.store.shared import Policy, SharedStore
+    from ajet.store.shared import Announced, Policy, SharedStore
     from ajet.task_reader import TaskOrder
 
 LOOK = 0.25
@@ -156,6 +156,7 @@ class Sampler:
         if announced is None or announced.policy.told.get(OVER):
             return
         with suppress(WentBack, TimeoutError):  # then what waits for it is given back
+            self._require_known(announced)
             self._follow(announced.policy, waits)
 
     def release(self) -> None:
@@ -187,14 +188,19 @@ class Sampler:
         self._policy = announced.policy
         if self._over():
             return
-        another = self._trainer not in (0, announced.trainer)
+        self._require_known(announced)
         self._trainer = announced.trainer
-        if another and int(announced.policy.told.get(BEGAN, 0)) < self._backbone.version:
-            raise WentBack  # what this version was, that trainer forgot; it may have another of that number
         follows = self._follow(announced.policy)
         self._renew()
         if follows:
             self._begin(announced.policy)
+
+    def _require_known(self, announced: Announced) -> None:
+        """That the trainer is the one that was followed, or knows what it had announced. Raises WentBack: another one
+        forgot what this version was, and may have another of that number."""
+        another = self._trainer not in (0, announced.trainer)
+        if another and int(announced.policy.told.get(BEGAN, 0)) < self._backbone.version:
+            raise WentBack
 
     def _follow(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
         """Whether the weights are the announced ones, or the engine's own may be sampled with all the same. Raises

@@ -282,6 +282,27 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
     store.disconnect()
 
 
+def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
+    sampler: Sampler, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler._backbone.version = 2  # type: ignore[misc]
+    ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
+    sampler._look()
+    taken: list[int] = []
+
+    def take(folder: object, version: int, *about: object, leads: bool) -> bool:
+        taken.append(version)
+        return True
+
+    monkeypatch.setattr(sampler._backbone, "take", take)
+    for began, expected in ((1, []), (2, [3])):
+        later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
+        later.announce(Policy("run", 3, "", below=0, told={"version": 3, "began": began}))
+        sampler._follow_on(float("inf"))
+        assert taken == expected
+        later.disconnect()
+
+
 def test_who_waits_for_a_trainer_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two that waited at one server would each take the other for silent."""
     monkeypatch.setattr(waiting, "LOOK", 0.0)

@@ -1,8 +1,9 @@
 """SglangWeights: what an SGLang server says of its weights, and how it is given others.
 
 Every server has a name for its weights (`GET /model_info`) and loads a folder that lies on its machine
-(`POST /update_weights_from_disk`), after the replies under way have ended; it names them itself, so a load and its
-name are one: whoever loads last is the one whose name it bears.
+(`POST /update_weights_from_disk`) while no reply is under way: it breaks them off as it is given a name (its default,
+`abort_all_requests`), and waits for those that began since. It names the weights itself, so a load and its name are
+one: whoever loads last is the one whose name it bears.
 """
 
 from __future__ import annotations
