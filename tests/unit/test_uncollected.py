@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,22 @@ def test_who_runs_without_collections_keeps_it_so():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_process_that_is_forked_within_collects():
+    script = (
+        "import gc, os, sys\n"
+        "from ajet.run.uncollected import uncollected\n"
+        "for enabled in (True, False):\n"
+        "    (gc.enable if enabled else gc.disable)()\n"
+        "    with uncollected():\n"
+        "        if (child := os.fork()) == 0:\n"
+        "            os._exit(gc.isenabled() is not enabled)\n"
+        "        if os.waitpid(child, 0)[1] or gc.isenabled():\n"
+        "            sys.exit(f'{enabled=}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_backbone_is_opened_without_collections_and_a_refused_one_leaves_them_on(tmp_path):
