@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
+from contextvars import ContextVar
 
 import pytest
 
@@ -41,6 +42,20 @@ def test_what_is_posted_meanwhile_comes_in_its_order_with_one_wake():
     loop.run_forever()
     assert (seen[-1], loop.woken) == ("later", 2)
     loop.close()
+
+
+def test_each_call_has_the_context_of_who_posted_it():
+    """A task that it begins is that episode's, and not the one's whose call woke the loop."""
+    loop, seen, whose = asyncio.SelectorEventLoop(), [], ContextVar("whose", default="nobody")
+    mailbox = Mailbox(loop)
+    for name in ("one", "another"):
+        token = whose.set(name)
+        mailbox.post(lambda: seen.append(whose.get()))
+        whose.reset(token)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert seen == ["one", "another"]
 
 
 def test_threads_that_post_at_once_lose_nothing():
