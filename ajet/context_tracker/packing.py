@@ -148,25 +148,36 @@ def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[l
         yield from families
         return
     tree: list[int] = []
+    size = 0
     for family in families:
-        joined = _joined(samples, tree, family, budget) if tree else family
+        own = _size(samples, family)
+        joined = _joined(samples, tree, family, size, own, budget) if tree else None
         if joined is None:
-            yield tree
-        tree = joined or family
+            if tree:
+                yield tree
+            tree, size = family, own
+        else:
+            tree, size = joined
     if tree:
         yield tree
 
 
-def _joined(samples: Sequence[Sample], tree: list[int], family: list[int], budget: int) -> list[int] | None:
-    """Both in one tree; None where they are better apart."""
-    one, other = samples[tree[0]].timeline, samples[family[0]].timeline
+def _joined(
+    samples: Sequence[Sample], tree: list[int], family: list[int], size: int, own: int, budget: int
+) -> tuple[list[int], int] | None:
+    """Both in one tree and its tokens; None where they are better apart. `size`, `own`: the tokens of each."""
+    one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
     shared = _shared(one.ids, other.ids) if one.adapter == other.adapter else 0
     if not shared:
         return None
-    both = _in_order(samples, tree + family)
-    together = _size(samples, both)
-    pays = together <= SMALL and shared * PAIRS >= _size(samples, tree) * _size(samples, family)
-    return both if together <= budget and (pays or shared >= LONG) else None
+    both = tree + family
+    if last.ids.tobytes() <= other.ids.tobytes():  # as they mostly lie: only where they meet is something shared
+        together = size + own - _shared(last.ids, other.ids)
+    else:
+        both = _in_order(samples, both)
+        together = _size(samples, both)
+    pays = together <= SMALL and shared * PAIRS >= size * own
+    return (both, together) if together <= budget and (pays or shared >= LONG) else None
 
 
 def _in_order(samples: Sequence[Sample], members: list[int]) -> list[int]:

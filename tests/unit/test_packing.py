@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.context_tracker import pack, tree_mask
+from ajet.context_tracker import pack, packing, tree_mask
 from ajet.schema.batch import Sample
 from ajet.schema.timeline import Timeline
 
@@ -138,6 +138,19 @@ def sized(shared, own, groups):
 def test_groups_that_begin_alike_share_a_tree_where_it_pays(shared, own, groups, trees):
     rows = pack(sized(shared, own, groups), 500 if trees[0] == 492 else 4096)
     assert sorted((tree.stop - tree.start for row in rows for tree in row.trees), reverse=True) == trees
+
+
+def test_many_groups_are_joined_in_time_that_grows_with_their_number(monkeypatch):
+    compared = Counter()
+    shared = packing._shared
+
+    def counted(*lines):
+        compared["pairs"] += 1
+        return shared(*lines)
+
+    monkeypatch.setattr(packing, "_shared", counted)
+    (row,) = pack(sized(300, 3, 100), 10_000)
+    assert row.ids.size == 300 + 100 * (3 + 2) and compared["pairs"] <= 5 * 200
 
 
 def test_a_first_token_cannot_be_a_target():
