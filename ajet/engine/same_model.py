@@ -29,7 +29,10 @@ def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
 
 
 def largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
-    """The worst token's: in nats for float32, else as a total variation. Infinite where something is not finite."""
+    """The worst token's: in nats for float32, else as a total variation. Infinite where something is not finite; 0 of
+    no tokens."""
+    if not found.shape[0]:
+        return 0.0
     have, want = (torch.log_softmax(logits.float(), -1) for logits in (found, wanted))
     gaps = (have - want).abs().amax(-1) if dtype == torch.float32 else (have.exp() - want.exp()).abs().sum(-1) / 2
     worst = float(gaps.max())

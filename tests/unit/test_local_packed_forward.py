@@ -10,6 +10,7 @@ from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.context_tracker.packing import pack
+from ajet.engine.same_model import agree
 from ajet.schema.errors import ConfigError
 from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
 
@@ -189,3 +190,9 @@ def test_no_more_logits_than_a_chunk_exist(monkeypatch):
     [row] = pack([sample_of(range(40), [(10, 40)])], 4096)
     forward.logprobs(row, 1.0)
     assert sum(sizes) == 30 and max(sizes) <= 3
+
+
+def test_a_rank_that_has_no_token_to_hold_agrees():
+    """Ulysses over sixteen ranks: the last part of verl's probe is padding alone."""
+    none = torch.zeros(0, 97)
+    assert agree(none, none, torch.float32) and agree(none, none, torch.bfloat16)

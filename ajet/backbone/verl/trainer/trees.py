@@ -243,11 +243,12 @@ class TreeEngine(FSDPEngineWithLMHead):
                 except (TypeError, ValueError) as error:
                     return str(error)
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
-        wanted = torch.stack([plain[sample][offset - 1] for sample, offset in targets])
-        if found.shape != wanted.shape:
-            return "its forward pass does not choose the positions whose logits are asked for"
+        foretold = [plain[sample][offset - 1] for sample, offset in targets]
+        wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone
         why = unseen_masks(self.module, windows)
-        if not why and not agree(found, wanted, self._autocast_dtype):
+        if found.shape != wanted.shape:
+            why = "its forward pass does not choose the positions whose logits are asked for"
+        elif not why and not agree(found, wanted, self._autocast_dtype):
             why = "its layers carry state along a row, or attend in a way of their own"
         differs = torch.tensor(int(bool(why)), device=device)
         dist.all_reduce(differs, op=dist.ReduceOp.MAX)
