@@ -77,6 +77,7 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "group": "g0",
         "order": 3,
         "run": "abc",
+        "sampler": "machine-7",
         "verdict": Verdict(1.0, True, "equal", process=PARTS),
         "calls": calls,
         "messages": [{"role": "user", "content": "α"}, {"role": "system", "content": "s"}, {"role": "assistant"}, {}],

@@ -77,6 +77,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
     row["untrained"] = dict(episode.untrained)
     if (span := episode.policy) is not None:
         row["policy"] = list(span)
+    if episode.sampler:
+        row["sampler"] = episode.sampler
     if episode.tool_uses:
         row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
@@ -99,7 +101,7 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
     episode = Episode(
-        **{name: row[name] for name in EPISODE_PLAIN if name in row},
+        **{name: row[name] for name in (*EPISODE_PLAIN, "sampler") if name in row},
         task=Task(**row["task"]),
         failure=Failure(**row["failure"]) if row["failure"] else None,
         verdict=decode_verdict(row["verdict"]) if row["verdict"] else None,
@@ -151,7 +153,7 @@ class _Stored:
 
 
 _KINDS: dict[str, Any] = {
-    **dict.fromkeys(("uuid", "split", "status", "run", "group", "ending", "printed"), str),
+    **dict.fromkeys(("uuid", "split", "status", "run", "group", "ending", "printed", "sampler"), str),
     **dict.fromkeys(("messages", "tools", "checks", "calls", "timelines"), list),
     **dict.fromkeys(("metadata", "metrics", "task"), dict),
     **dict.fromkeys(("repeat", "step", "attempts", "order"), int),

@@ -218,9 +218,10 @@ def _by(each: dict[str, Any]) -> str:
         return ""
     process = by.get("process") or {}
     versions = ", ".join(f"{name} {version}" for name, version in (by.get("versions") or {}).items())
-    who = f"sampler {each['sampler']} of " if each.get("sampler") else ""
-    run = f"process {process.get('pid')} on {process.get('host')}"
-    return f" by {who}{run}, backbone {by.get('backbone')}, engine {by.get('engine')} ({versions})"
+    run = f"process {process.get('pid')} on {process.get('host')}, backbone {by.get('backbone')}"
+    if each.get("sampler"):
+        return f" by sampler {each['sampler']}" + (f", for {run} ({versions})" if by else "")
+    return f" by {run}, engine {by.get('engine')} ({versions})"
 
 
 def _when(started: float, ended: float) -> str:

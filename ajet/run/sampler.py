@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -351,7 +351,7 @@ class Sampler:
             each.left -= 1
             self.played.episodes += 1
             self.played.tokens += ended.sampled_tokens
-            kept = Kept(ended, ended_by=self._name)
+            kept = Kept(replace(ended, sampler=self._name), ended_by=self._name)
             if self._compares:
                 each.held.append(kept)
             else:

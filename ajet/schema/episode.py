@@ -118,6 +118,8 @@ class Episode:
     """The task's position in the training order, or in its validation; negative: in none, its client brought it."""
     run: str = ""
     """Identity of the run whose policy versions the calls carry."""
+    sampler: str = ""
+    """Name of the sampler that played it; "" where the run's own processes did."""
     status: Status = "completed"
     ending: str = ""
     """Why ajet ended it: the reason of an abort ("group_deadline", "interrupted"); "" where it ended by itself."""

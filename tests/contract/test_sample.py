@@ -129,6 +129,7 @@ def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Ad
 
 def test_what_a_killed_sampler_had_put_of_a_group_is_not_played_again(trained: tuple[Path, Address]) -> None:
     assert sorted(kept_of(trained[1], HELD_FROM)) == ["one", "two"]
+    assert {episode.sampler for episode in recorded(trained[0]) if episode.order == HELD_FROM} == {"one", "two"}
 
 
 def test_later_weights_are_sampled_with_and_none_too_old(trained: tuple[Path, Address]) -> None:

@@ -244,6 +244,9 @@ def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(rec
     fed = back.episodes[0]
     assert fed["as_committed"] and fed["trained_in"] == 2 and fed["played_by"]["versions"]["ajet"]
     assert [call["sampled"] for call in fed["calls"]] == [5, 6, 4, 0] and len(fed["tools"]) == 2
+    console = Console(file=StringIO(), width=200)
+    show(back, console)
+    assert f"played by sampler {fed['sampler']}, for process" in console.file.getvalue()  # type: ignore[attr-defined]
     assert fed["reward"] == 1.0 and fed["verdict"] == "equal"
     forward = trail_of_episode(recorded, "train10")
     assert forward.episodes[0]["uuid"] == "train10" * 3

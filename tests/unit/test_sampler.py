@@ -97,6 +97,7 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     sampler._take_in(0.0)
     (closed,) = ledger.closed()
     assert [kept.episode.uuid for kept in closed.kept] == ["again0", "again1"]
+    assert {kept.episode.sampler for kept in closed.kept} == {"one"}, "the record says who played it"
 
 
 def test_nothing_is_begun_while_the_announced_weights_are_not_there(
