@@ -1,8 +1,9 @@
 """A server that speaks SGLang's `/generate` as 0.5.23 does, with tiny-tools behind it: real logits, real draws.
 
-What it says is what a real server of that version was seen to say: events that bear all of the reply so far, a logprob
-of the distribution at its temperature and before any cut, an input that is too long refused, a load that names the
-weights. `AJET_TEST_SGLANG=URL` names a real one with tiny-tools to be asked in its place."""
+What it says is what a real server of that version was seen to say: events that bear all of the reply so far (of the
+first token, and then as often as they are asked for), a logprob of the distribution at its temperature and before any
+cut, an input that is too long refused, a load that names the weights. `AJET_TEST_SGLANG=URL` names a real one with
+tiny-tools to be asked in its place."""
 
 from __future__ import annotations
 
@@ -156,7 +157,7 @@ class SglangApp:
                 if chunk.finish == "stop"
                 else {"type": "length", "length": limit}
             )
-            if known or ended:
+            if ended or len(known) % params["stream_interval"] == 1:
                 more = {"output_top_logprobs": list(top)} if body["top_logprobs_num"] else {}
                 yield _event(list(known), list(rows), ended, {"weight_version": self.name, **more})
 

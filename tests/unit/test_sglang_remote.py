@@ -89,6 +89,7 @@ def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> 
     held = body_of(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
     assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"
+    assert params["stream_interval"] > 1, "each event bears all of the reply so far"
     assert (params["ignore_eos"], params["stop_token_ids"], params["sampling_seed"]) == (False, [7], 3)
     assert json.loads(params["json_schema"]) == {"type": "object"} and held["extra_key"] == "s"
 

@@ -16,6 +16,9 @@ from ajet.schema.errors import EngineFailure
 PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 PLAIN |= {"min_new_tokens": 0, "n": 1}
 """Said, though it is what it would be: else a server's own `--preferred-sampling-params` bend what is drawn."""
+INTERVAL = 32
+"""Tokens between two events, after the first. Each bears the whole reply so far (some 45 bytes a token): one a
+token would be 6 GB for a reply of 16K tokens."""
 
 
 def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
@@ -32,6 +35,7 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         "ignore_eos": not sampling.stop_ids and sampling.json_schema is None,
         "skip_special_tokens": False,
         "no_stop_trim": True,
+        "stream_interval": INTERVAL,
     }
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
