@@ -74,6 +74,13 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
         reply.end()
 
 
+def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
+    said = event([3], 1, STOP)
+    said["meta_info"]["output_top_logprobs"] = [[[-0.375, 3, None], [None, 9, None]]]
+    chunk = Reply(request_of(top_logprobs=2), 0).read(said)
+    assert chunk is not None and chunk.top == [[(3, -0.375)]]
+
+
 def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
     def answer(*rows: list[Any]) -> dict[str, Any]:
         return {"meta_info": {"input_token_logprobs": list(rows)}}
@@ -85,7 +92,8 @@ def test_a_score_is_of_the_ids_that_were_asked_for() -> None:
 
 
 def test_without_stop_ids_it_goes_on_past_its_own_end_and_a_schema_is_sent() -> None:
-    assert body_of(request_of(), 9, "s")["sampling_params"]["ignore_eos"]
+    plain = [body_of(request_of(), 9, "s")["sampling_params"] for _ in range(8)]
+    assert plain[0]["ignore_eos"] and len({each["sampling_seed"] for each in plain}) > 1, "no two attempts draw alike"
     held = body_of(request_of(stop_ids=(7,), json_schema="{}", seed=3), 9, "s")
     params = held["sampling_params"]
     assert (params["min_p"], params["repetition_penalty"]) == (0.0, 1.0), "whatever the server was told to prefer"

@@ -8,6 +8,7 @@ before its finish, or whose finish is none of ours, is a failure, not a short re
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Any, Literal
 
 from ajet.engine.contract import TokenChunk, TokenRequest
@@ -36,9 +37,9 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         "skip_special_tokens": False,
         "no_stop_trim": True,
         "stream_interval": INTERVAL,
+        # with --enable-deterministic-inference, which alone reads it, requests without one would all draw the same
+        "sampling_seed": secrets.randbits(31) if sampling.seed is None else sampling.seed,
     }
-    if sampling.seed is not None:
-        params["sampling_seed"] = sampling.seed
     if sampling.json_schema is not None:
         schema = json.loads(sampling.json_schema)
         params["json_schema"] = json.dumps(schema or {"type": "object"})
@@ -103,7 +104,9 @@ class Reply:
             chunk.logprobs.append(0.0 if self._greedy else logprob)
             chunk.logprobs_unit.append(logprob)
             self._tokens += 1
-        chunk.top = [[(int(token), float(said)) for said, token, *_ in row[: self._top]] for row in top]
+        # one that a schema ruled out is said to have null: JSON knows no infinity
+        likely = [[(int(token), said) for said, token, *_ in row[: self._top]] for row in top]
+        chunk.top = [[(token, float(said)) for token, said in row if said is not None] for row in likely]
         return chunk
 
 
