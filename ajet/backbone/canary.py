@@ -6,6 +6,8 @@ across the hand-over; two in a row are two different models, and what such a run
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from loguru import logger
 
@@ -28,19 +30,30 @@ class Canary:
         self.tolerance: float | None = tolerance
         self._mismatches = 0
 
-    def judge(self, gap: float, *, version: int) -> None:
+    def judge(self, gap: float, *, version: int, samplers: Collection[str] = ()) -> None:
         """`gap`: that of the weights just handed over, nats; warns of a mismatch. Raises UserError at the second one in
-        a row."""
+        a row. `samplers`: who played the tokens, where others than this run's engine did."""
         if self.tolerance is None or gap <= self.tolerance:  # what is not a number is a mismatch
             self._mismatches = 0
             return
         self._mismatches += 1
+        engine = f"the samplers' ({', '.join(sorted(samplers))})" if samplers else "the engine's"
         logger.warning(
-            "policy version {}: the engine's logprobs are {:.3g} nats a token from the trainer's, more than {:g}",
+            "policy version {}: {} logprobs are {:.3g} nats a token from the trainer's, more than {:g}",
             version,
+            engine,
             gap,
             self.tolerance,
         )
+        if self._mismatches > 1 and samplers:
+            raise UserError(
+                f"What samplers say that policy {version} sampled is not what it samples: {gap:.3g} nats a token from "
+                f"the trainer's logprobs, in two steps in a row. They were {', '.join(sorted(samplers))}.",
+                where=f"policy version {version}",
+                expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
+                do="end the one that samples with other weights or another engine than it says (ajet audit RUN --step "
+                "names who played what), or try its other rollout.engine, then start this run again",
+            )
         if self._mismatches > 1:
             raise UserError(
                 f"Engine and trainer do not compute the same model: {gap:.3g} nats a token lie between their logprobs "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import announce
+from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready
 from ajet.backbone.decoupled.terms import PROBE, Terms
@@ -53,6 +54,7 @@ class FromStore:
         self._run: RunDirectory
         self._began = 0
         self._closed: ClosedGroups
+        self._canary: Canary
         self._stale = 0
         """Groups that wait to be discarded with the next step."""
 
@@ -71,6 +73,9 @@ class FromStore:
     def begun(self, training: Training) -> None:
         """What the run goes on from is what samplers play with."""
         self._began = training.parts.backbone.version
+        with training.parts.backbone.scorer() as scorer:
+            rounded = scorer.dtype != "float32"
+        self._canary = Canary(training.parts.experiment.ajet.trainer_common.canary, rounded=rounded)
         earlier = self._store.announced()
         self._probe = begun(training.parts, Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None)
         self.learned(training)
@@ -109,7 +114,7 @@ class FromStore:
         self._on_first = lambda episodes: None
         refuse_if_all_failed(episodes_of(groups), step)
         given_up = self._says.newly_dead(tasks)
-        learn(
+        gap = learn(
             training,
             groups,
             interrupts,
@@ -119,6 +124,9 @@ class FromStore:
             dead=self._says.dead,
             reuse=reuse,
         )
+        if gap is not None:  # before it is saved, and announced to whoever else plays
+            told = {each.sampler for each in episodes_of(groups) if each.policy == (version, version)} - {""}
+            self._canary.judge(gap, version=version, samplers=told)
 
     def _wait(self, training: Training, there: int, size: int) -> None:
         self._announce(training)

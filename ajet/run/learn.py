@@ -40,16 +40,16 @@ def learn(
     given_up: Mapping[int, Sequence[str]] | None = None,
     dead: int = 0,
     reuse: Reuse | None = None,
-) -> None:
+) -> float | None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
     `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
-    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`. `reuse`: which groups were trained on
-    before, and which may be again; None: none."""
+    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`. `reuse`: of groups that
+    samplers elsewhere played, which were trained on before, and which may be again. Answers `Update.fresh_gap`."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
-    unused, reuse = unused or {}, reuse or Reuse()
+    unused, elsewhere, reuse = unused or {}, reuse is not None, reuse or Reuse()
     left = [group for each in unused.values() for group in each]
     episodes = episodes_of(groups)
     run.status.set(phase="update", step=step)
@@ -61,8 +61,13 @@ def learn(
         numbers = dict(batch.metrics)
         if settings.rollout.truncates or not batch.samples:
             numbers |= training.proof.recomputed(episodes, step, parts.backbone)
+        fresh_gap = None
         if batch.samples:
-            numbers = parts.backbone.update(batch).metrics | numbers
+            updated = parts.backbone.update(batch)
+            numbers = updated.metrics | numbers
+            fresh_gap = updated.fresh_gap
+        if elsewhere and fresh_gap is not None:
+            numbers["sampler_gap"] = fresh_gap
         numbers["version"] = parts.backbone.version
         used = [*(group.order for group in groups), *(each.order for each in (*alone, *held_out))]
         if staying := reuse.staying(groups, outcomes):
@@ -106,6 +111,7 @@ def learn(
         conclude_held_out(held_out, run, step=step, on_step=training.on_step, total=training.total_steps)
         training.idle = training.idle + 1 if is_idle(metrics) else 0
         training.step = step
+    return fresh_gap
 
 
 def _seconds(began: float, played: float) -> dict[str, float]:

@@ -113,6 +113,7 @@ def test_what_samplers_played_is_trained_once_or_counted(trained: tuple[Path, Ad
         untrained = sum(value for name, value in row.items() if name.startswith("train/untrained/"))
         assert row["train/sampled_tokens"] == row["train/trained_tokens"] + untrained
         assert row["train/episodes"] == GROUPS * REPEATS
+    assert rows[0]["sampler_gap"] < 1e-3, "of the first version there is nothing but fresh tokens"
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled) == (0, 0)
     assert len(rows) == len({row["step"] for row in rows})

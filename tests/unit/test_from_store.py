@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import LONGEST_REASON, Announcer, ahead
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
@@ -18,6 +19,7 @@ from ajet.run import from_store as module
 from ajet.run.from_store import FromStore
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
+from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, SharedStore, open_shared
 from tests.local_fixtures import config_of
@@ -42,6 +44,9 @@ class Trainer:
             parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config), backbone=self.backbone), run=run, step=0
         )
         self.steps: list[dict[str, Any]] = []
+        self.gaps: list[float | None] = []
+        """What `learn` says of what samplers sampled, step by step."""
+        self.source._canary = Canary("auto", rounded=False)
         monkeypatch.setattr(module, "learn", self._learn)
 
     def play(self, order: int, *, version: int = 0) -> None:
@@ -59,7 +64,7 @@ class Trainer:
         self.source.step(self.training, TASKS, SimpleNamespace(held=nullcontext))
         return self.steps[-1]
 
-    def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> None:
+    def _learn(self, training: Any, groups: Any, interrupts: Any, **more: Any) -> float | None:
         """As the real one, with a learner that learns from each group."""
         orders, reuse = [group.order for group in groups], more["reuse"]
         self.steps.append({"groups": orders, **more})
@@ -68,6 +73,7 @@ class Trainer:
         outcomes = {each.uuid: Outcome(step=training.step) for group in groups for each in group.episodes}
         self.store.use(orders, training.step, again=reuse.staying(groups, outcomes))
         self.store.discard([*(group.order for group in more["unused"]["stale"]), *reuse.worn], training.step, "stale")
+        return self.gaps.pop(0) if self.gaps else None
 
 
 @pytest.fixture
@@ -101,6 +107,28 @@ def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(traine
     assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
     assert [len(why) for why in first["given_up"][0]] == [LONGEST_REASON] * 2
     assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
+
+
+def test_a_sampler_that_says_another_version_than_it_samples_with_ends_the_run_and_is_named(
+    trainer: Callable[..., Trainer],
+) -> None:
+    made = trainer()
+    made.gaps = [0.5, 0.001, 0.5, None, 0.5]
+    for step in range(4):  # no two in a row: a reply across a hand-over may be one
+        made.play(step, version=step)
+        made.step()
+    made.play(4, version=4)
+    with pytest.raises(UserError, match="two steps in a row. They were machine-7") as refusal:
+        made.step()
+    assert refusal.value.where == "policy version 4" and "ajet audit" in str(refusal.value.do)
+
+
+def test_a_version_that_is_not_there_yet_is_trained_on_by_no_step(trainer: Callable[..., Trainer]) -> None:
+    made = trainer()
+    made.play(0, version=7)
+    made.play(1)
+    only = made.step()
+    assert only["groups"] == [1] and [group.order for group in only["unused"]["stale"]] == [0]
 
 
 TIMES = "algorithm__max_trained_count"

@@ -159,6 +159,22 @@ def test_stale_tokens_get_the_truncated_ratio_by_default(parts):
     torch.testing.assert_close(weights_of(trainer), weights_of(other), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_the_updated_version_is_said_to_have_sampled_is_compared_and_nothing_else(parts):
+    samples = random_samples(turns=1)
+    trainer = Trainer(tiny_qwen3(), config_of(mini_batch_num=parts))
+    trainer.version = 3
+    for at, (sample, own) in enumerate(zip(samples, trainer.logprobs(samples), strict=True)):
+        sample.timeline.versions[sample.timeline.mask] = 3 if at else 2
+        sample.timeline.logprobs = own - (0.25 if at else 5.0)  # the first one says itself that it is older
+    trainer.update(TrainingBatch(1, samples))
+    assert trainer.fresh_gap == pytest.approx(0.25, rel=1e-3)
+    for sample in samples:  # of the others a part is of the version before
+        sample.timeline.versions[np.flatnonzero(sample.timeline.mask)] = [3] + [4] * (sample.timeline.sampled - 1)
+    trainer.update(TrainingBatch(2, samples))
+    assert trainer.fresh_gap is None
+
+
 def test_what_has_no_cap_keeps_its_bits():
     """Training in turns, and null where it is asynchronous; stale tokens are counted there, with a weight of 1."""
     found = []

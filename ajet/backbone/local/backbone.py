@@ -97,7 +97,7 @@ class LocalBackbone:
             if not batch.written:  # nothing was sampled, so nothing is left of it, and the next phase is another update
                 release_memory()
             metrics = self.trainer.update(batch, gap=self._gap, alarm=self._alarm)
-        return Update(self.version, metrics | self._weights_changed())
+        return Update(self.version, metrics | self._weights_changed(), self.trainer.fresh_gap)
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
         """One forward and backward pass over made-up samples of these lengths, with the engine there as it is in an

@@ -7,7 +7,9 @@ Which old policy the ratio refers to: with one mini batch the update is on-polic
 ones and the ratio is exactly 1; with several, or where a loss or a weight is of whole replies, they are those from
 before the first of them, computed in a pass of their own. Where the engine's own
 logprobs differ (another program, or older weights), `is_cap` weighs by them. Stale tokens are those that a policy
-version before the one being updated sampled; they are counted, and change nothing by themselves.
+version before the one being updated sampled; they are counted, and change nothing by themselves. A sample is
+fresh of which the version being updated itself sampled every trained token: where one went on across an update, an
+engine may hold keys and values of earlier weights.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Tally:
     gap: float = 0.0
     gap_max: float = 0.0
     compared: int = 0
+    fresh: int = 0
+    fresh_gap: float = 0.0
     capped: int = 0
     stale: int = 0
     stale_weight: float = 0.0
@@ -79,6 +83,7 @@ class StepLoss:
     _weights: Floats = field(init=False)
     _engine: Floats = field(init=False)
     _stale: npt.NDArray[np.bool_] = field(init=False)
+    _fresh: npt.NDArray[np.bool_] = field(init=False)
     _old: Floats | None = field(init=False)
     _reference: Floats | None = field(init=False)
     _ages: Floats | None = field(init=False)
@@ -93,6 +98,8 @@ class StepLoss:
         self._engine = np.concatenate([sample.timeline.logprobs for sample in self.samples])
         oldest = np.iinfo(np.int32).min if self.written else self.version
         self._stale = np.concatenate([sample.timeline.versions < oldest for sample in self.samples])
+        fresh = [bool((each.timeline.versions[each.timeline.mask] == self.version).all()) for each in self.samples]
+        self._fresh = np.repeat(fresh, lengths)
         self._old = np.concatenate(self.old) if self.old is not None else None
         given = [sample.reference for sample in self.samples if sample.reference is not None]
         self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
@@ -155,6 +162,7 @@ class StepLoss:
             pick(self._weights),
             pick(self._engine),
             self._stale[at],
+            self._fresh[at],
             pick(self._old) if self._old is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
@@ -171,6 +179,7 @@ class RowLoss:
     weights: Tensor
     engine: Tensor
     stale: npt.NDArray[np.bool_]
+    fresh: npt.NDArray[np.bool_]
     old: Tensor | None
     reference: Tensor | None
     ages: Tensor | None
@@ -205,6 +214,9 @@ class RowLoss:
             tally.compared += gap.numel()
             tally.gap += float(gap.sum())
             tally.gap_max = max(tally.gap_max, float(gap.abs().max()))
+            if (fresh := np.flatnonzero(self.fresh[at])).size:
+                tally.fresh += fresh.size
+                tally.fresh_gap += float(gap[torch.from_numpy(fresh).to(gap.device)].abs().sum())
         return total
 
     def _count_stale(self, terms: Terms, at: slice) -> None:

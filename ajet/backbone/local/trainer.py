@@ -87,6 +87,8 @@ class Trainer:
             width = int(self.policy.forward.head.weight.shape[1])
             self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
+        self.fresh_gap: float | None = None
+        """See `Update`; of the last one."""
 
     def logprobs(
         self, samples: Sequence[Sample], *, reference: bool = False, temperature: float | None = None
@@ -156,6 +158,8 @@ class Trainer:
         if not batch.written:
             release_memory()
         self.version += 1
+        fresh = sum(tally.fresh for tally in tallies)
+        self.fresh_gap = sum(tally.fresh_gap for tally in tallies) / fresh if fresh else None
         metrics = self._metrics(tallies, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
         metrics |= {name: float(np.mean([row[name] for row in critics])) for name in (critics[0] if critics else {})}

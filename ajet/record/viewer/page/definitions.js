@@ -75,6 +75,7 @@ const DEFINITIONS = [
 ["mismatch_kl", "nats per token", "mean of (engine's logprob − trainer's logprob) over the trained tokens"],
 ["logprob_gap_max", "nats", "the largest difference of the two"],
 ["canary_gap", "nats per token", "mean distance of the engine's and the trainer's logprobs of the same tokens, after the weights were handed over: of a fixed prompt's reply (local), of the step's own tokens (verl); models.md"],
+["sampler_gap", "nats per token", "with samplers, on local: the same mean distance, of the attempts that the present version is said to have sampled all of; missing where there were none"],
 ["is_capped_fraction", "0 to 1", "tokens whose importance weight is_cap bounded"],
 ["is_tightened_gap", "nats per token; weight", "where engine and trainer were further apart than algorithm.mismatch_alarm: how far, and what bounded the importance weights of the update (algorithms)"],
 ["is_tightened_cap", "nats per token; weight", "where engine and trainer were further apart than algorithm.mismatch_alarm: how far, and what bounded the importance weights of the update (algorithms)"],
