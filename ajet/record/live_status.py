@@ -43,7 +43,9 @@ class LiveStatus:
     processes: int
     depths: dict[str, int] = field(default_factory=dict)
     """`leased`: positions begun and not over; `closed`: groups that wait for the trainer; `open`: episodes that clients
-    play; `pending`: groups on the disk that no checkpoint has used."""
+    play; `pending`: groups on the disk that no checkpoint has used. With samplers elsewhere also how many of these are
+    at work, `free`: positions that they may begin now, `again`: used groups that a step may use again, `dead`: what is
+    given out no more."""
     rates: dict[str, float] = field(default_factory=dict)
     """Over the last steps: `steps_per_hour`, `episodes_per_second`, `tokens_per_second`."""
     shares: dict[str, float] = field(default_factory=dict)
@@ -87,6 +89,7 @@ def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveSta
         found.depths["pending"] = sum(path.suffix == ".jsonl" for path in pending.iterdir())
     if rows:
         _rates(found, rows)
+        found.waits = _waits(found, told.get("depths") or {})
         found.reward = rows[-1].get("train/reward")
         found.staleness = _staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
     if saved is not None:
@@ -152,11 +155,19 @@ def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
     for name in ("rollout", "update"):
         if any(f"seconds/{name}" in row for row in rows):
             found.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
+
+
+def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
+    """In turns one side waits whenever the other is at work; samplers elsewhere go on, as far as they may."""
     played, trained = found.shares.get("rollout"), found.shares.get("update")
-    if played is not None and trained is not None:
-        side, share = ("trainer", played) if played >= trained else ("engine", trained)
-        other = "rollout" if side == "trainer" else "updates"
-        found.waits = f"the {side} waits for {other} {share:.0%} of the time"
+    if played is None or trained is None:
+        return ""
+    if "samplers" in depths:
+        behind = "; samplers wait for its next step: nothing is free" if not depths.get("free") else ""
+        return f"the trainer waits for samplers {played:.0%} of the time{behind}"
+    side, share = ("trainer", played) if played >= trained else ("engine", trained)
+    other = "rollout" if side == "trainer" else "updates"
+    return f"the {side} waits for {other} {share:.0%} of the time"
 
 
 def _staleness(path: Path) -> dict[int, int]:

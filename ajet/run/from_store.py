@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import announce
 from ajet.backbone.canary import Canary
-from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training
+from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready
 from ajet.backbone.decoupled.terms import PROBE, Terms
 from ajet.engine.probe import Probe
@@ -66,7 +66,7 @@ class FromStore:
         self._run = run
         terms = Terms.of(parts.experiment, parts.backbone.tokenizer, tasks)
         self._store = open_for_training(self._address, run, settings, at)
-        self._says = Announcer(self._store, terms, run.run_id, settings)
+        self._says = Announcer(self._store, terms, run.run_id, settings, show=show_in(run))
         self._closed = ClosedGroups(self._store, trainer)
         return self._store
 

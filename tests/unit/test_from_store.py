@@ -193,6 +193,23 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
     assert below == [2, 3] and (third["groups"], [group.order for group in third["unused"]["stale"]]) == ([2], [1])
 
 
+def test_who_watches_a_run_sees_where_its_positions_are(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, shown = trainer(**{AGE: 1}), list[dict[str, int]]()
+    monkeypatch.setattr(announcer, "SHOWN_EVERY", 0.0)
+    made.store.join("sampler", "machine-7")
+    says = Announcer(made.store, TERMS, "run", config_of(data__train_batch_size=2, max_staleness=1), show=shown.append)
+    monkeypatch.setattr(made.store, "announce", lambda policy: None)
+    made.play(0)
+    held = made.store.lease(1)
+    says.announce(0, 0, None, began=0)
+    made.store.give_back(held)
+    says.announce(0, 0, None, began=0)
+    whole = {"samplers": 1, "closed": 1, "again": 0, "dead": 0}
+    assert shown == [whole | {"leased": 1, "free": 2}, whole | {"leased": 0, "free": 3}], "four may be under way"
+
+
 def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:
     groups = [Group(TASKS.task(order), order, [episode(f"{order}", order=order)]) for order in (0, 1, 2)]
     outcomes = {"0": Outcome(step=4), "1": Outcome(untrained={"zero_variance": 2}), "2": Outcome(step=4)}

@@ -55,6 +55,10 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
             with pytest.raises(SystemExit) as ended:
                 launcher.main(["status", "demo", asked, "--exp-dir", str(tmp_path)])
             assert not ended.value.code
+        run.status.set(depths={"samplers": 2, "leased": 1, "free": 3, "closed": 0})
+        assert live_status(run.path).waits == "the trainer waits for samplers 80% of the time"
+        run.status.set(depths={"samplers": 2, "leased": 0, "free": 0, "closed": 4})
+        assert live_status(run.path).waits.endswith("; samplers wait for its next step: nothing is free")
     said = capsys.readouterr().out
     assert 'ajet_depth{run="demo",of="leased"} 5\n' in said and 'ajet_running{run="demo"} 1\n' in said
     assert 'ajet_staleness_episodes{run="demo",steps="2"} 2\n' in said

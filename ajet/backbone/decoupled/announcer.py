@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.probe import Probe
     from ajet.record import RunDirectory
-    from ajet.store import Kept, SharedStore
+    from ajet.store import Depths, Kept, Member, SharedStore
     from ajet.task_reader import TaskOrder
 
 BACKLOG = 2
@@ -36,13 +36,25 @@ LONGEST_REASON = 300
 """Characters of why an attempt failed."""
 TOLD_EVERY = 30.0
 """Seconds between two signs of life, and between two lines that say what is waited for."""
+SHOWN_EVERY = 2.0
+"""Seconds between two looks at depths for those who watch the run, at least."""
 
 
 class Announcer:
     """Of one trainer; not thread-safe."""
 
-    def __init__(self, store: SharedStore, terms: Terms, run_id: str, settings: AjetConfig) -> None:
-        self._store, self._terms, self._run_id = store, terms, run_id
+    def __init__(
+        self,
+        store: SharedStore,
+        terms: Terms,
+        run_id: str,
+        settings: AjetConfig,
+        *,
+        show: Callable[[dict[str, int]], None] = lambda depths: None,
+    ) -> None:
+        """`show` is told once in a while how many positions are where, and how many samplers are at work."""
+        self._store, self._terms, self._run_id, self._show = store, terms, run_id, show
+        self._shown = -math.inf
         self._most = settings.trainer_common.max_staleness
         self._ahead = ahead(settings)
         self._below = -1
@@ -72,12 +84,24 @@ class Announcer:
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
         below = max(self._below, depths.next - open_ones + self._ahead)
+        self._show_depths(depths, max(0, below - depths.next) + depths.waiting)
         if below == self._below and not over:
             return
         self._below = below
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
+
+    def _show_depths(self, depths: Depths, free: int) -> None:
+        if time.monotonic() - self._shown < SHOWN_EVERY:
+            return
+        self._shown = time.monotonic()
+        counts = {"leased": depths.leased, "free": free, "closed": depths.closed, "again": depths.again}
+        self._show({"samplers": len(self._samplers()), **counts, "dead": depths.dead})
+
+    def _samplers(self) -> list[Member]:
+        """Those that are at work."""
+        return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
 
     def changed(self) -> None:
         """The policy is another from now on: it is announced whatever the positions are."""
@@ -113,14 +137,13 @@ class Announcer:
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """The same while `step` waits for groups, with a line that says so."""
         if self.live(step - 1):
-            samplers = [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
             logger.info(
                 "step {}: {} of {} groups are there, {} too old; {} samplers are at work",
                 step,
                 there,
                 size,
                 stale,
-                len(samplers),
+                len(self._samplers()),
             )
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
@@ -152,6 +175,11 @@ def open_for_training(
     note_elsewhere(run.path, address.shown)
     store.join("trainer", run.run_id)
     return store
+
+
+def show_in(run: RunDirectory) -> Callable[[dict[str, int]], None]:
+    """For `ajet status` of that run."""
+    return lambda depths: run.status.set(depths=depths)
 
 
 def ahead(settings: AjetConfig) -> int:

@@ -127,7 +127,7 @@ class Record:
         first = group.episodes[0]
         if first.split == "train" and not self._tickets.close(group, step):
             return  # its process died after it had told
-        if first.split == "train":
+        if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
             self._run.status.set(depths={"leased": len(self._tickets.begun())})
         for episode in group.episodes:
             self._sink.on_episode(episode)

@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.algorithm import opened
 from ajet.algorithm.staleness import announce
-from ajet.backbone.decoupled.announcer import Announcer, open_for_training
+from ajet.backbone.decoupled.announcer import Announcer, open_for_training, show_in
 from ajet.backbone.decoupled.terms import Terms
 from ajet.backbone.runner import Interrupts, RunnerOptions, Sink
 from ajet.backbone.verl.cluster.gpus import refuse_busy
@@ -122,7 +122,7 @@ def store_tickets_of(
         order.require_same(at)
     terms = Terms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    return StoreTickets(store, Announcer(store, terms, run.run_id, settings), order, run)
+    return StoreTickets(store, Announcer(store, terms, run.run_id, settings, show=show_in(run)), order, run)
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
