@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from rich.console import Console
@@ -184,9 +185,15 @@ def test_a_sampler_that_an_error_ends_leaves_no_lease_behind(
 
 
 @pytest.mark.extra_slow
-def test_both_sides_under_one_command(project: Path) -> None:
-    launch(experiment(project, "experiment_name=both"), LaunchOptions(rehearsal=False))
+def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) -> None:
     run = project / "runs" / "both"
+    with TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as memory:
+        elsewhere = f"trainer_common.checkpoint_base_dir={memory}"
+        launch(experiment(project, "experiment_name=both", elsewhere), LaunchOptions(rehearsal=False))
+        announced = open_shared(Address(run / "store.db")).announced()
+        assert announced is not None and Path(announced.policy.weights).is_relative_to(memory)
+        assert not list(run.rglob("*.safetensors")), "no weights are written to the disk"
+        assert prove_recorded(str(run), run.parent).held_steps == STEPS
     assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
     said = (run / "logs" / "both_sampler_0.log").read_text()
     assert re.search("sampling with policy [1-9]", said), said
