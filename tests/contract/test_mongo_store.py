@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Verdict
@@ -20,6 +22,7 @@ from ajet.schema.task import Task
 from ajet.store import Kept, Policy, open_shared
 from ajet.store.mongo import MongoStore, changes, connection, documents, records, schema
 from ajet.store.mongo.documents import documents_of, kept_of
+from ajet.store.opening import PASSWORD, USER
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
 
@@ -368,3 +371,15 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
     assert code == 0 and len(store.dead()) == 1
     code, said = doctor(address.replace(str(mongod.port), "1"))
     assert code == 1 and "does not answer" in said and "Traceback" not in said
+
+
+def test_the_compose_file_has_the_names_that_a_store_reads_and_lets_this_machine_alone_in() -> None:
+    file = Path(__file__).parents[2] / "deploy" / "mongo" / "docker-compose.yml"
+    told = yaml.safe_load(file.read_text())
+    server = told["services"]["mongo"]
+    assert server["environment"]["MONGO_INITDB_ROOT_USERNAME"] == f"${{{USER}:-ajet}}"
+    (secret,) = server["secrets"]
+    assert told["secrets"][secret] == {"environment": PASSWORD}, "the password is in no file"
+    assert server["environment"]["MONGO_INITDB_ROOT_PASSWORD_FILE"] == f"/run/secrets/{secret}"
+    assert server["ports"] == ["${AJET_STORE_ADDRESS:-127.0.0.1}:27017:27017"]
+    assert [volume.partition(":")[0] for volume in server["volumes"]] == list(told["volumes"])
