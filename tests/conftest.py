@@ -29,6 +29,7 @@ from omegaconf import Container, OmegaConf, _utils, base, grammar_parser
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from ajet.config.other_models import OUTSIDE
 from tests import costs, left_behind
 from tests.mongod import mongod  # noqa: F401
 
@@ -100,6 +101,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[MARKS] = {item.nodeid: {mark.name for mark in item.iter_markers()} for item in items}
     slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (not boots(file_of(item)), file_of(item) not in slow))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """A file whose runs are closed leaves no run's environment to the tests of other files."""
+    done = yield
+    if nextitem is None or file_of(nextitem) != file_of(item):
+        left = [name for name in os.environ if name.startswith(OUTSIDE)]
+        for name in left:
+            del os.environ[name]
+        assert not left, f"{file_of(item)} leaves {left}"
+    return done
 
 
 def file_of(item: pytest.Item) -> str:

@@ -53,11 +53,15 @@ class Attempts:
         """Raises ConfigError; UserError for a world that cannot be had."""
         self._settings, self._config = experiment.ajet, experiment.config
         self._gateway, self._workflow_class, self._loop = gateway, workflow_class, loop
-        self.isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
-        self._ambient = None if self.isolation.apart else Ambient(gateway.ambient)
         self._replay, self._pins = _replay_of(experiment), pins
-        self._worlds = Worlds.of(experiment)
         self._inspect = open_checks(self._settings.rollout.compute_madness_checklist)
+        with contextlib.ExitStack() as undone:
+            self._worlds = Worlds.of(experiment)
+            undone.callback(self._worlds.close)
+            self.isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
+            undone.callback(self.isolation.close)
+            self._ambient = None if self.isolation.apart else Ambient(gateway.ambient)
+            undone.pop_all()
         self._stopped: list[Resources] = []
         """Of attempts that were stopped a moment ago."""
 
@@ -136,9 +140,11 @@ class Attempts:
 
     def stop(self) -> None:
         """No further ones; threads and processes are let go."""
-        self.isolation.close()
-        if self._ambient is not None:
-            self._ambient.close()
+        try:
+            self.isolation.close()
+        finally:
+            if self._ambient is not None:
+                self._ambient.close()
 
     def close(self) -> None:
         """Let worlds go, and close what stopped attempts left open. After `stop`."""

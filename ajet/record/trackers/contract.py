@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.schema.episode import Episode, Outcome
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """Seconds that a tracker may take to open, and again each time it is told something."""
 CLOSING_S = 60.0
 """Seconds that it may take to send the rest at the end."""
