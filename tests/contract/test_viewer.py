@@ -267,6 +267,7 @@ def test_an_episode_and_its_tokens(root):
     page = client.get("/api/episode/e00111/of/one").json()
     assert {"reward": 1.0, "success": True, "reason": "counted"}.items() <= page["verdict"].items()
     assert page["verdict"]["parts"] == {"exact": 1.0, "style": None} and len(page["calls"]) == 4
+    assert page["sampler"] == "machine-7"
     assert page["calls"][2]["fork"] == "template" and page["calls"][3]["error"] == "cancelled"
     episode = played(1, 1, 1, "4 = 2 + 2")
     found = client.get("/api/tokens/e00111/of/one?line=0&start=2&stop=20").json()

@@ -91,6 +91,7 @@ def test_from_the_index_to_a_token(tab, served):
     tab.locator("tbody tr").nth(14).wait_for()
     tab.locator("tr", has_text="What is 1 + 2?").first.get_by_role("link").first.click()
     tab.get_by_text("forked: template").first.wait_for()
+    assert "policy 3 to 4 · " in (facts := tab.locator("p.facts").first.inner_text()) and "sampler machine-7" in facts
     assert tab.locator(".turn .toolcall").first.inner_text().startswith("add")
     assert tab.locator(".waterfall .bar:not(.tool)").count() == 4
     assert "add: 100 ms" in tab.locator(".bar.tool title").first.text_content(), "between the first reply and the next"

@@ -45,6 +45,7 @@ def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int |
         "step": episode.step if step is None else step,
         "played_for": episode.step,
         "policy": episode.policy,
+        "sampler": episode.sampler,
         "split": episode.split,
         "repeat": episode.repeat,
         "status": episode.status,
