@@ -1,9 +1,12 @@
-"""kill -9 of trainer, samplers and the store's server at random moments, started again: nothing lost, nothing trained
-twice, nothing stuck, counted from the ledger and from the trained batches, each by itself. Sixty kills in all."""
+"""kill -9 of trainer, samplers and the store's server at random moments, started again, and a stop (SIGSTOP) of
+each for longer than a lease: nothing lost, nothing trained twice, nothing stuck, counted from the ledger and from the
+trained batches, each by itself. Sixty kills and ten stops in all."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sqlite3
 import time
 from collections import Counter
@@ -24,6 +27,10 @@ STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
 TIMES = "trainer_common.algorithm.max_trained_count"
 LAST = 14
 """The step at which the last one falls: long before the run is over, however fast it goes on meanwhile."""
+LEASE = 5
+"""Seconds: a stop is longer, so that what was held is played by another, and whoever goes on finds it lost."""
+STOPPED_AFTER = {4: "one", 9: "trainer", 14: "two", 17: "mongod"}
+"""Who is stopped for a while after so many kills; a server only where there is one."""
 ORDER = ("trainer", "one", "two", "one", "two")
 """Whom the kills hit, in turn; a server of MongoDB is one more."""
 SETTINGS = [
@@ -78,7 +85,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     commands = {
         "trainer": ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal",
                     "--from-store", address),
-        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", "5", "--store", address)
+        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", str(LEASE), "--store", address)
            for name in ("one", "two")},
     }  # fmt: skip
     ledger = open_shared(address)
@@ -94,12 +101,24 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
             time.sleep(0.05)
 
     running = {name: begun(name) for name in commands}
-    killed: Counter[str] = Counter()
+    killed, stopped = Counter[str](), Counter[str]()
+
+    def stop(name: str) -> None:
+        process = server if name == "mongod" else running[name]
+        if process is None:
+            return
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(LEASE + 1.5)
+        os.kill(process.pid, signal.SIGCONT)
+        stopped[name] += 1
+
     try:
         patience = time.monotonic() + 900
         for number in range(KILLS):
             wait_for((number + 1) * LAST // KILLS)
             time.sleep(draw.uniform(0, 0.5))  # the moment, anywhere in what follows
+            if number in STOPPED_AFTER:
+                stop(STOPPED_AFTER[number])
             name = order[number % len(order)]
             killed[name] += 1
             if name == "mongod":
@@ -118,7 +137,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     finally:
         for process in running.values():
             process.kill()
-    assert killed.total() == KILLS
+    assert killed.total() == KILLS and stopped.total() == len(STOPPED_AFTER) - (server is None)
 
     # by the trained batches alone
     rows = [row for row in metric_rows(run) if "tasks" in row]
@@ -152,4 +171,4 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     report = prove_recorded(str(run), run.parent, ids_only=True)
     assert report.ok and report.held_steps == STEPS, (report.wrong_steps, report.proof.wrong[:2])
     done = f"{len(trained)} groups trained in {len(trained) + len(again)} uses, {len(dropped)} discarded"
-    print(f"{kind}: {dict(killed)}: {done}, 0 lost, 0 twice in a step, 0 stuck")
+    print(f"{kind}: {dict(killed)} killed, {dict(stopped)} stopped: {done}, 0 lost, 0 twice in a step, 0 stuck")
