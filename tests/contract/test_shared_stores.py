@@ -3,6 +3,7 @@ too late harms nobody else."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet.store import Address, Fenced, Kept, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store import Address, Fenced, Kept, LeaseLost, Policy, SharedStore, open_shared, sqlite_store, sqlite_tables
 from ajet.store.mongo import mongo_store
 from ajet.store.mongo.connection import StoreDown
 from ajet.store.opening import credentials
@@ -239,3 +240,22 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
     store.disconnect()
     with pytest.raises(UserError):
         store.put(lease, Kept(episode("a")))
+
+
+def test_a_process_that_is_stopped_within_a_write_holds_others_up_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_tables, "PATIENCE", 0.05)
+    store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
+    (lease,) = store.lease(1)
+    stopped = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    stopped.execute("BEGIN IMMEDIATE")
+    for _ in range(2):
+        with pytest.raises(UserError, match="locked"):
+            store.put(lease, Kept(episode("a")))
+    stopped.close()
+    store.put(lease, Kept(episode("a")))
+    store.close(lease)
+    (closed,) = store.closed()
+    assert [kept.episode.uuid for kept in closed.kept] == ["a"]
+    store.disconnect()
