@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ajet.context_tracker.arena import Arena
 from ajet.schema.call import Call, Ids
 
 
@@ -31,6 +32,7 @@ class Spot(NamedTuple):
 ROOT = Spot(0, 0)
 _LONG, _SOON = 4096, 256
 """Of so many tokens that may be shared, the first few are compared before the rest."""
+_TRUE = b"\x01"
 _LITTLE = 8
 """Less than this part of a call's tokens is not worth going on from: the call is entered whole, and kept so."""
 
@@ -46,6 +48,10 @@ class PrefixTree:
         self._wholes: list[Ids | None] = [None]
         """Path -> the sequence that it was made for, where that was entered in one piece."""
 
+    def __len__(self) -> int:
+        """How many runs of tokens it holds."""
+        return len(self._ids)
+
     def at(self, spot: Spot, stop: int) -> Spot:
         """The place of the first `stop` tokens of the sequence that ends at `spot`."""
         path, starts = spot.path, self._starts
@@ -60,13 +66,17 @@ class PrefixTree:
         if not stop:
             whole = rest
         while rest.size:
+            first = rest.item(0)
             if path:
-                same = _common(self._ids[path], stop - self._starts[path], rest)
-                stop += same
-                rest = rest[same:]
-                if not rest.size:
-                    break
-            branch = (path, stop, int(rest[0]))
+                run, offset = self._ids[path], stop - self._starts[path]
+                if offset < run.size and run.item(offset) == first:
+                    same = _common(run[offset:], rest)
+                    stop += same
+                    if same == rest.size:
+                        break
+                    rest = rest[same:]
+                    first = rest.item(0)
+            branch = (path, stop, first)
             following = self._branches.get(branch)
             if following is None:
                 following = self._branches[branch] = len(self._ids)
@@ -97,42 +107,45 @@ class PrefixTree:
         return self._parents[path], self._starts[path]
 
 
-def _common(run: Ids, offset: int, rest: Ids) -> int:
-    """How many leading tokens of `rest` are those of `run` from `offset` on."""
-    size = min(run.size - offset, rest.size)
-    if not size or run[offset] != rest[0]:
-        return 0
+def _common(run: Ids, rest: Ids) -> int:
+    """How many leading tokens of `rest` are those of `run`."""
+    size = min(run.size, rest.size)
     if size > _LONG:  # what departs soon (a window that slid) is not looked at to its end
-        soon = _common(run[offset : offset + _SOON], 0, rest[:_SOON])
+        soon = _common(run[:_SOON], rest[:_SOON])
         if soon < _SOON:
             return soon
-    differ = run[offset : offset + size] != rest[:size]
-    first = int(differ.argmax())
-    return first if differ[first] else size
+    first = (run[:size] != rest[:size]).tobytes().find(_TRUE)  # three times as fast as argmax
+    return size if first < 0 else first
 
 
 def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
     """The tree of all calls' prompt + response, and where each call ends in it. Of what a call shares with its parent,
     little is looked at once more, so that the call's tokens lie in one piece."""
     sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
-    sharing: list[list[tuple[int, int]]] = [[] for _ in calls]
+    sharing: dict[int, list[tuple[int, int]]] = {}
     for position, call in enumerate(calls):
         if call.parent is not None and call.prefix:
-            sharing[position].append((call.prefix, call.parent))
-            sharing[call.parent].append((call.prefix, position))
-    tree = PrefixTree()
+            sharing.setdefault(position, []).append((call.prefix, call.parent))
+            sharing.setdefault(call.parent, []).append((call.prefix, position))
+    tree, arena = PrefixTree(), Arena(sum(sizes))
     spots: list[Spot | None] = [None] * len(calls)
     for position in sorted(range(len(calls)), key=sizes.__getitem__, reverse=True):
-        after = ROOT
-        for shared, other in sharing[position]:
+        call, after = calls[position], ROOT
+        for shared, other in sharing.get(position, ()):
             known = spots[other]
-            if known is not None and shared > after.stop:
+            if known is not None and shared > after[1]:
                 after = tree.at(known, shared)
-        if 0 < after.stop * _LITTLE < sizes[position] and after.stop == calls[position].prefix:
-            whole = np.concatenate([tree.ids(after), calls[position].suffix_ids, calls[position].response_ids])
-            spots[position] = tree.insert(whole[after.stop :], after, whole)
+        stop, whole, paths = after[1], None, len(tree)
+        if stop != call.prefix:
+            rest = _tokens_from(calls, position, stop)
+        elif 0 < stop * _LITTLE < sizes[position]:
+            whole = arena.joined((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
+            rest = whole[stop:]
         else:
-            spots[position] = tree.insert(_tokens_from(calls, position, after.stop), after)
+            rest = arena.joined((call.suffix_ids, call.response_ids), sizes[position] - stop)
+        spots[position] = tree.insert(rest, after, whole)
+        if len(tree) > paths:
+            arena.keep()
     return tree, [spot for spot in spots if spot is not None]
 
 

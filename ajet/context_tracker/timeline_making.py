@@ -40,16 +40,15 @@ def timelines(
     `ignore_tools` False keeps calls with different tool lists apart even where the tokens agree.
     """
     untrained: Counter[str] = Counter()
-    for call in calls:
-        reason = _not_trained(call)
-        if reason and call.response_ids.size:
-            untrained[reason] += int(call.response_ids.size)
-    tree, spots = insert_calls(calls)
     groups: dict[tuple[int | None, str | None], list[int]] = {}
     for position, call in enumerate(calls):
-        if call.response_ids.size and not _not_trained(call):
-            kind = (None if ignore_tools else call.tools, call.terms.adapter)
-            groups.setdefault(kind, []).append(position)
+        if not call.response_ids.size:
+            continue
+        if reason := _not_trained(call):
+            untrained[reason] += int(call.response_ids.size)
+        else:
+            groups.setdefault((None if ignore_tools else call.tools, call.terms.adapter), []).append(position)
+    tree, spots = insert_calls(calls)
     chains = [chain for members in groups.values() for chain in _chains(calls, tree, spots, members)]
     # One piece of memory for all of them: what is zero in it is never touched, and most of it is.
     whole = sum(spots[chain[-1]].stop for chain in chains)
@@ -74,6 +73,8 @@ def _not_trained(call: Call) -> str | None:
 def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]) -> list[list[int]]:
     """Cut the tree of continuations into chains: each member in exactly one, in order, the last one is the leaf."""
     before = continued(calls, tree, spots, members)
+    if not any(before.values()):
+        return [[position] for position in members]
     ending: dict[Spot, list[int]] = {}
     following: dict[Spot, list[int]] = {}
     for position in members:

@@ -1,4 +1,4 @@
-"""An opening of attempts that fails leaves nothing: no isolation's processes, and no run's address in the environment."""
+"""An opening of attempts that is refused leaves nothing: no processes, and no run's address in the environment."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -100,6 +101,14 @@ def test_limits_count_what_they_leave_out(calls, longest, most, seed):
     assert [timeline.leaf for timeline in kept] == [
         timeline.leaf for timeline in choose(cut, most, seed=seed, episode="e")[0]
     ]
+
+
+@given(episodes())
+def test_ids_stay_as_they_are_where_those_of_all_calls_share_memory(calls):
+    with patch("ajet.context_tracker.arena._PIECE", 8):
+        found, _ = timelines(calls)
+    for timeline in found:
+        assert timeline.ids.tolist() == full_ids(calls, timeline.leaf).tolist()
 
 
 def test_turns_of_one_conversation_become_one_timeline():
