@@ -2,7 +2,9 @@
 
 The model is the quickstart's, SmolLM2-135M in bfloat16 on one thread, and so are the lengths: a system prompt and a
 worked example of 50 tokens that all tasks share, 9 of the question, replies of 15. What is timed is a whole update, the
-optimizer's step included, in processor seconds, each way in turn; the gradient's norm must be the same within rounding.
+optimizer's step included, in processor seconds, each way in turn; the loss must be the same, and the gradient's norm
+within rounding. With `--shared` of some hundreds rounding is all that is left of the norm: in bfloat16 the gradients of
+so many random tokens are several times those of float32 in transformers' own pass, too, so that it is printed only.
 
     python benchmarks/bench_packing.py [--rounds 2] [--shared 50]
 
@@ -30,7 +32,7 @@ from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.timeline import SampledSpan, Timeline
 
 QUICKSTART = Path(__file__).parents[1] / "tutorial" / "quickstart" / "quickstart.yaml"
-QUESTION, REPLY = 9, 15
+SHARED, QUESTION, REPLY = 50, 9, 15
 SCENES = ((8, 8), (16, 4), (32, 2))
 LIMIT = 1.3
 
@@ -69,7 +71,7 @@ def main() -> None:
     """Print a table; exit 1 below the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--shared", type=int, default=50)
+    parser.add_argument("--shared", type=int, default=SHARED)
     given = parser.parse_args()
     import torch
 
@@ -94,11 +96,15 @@ def main() -> None:
                 took, told[joined] = updated(trainer, of, joined=joined)
                 seconds[joined].append(took)
         apart, both = (told[joined] for joined in (False, True))
-        assert math.isclose(apart["grad_norm"], both["grad_norm"], rel_tol=0.02), (apart, both)
+        assert math.isclose(apart["loss"], both["loss"], rel_tol=1e-4, abs_tol=1e-6), (apart, both)
+        norms = apart["grad_norm"], both["grad_norm"]
+        if given.shared <= SHARED:
+            assert math.isclose(*norms, rel_tol=0.02), (apart, both)
         slow, fast = (statistics.median(seconds[joined]) for joined in (False, True))
         ratio = slow / fast
         print(f"{groups:3} tasks of {repeats}: {slow:5.1f} s, {apart['computed_tokens']:.0f} tokens", end=", ")
-        print(f"joined {fast:5.1f} s, {both['computed_tokens']:.0f} tokens: {ratio:.2f} ×", flush=True)
+        print(f"joined {fast:5.1f} s, {both['computed_tokens']:.0f} tokens: {ratio:.2f} ×", end=", ")
+        print("gradients of norm {:.3g} and {:.3g}".format(*norms), flush=True)
     sys.exit(not kept("an update of 32 tasks of 2 that begin alike", ratio, at_least=LIMIT))
 
 
