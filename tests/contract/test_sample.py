@@ -7,15 +7,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from ajet.backbone.decoupled.terms import Terms
+from ajet.backbone.decoupled.terms import OVER, Terms
 from ajet.config import Experiment, load_experiment
+from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.record import EpisodeFiles
@@ -197,6 +200,41 @@ def test_both_sides_under_one_command_with_checkpoints_in_memory(project: Path) 
     assert Tally.of(metric_rows(run)).trained == STEPS * GROUPS
     said = (run / "logs" / "both_sampler_0.log").read_text()
     assert re.search("sampling with policy [1-9]", said), said
+
+
+@pytest.mark.extra_slow
+def test_a_sampler_that_says_it_took_weights_and_did_not_ends_the_run_and_is_named(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lies(self: Any, folder: Path, version: int, *about: object, leads: bool = True) -> bool:
+        with self.engine.paused():
+            self.engine.weights_changed(version)
+        return True
+
+    monkeypatch.setattr(followed._Transformers, "take", lies)
+    store = Address.of("lied.db", base=tmp_path)
+    fresh = ("trainer_common.max_staleness=0", "model.dtype=float32", "trainer_common.optim.lr=1e-2")
+    ran = experiment(project, "experiment_name=lied", *fresh)
+
+    def play() -> None:
+        while open_shared(store).announced() is None:  # transformers loads one model at a time in a process
+            time.sleep(0.1)
+        sample(ran, SampleOptions(store, name="liar"))
+
+    playing = threading.Thread(target=play, daemon=True)
+    playing.start()
+    try:
+        with pytest.raises(UserError, match="two steps in a row. They were liar"):
+            launch(ran, LaunchOptions(from_store=store, rehearsal=False))
+    finally:
+        if (announced := open_shared(store).announced()) is not None:
+            ledger = open_shared(store, rolls=True, run=announced.policy.run)
+            ledger.announce(replace(announced.policy, told={**announced.policy.told, OVER: True}))
+        playing.join(timeout=120)
+    assert not playing.is_alive()
+    gaps = [row["sampler_gap"] for row in metric_rows(project / "runs" / "lied") if "tasks" in row]
+    assert gaps[0] < 1e-4 and len(gaps) == 3 and all(gap > 0.01 for gap in gaps[1:])
+    assert not (project / "runs" / "lied" / "checkpoints" / "step-3").exists(), "what it played is not saved"
 
 
 @pytest.mark.extra_slow
