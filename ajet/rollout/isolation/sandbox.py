@@ -45,6 +45,7 @@ from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import counts_by_namespace
 from ajet.environment.sandbox.inside import door
 from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.priority import give_way
 from ajet.rollout.isolation.process import WORKER, ProcessIsolation
 from ajet.rollout.isolation.worker_handle import Ends, Started, WorkerHandle
 from ajet.schema.commands import installs_extra
@@ -184,6 +185,7 @@ class Box:
             except OSError:
                 group.remove()
                 group = None
+        give_way(first)
         with suppress(BrokenPipeError):  # it has ended: its output says why
             os.write(goes, b"!")
         os.close(goes)

@@ -34,6 +34,7 @@ from ajet.rollout.isolation.messages import (
     encode_home,
 )
 from ajet.rollout.isolation.printed import Printed
+from ajet.rollout.isolation.priority import give_way, session_gives_way
 from ajet.rollout.isolation.values import encoded
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
@@ -90,6 +91,8 @@ class WorkerHandle:
         self._process = self._started.process
         if self._started.base_url:
             home = replace(home, ambient=replace(home.ambient, base_url=self._started.base_url))
+        give_way(self._process.pid)
+        session_gives_way(self._process.pid)
         self._channel = Channel(self._line.fileno(), self._line.fileno())
         with suppress(OSError):  # it is gone: its first attempt says so
             self._channel.send(0, "home", encode_home(home))

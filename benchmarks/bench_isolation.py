@@ -1,0 +1,122 @@
+"""Isolation: how long a turn at the gateway takes while agents run in processes of their own beside it.
+
+Each agent plays one episode of 5 calls through AsyncOpenAI over the gateway's loopback port, all of them at once, each
+in a process (or in a sandbox) that is started for it. Beside them somebody asks the gateway for a turn, in process,
+again and again, with a pause of 50 ms: the time of a turn as a median and two percentiles, while the processes start
+and while they talk, against the same before the first of them. Printed too: processor time of the agents (of those in
+processes: a sandbox does not hand it on) and of this process. The engine takes no time. No limit: the time by the
+clock is that of whatever else runs on the machine.
+
+    python benchmarks/bench_isolation.py [--agents N] [--isolation process|sandbox]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
+from ratios import kept
+
+from ajet.config import Experiment
+from ajet.engine.contract import Sampling
+from ajet.gateway import Gateway, TurnRequest
+from ajet.rollout import Rollout
+from ajet.schema.task import Task
+from benchmarks.bench_rollout import CALLS, Talks, a_gateway, opening
+from tests.rollout_fixtures import AnswerJudge
+
+PAUSE_S = 0.05
+
+
+class Asks:
+    """Asks for turns until it is told to end, from a thread of its own."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self.took: list[float] = []
+        """Seconds of each turn."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._over.wait(PAUSE_S):
+            number = len(self.took)
+            session = self._gateway.open(
+                f"ask-{id(self)}-{number}", key=(1, number, 0), sampling=Sampling(64), trainable=None
+            )
+            began = time.perf_counter()
+            self._gateway.call(session.turn(TurnRequest("default", opening(number)))).result()
+            self.took.append(time.perf_counter() - began)
+            session.close()
+
+    def end(self) -> list[float]:
+        """All of them, in milliseconds."""
+        self._over.set()
+        self._thread.join()
+        return [1e3 * seconds for seconds in self.took]
+
+
+def said(name: str, took: Sequence[float]) -> str:
+    """One line of percentiles."""
+    shares = statistics.quantiles(took, n=100)
+    return f"{name:8} p50 {shares[49]:7.1f} ms  p90 {shares[89]:7.1f} ms  p99 {shares[98]:7.1f} ms  ({len(took)} turns)"
+
+
+def of_agents() -> float:
+    """Processor seconds of all processes that were started here, those that still run among them."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            used += sum(child.cpu_times()[:2])
+    return used
+
+
+def main() -> None:
+    """Print them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=200)
+    parser.add_argument("--isolation", choices=("process", "sandbox"), default="process")
+    chosen = parser.parse_args()
+    settings = {
+        "isolation": chosen.isolation, "max_env_worker": chosen.agents, "num_repeat": 1, "episode_timeout": None,
+        "user_workflow": "benchmarks.bench_rollout->Talks",
+    }  # fmt: skip
+    experiment = Experiment.from_dict({"ajet": {"rollout": settings}}, base=Path(__file__).parent)
+    gateway = a_gateway(0.0)
+    asks = Asks(gateway)
+    time.sleep(5)
+    alone = asks.end()
+    rollout = Rollout(experiment, gateway, Talks, cast(Any, AnswerJudge()), run_id="bench")
+    tasks = [(order, Task(main_query="sum", task_id=str(order))) for order in range(chosen.agents)]
+    own, began = time.process_time(), time.monotonic()
+    asks = Asks(gateway)
+    groups = list(rollout.play(tasks, step=0, split="train"))
+    wall, own = time.monotonic() - began, time.process_time() - own
+    beside = asks.end()
+    theirs = of_agents()
+    rollout.close()
+    gateway.close()
+    assert all(group.scored for group in groups), rollout.tally
+    print(f"{len(groups)} agents of {CALLS} calls, isolation {chosen.isolation}: {wall:.1f} s by the clock")
+    of_each = f"agents {theirs / chosen.agents:.2f} s each, " if chosen.isolation == "process" else ""
+    print(f"processor time: {of_each}here {own:.1f} s")
+    print(said("alone", alone))
+    print(said("beside", beside))
+    kept(f"median turn beside agents in a {chosen.isolation}", statistics.median(beside) / statistics.median(alone))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Workers give way to the process that started them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.priority import YIELDS, give_way, session_gives_way
+from ajet.rollout.isolation.worker_handle import Started, WorkerHandle
+from ajet.schema.endpoint import Endpoint
+
+
+def groups_can_be_told() -> bool:
+    """Whether this system has groups of sessions and takes a change of theirs at once: from root alone."""
+    mine = Path("/proc/self/autogroup")
+    try:
+        mine.write_text(mine.read_text().split()[-1])
+    except (OSError, IndexError):
+        return False
+    return os.geteuid() == 0
+
+
+def test_a_worker_gives_way_and_so_does_its_session(tmp_path: Path) -> None:
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    try:
+        home = Home("flow.py->Flow", tmp_path, (), Endpoint("http://localhost/v1", "key", "default"))
+        worker = WorkerHandle(home, lambda *_: Started(process))
+        assert worker.alive
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19)
+        if groups_can_be_told():
+            assert Path(f"/proc/{process.pid}/autogroup").read_text().split()[-2:] == ["nice", str(YIELDS)]
+    finally:
+        process.kill()
+        process.wait()
+    give_way(process.pid)
+    session_gives_way(process.pid)  # of one that has ended, nothing
