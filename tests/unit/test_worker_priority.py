@@ -1,8 +1,11 @@
-"""Workers give way to the process that started them."""
+"""Workers give way to the process that started them, and none outlives it."""
 
 import os
 import subprocess
+import sys
 from pathlib import Path
+
+import psutil
 
 from ajet.rollout.isolation.messages import Home
 from ajet.rollout.isolation.priority import YIELDS, give_way, session_gives_way
@@ -34,3 +37,26 @@ def test_a_worker_gives_way_and_so_does_its_session(tmp_path: Path) -> None:
         process.wait()
     give_way(process.pid)
     session_gives_way(process.pid)  # of one that has ended, nothing
+
+
+ENDS_AT_ONCE = """
+from pathlib import Path
+from ajet.rollout.isolation.messages import Home
+from ajet.rollout.isolation.process import start_process
+from ajet.rollout.isolation.worker_handle import WorkerHandle
+from ajet.schema.endpoint import Endpoint
+
+home = Home("flow.py->Flow", Path(), (), Endpoint("http://localhost/v1", "key", "default"))
+worker = WorkerHandle(home, start_process)
+print(worker._process.pid)
+worker.kill()
+"""
+
+
+def test_a_worker_that_is_being_ended_does_not_outlive_its_program(tmp_path: Path) -> None:
+    """It stood still for ever where the program was gone between its last word and its end."""
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", ENDS_AT_ONCE]
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not psutil.pid_exists(int(done.stdout))

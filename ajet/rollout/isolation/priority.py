@@ -14,7 +14,7 @@ from pathlib import Path
 
 YIELDS = 10
 """Steps ("nice"), of which each takes about a fifth of a process's share; the lowest is 19."""
-_TRIES, _PAUSE_S = 50, 0.1
+_TRIES, _PAUSE_S = 10, 0.1
 """Linux takes a change of a group's priority from users other than root ten times a second, whoever asks."""
 
 

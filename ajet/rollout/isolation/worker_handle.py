@@ -7,6 +7,7 @@ and only of the attempt at hand; one that says anything else is ended, and that 
 
 from __future__ import annotations
 
+import atexit
 import select
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import psutil
 
@@ -50,6 +52,7 @@ GRACE = 2.0
 its attempt opened."""
 ENDS_S = 2.0
 """Seconds in which a sandbox ends after the worker in it."""
+_burials: WeakSet[threading.Thread] = WeakSet()
 ANSWERS_S = 0.5
 """Seconds in which a worker says where its attempt stands; one that holds on to the interpreter cannot."""
 
@@ -178,7 +181,9 @@ class WorkerHandle:
 
     def kill(self) -> None:
         """End it with all that descends from it; does not wait."""
-        threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True).start()
+        burial = threading.Thread(target=self._end, args=(GRACE,), name="ajet-bury", daemon=True)
+        _burials.add(burial)
+        burial.start()
 
     def _end(self, grace: float = 0.0, *, by_itself: float = 0.0) -> int:
         """The same, and wait. Answers how the process ended. by_itself: seconds in which what lies around a worker that
@@ -210,6 +215,15 @@ class WorkerHandle:
                     said = self._life.recv(4096)
                     if not said or said.endswith(CLOSED):
                         return
+
+
+@atexit.register
+def _bury() -> None:
+    """A worker that has closed its things stands still until it is ended: who is about to end one does so before this
+    process is gone."""
+    until = time.monotonic() + 2 * GRACE + ENDS_S
+    for burial in tuple(_burials):
+        burial.join(max(0.0, until - time.monotonic()))
 
 
 def _asked_of(attempt: Attempt, kind: str, asked: Any) -> Any:
