@@ -137,7 +137,8 @@ def compared(before: Results, now: Results) -> Iterator[str]:
         if not apart or abs(change) <= max(old.noise, new.noise):
             still += 1
             continue
-        yield f"{' '.join(key)}: {old.median:.4g} to {new.median:.4g}, {change:+.0%}{direction(new, change)}"
+        once = " (measured once: --repeat 3 tells noise)" if min(len(old.values), len(new.values)) < 2 else ""
+        yield f"{' '.join(key)}: {old.median:.4g} to {new.median:.4g}, {change:+.0%}{direction(new, change)}{once}"
     yield f"{still} did not move beyond noise"
     for what, keys in (("only then", earlier.keys() - later.keys()), ("only now", later.keys() - earlier.keys())):
         if keys:

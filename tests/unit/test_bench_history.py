@@ -57,7 +57,7 @@ def test_an_unknown_one_names_those_there_are(bench: ModuleType, tmp_path: Path)
     [
         ([1.0, 1.1], [1.4, 1.5], {"at_most": 2.0}, "a x: 1.05 to 1.45, +38%: WORSE"),
         ([1.0, 1.1], [1.4, 1.5], {"at_least": 0.5}, "a x: 1.05 to 1.45, +38%: better"),
-        ([1.0], [0.8], {}, "a x: 1 to 0.8, -20%"),
+        ([1.0], [0.8], {}, "a x: 1 to 0.8, -20% (measured once: --repeat 3 tells noise)"),
         ([1.0], [0.95], {}, "1 did not move beyond noise"),
         ([1.0, 1.5], [1.55, 1.7], {}, "1 did not move beyond noise"),  # apart, but each is wider than the step
         ([1.0, 1.3], [1.2, 1.9], {}, "1 did not move beyond noise"),  # they overlap
