@@ -23,7 +23,7 @@ RUN = 13
 """Words of a run that two tasks do not share by chance."""
 MOST_TRAINED, MOST_HELD_OUT = 50_000, 5_000
 """Tasks that are looked at, the first ones: a few seconds."""
-_NAMES = {"id", "task_id", "uuid", "index", "idx", "split"}
+_NAMES = re.compile(r"(.*_)?(id|idx|index|uid|uuid|guid)|split|row|line", re.IGNORECASE)
 """Fields of a row that say which one it is, and not what it asks."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -91,7 +91,7 @@ def _among(task: Task, worlds: set[str]) -> bool:
 
 def _world(task: Task) -> str:
     """What decides a task besides its words."""
-    return repr(sorted((str(key), value) for key, value in task.metadata.items() if key not in _NAMES))
+    return repr(sorted((str(key), value) for key, value in task.metadata.items() if not _NAMES.fullmatch(str(key))))
 
 
 def _runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:

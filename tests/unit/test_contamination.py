@@ -47,3 +47,5 @@ def test_the_same_words_of_another_world_are_another_task():
     assert overlap(shop, [priced("c", 4)]).same == ("c",), "that price, whatever its row is called"
     assert overlap(shop[:1], [priced("c", 5)]).same == ("c",), "one question of its own: its words are the task"
     assert overlap(2 * shop[:1], [priced("c", 5)]).same == ("c",)
+    twice = [Task(main_query="6 * 7", task_id=name, metadata={"question_id": name}) for name in "ab"]
+    assert overlap(twice, [Task(main_query="6 * 7", task_id="c", metadata={"question_id": "c"})]).same == ("c",)
