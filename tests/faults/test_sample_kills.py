@@ -25,8 +25,8 @@ from tests.sample_fixtures import project_in
 
 STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
 TIMES = "trainer_common.algorithm.max_trained_count"
-LAST = 14
-"""The step at which the last one falls: long before the run is over, however fast it goes on meanwhile."""
+LAST, HELD_AT = 14, 16
+"""The step at which the last one falls, if the run is no faster; the step at which the trainer waits for the rest."""
 LEASE = 5
 """Seconds: a stop is longer, so that what was held is played by another, and whoever goes on finds it lost."""
 STOPPED_AFTER = {4: "one", 9: "trainer", 14: "two", 17: "mongod"}
@@ -103,12 +103,22 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     running = {name: begun(name) for name in commands}
     killed, stopped = Counter[str](), Counter[str]()
 
+    def pause(seconds: float) -> None:
+        """While others go on; but a run that would be over before its kills are has its trainer stand still."""
+        until = time.monotonic() + seconds
+        while True:
+            if len(metric_rows(run)) >= HELD_AT and running["trainer"].poll() is None:
+                os.kill(running["trainer"].pid, signal.SIGSTOP)
+            if (left := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(0.05, left))
+
     def stop(name: str) -> None:
         process = server if name == "mongod" else running[name]
         if process is None:
             return
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(LEASE + 1.5)
+        pause(LEASE + 1.5)
         os.kill(process.pid, signal.SIGCONT)
         stopped[name] += 1
 
@@ -116,7 +126,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
         patience = time.monotonic() + 900
         for number in range(KILLS):
             wait_for((number + 1) * LAST // KILLS)
-            time.sleep(draw.uniform(0, 0.5))  # the moment, anywhere in what follows
+            pause(draw.uniform(0, 0.5))  # the moment, anywhere in what follows
             if number in STOPPED_AFTER:
                 stop(STOPPED_AFTER[number])
             name = order[number % len(order)]
@@ -130,6 +140,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
             running[name].kill()
             running[name].wait()
             running[name] = begun(name)
+        os.kill(running["trainer"].pid, signal.SIGCONT)
         wait_for(STEPS)
         assert running["trainer"].wait(300) == 0, log.read_text()
         for name in ("one", "two"):

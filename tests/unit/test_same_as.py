@@ -28,7 +28,7 @@ WEIGHTS = "checkpoints/step-2/model.safetensors"
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """A real run twice."""
     with tarfile.open(ROOT / "tests" / "upgrade" / "4e1e13d" / "local.tar.xz") as file:
-        file.extractall(tmp_path, filter="data")
+        file.extractall(tmp_path)
     before = tmp_path / "project" / "launcher_record" / "local"
     shutil.copytree(before, tmp_path / "after")
     return before, tmp_path / "after"
