@@ -20,6 +20,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Policy, open_shared
+from ajet.store.contract import Lease, LeaseLost
 from ajet.store.mongo import MongoStore, changes, connection, documents, records, schema
 from ajet.store.mongo.documents import documents_of, kept_of
 from ajet.store.opening import PASSWORD, USER
@@ -55,6 +56,12 @@ def ending(at: int, *, done: bool) -> Iterator[list[int]]:
         yield count
 
 
+def as_played(name: str, fence: int) -> Episode:
+    """An attempt has one uuid, whoever plays it under which lease; what comes of it differs in each of its documents."""
+    whole = episode(name, seed=fence, metadata={"fence": fence})
+    return replace(whole, calls=[replace(each, extra={"fence": fence}) for each in whole.calls])
+
+
 class Played:
     """A trainer that also plays, from one checkpoint to the next."""
 
@@ -73,11 +80,12 @@ class Played:
         groups = store.closed(size)
         for lease in store.lease(size - len(groups)):
             if not lease.kept:
-                names = (f"{name}{lease.order}.{lease.fence}" for name in "ef")
-                store.put(lease, *(Kept(episode(name)) for name in names))
+                store.put(lease, *(Kept(as_played(f"{name}{lease.order}", lease.fence)) for name in "ef"))
             store.close(lease)
         groups = store.closed(size)
         assert [len(lease.kept) for lease in groups] == [2] * size
+        for one in (one.episode for lease in groups for one in lease.kept):
+            assert_equal(one, as_played(one.uuid, one.metadata["fence"]))
         store.use([lease.order for lease in groups[1:]], number)
         store.discard([groups[0].order], number, "stale")
         saved = store.commit()
@@ -101,8 +109,10 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
         played.step(store, number, 2)
     assert Counter(played.trained) == Counter(range(len(played.trained))), f"operation {at}, done: {done}"
     records = {each["_id"] for each in store._link.find(schema.RECORD, {})}
-    named = {end["uuid"] for each in store._link.find(schema.TASK, {}) for end in each["ends"] or ()}
+    named = {end["record"] for each in store._link.find(schema.TASK, {}) for end in each["ends"] or ()}
     assert records == named, f"operation {at}, done: {done}: nothing is left of what nobody names"
+    for name in (schema.CALL, schema.DATA, schema.BLOB):
+        assert {each["record"] for each in store._link.find(name, {})} <= named, f"operation {at}, done: {done}: {name}"
     return count[0] > at
 
 
@@ -171,6 +181,39 @@ def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: 
     assert [each.used for each in store.closed()] == [(4, 5)]
 
 
+@pytest.mark.parametrize("at", range(3))
+def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_put(
+    at: int, mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler that stood still between two documents of an attempt, which another played meanwhile."""
+    address = mongod.empty()
+    trainer = open_shared(address, rolls=True, run="run")
+    late, other = open_shared(address, lease_seconds=1), open_shared(address)
+    (lease,) = late.lease(1)
+    inserted, insert = list[str](), records.Records._insert
+
+    def stood_still(self: Any, name: str, written: Any) -> None:
+        insert(self, name, written)
+        if self is not late._records:
+            return
+        inserted.append(name)
+        if len(inserted) == at + 1:
+            changes_of = late._link.ask
+            changes_of(lambda base: base[schema.TASK].update_one({"_id": 0}, [{"$set": changes.until(-1)}]))
+            other._looked = float("-inf")
+            (again,) = other.lease(1)
+            assert (again.order, again.fence) == (0, lease.fence + 1)
+            other.put(again, Kept(as_played("e", again.fence)))
+            other.close(again)
+
+    monkeypatch.setattr(records.Records, "_insert", stood_still)
+    with pytest.raises(LeaseLost):
+        late.put(lease, Kept(as_played("e", lease.fence)))
+    ((kept,),) = (each.kept for each in trainer.closed())
+    assert_equal(kept.episode, as_played("e", lease.fence + 1))
+    assert len(trainer._link.find(schema.RECORD, {})) == 1
+
+
 @pytest.mark.parametrize(
     "after", [pytest.param("DispatchedSamplingTask", marks=pytest.mark.extra_slow), "DBRecordData",
               pytest.param("Record", marks=pytest.mark.extra_slow)]
@@ -182,12 +225,11 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
     store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
     insert = records.Records._insert
 
-    def killed(self: Any, name: str, written: Any) -> bool:
-        answer = insert(self, name, written)
+    def killed(self: Any, name: str, written: Any) -> None:
+        insert(self, name, written)
         if name == after:
             mongod.kill()
             mongod.start()
-        return answer
 
     monkeypatch.setattr(records.Records, "_insert", killed)
     (lease,) = store.lease(1)
@@ -211,7 +253,8 @@ def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_a
     link._durable = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
     written: Any = ["a part"]
     try:
-        assert records.Records(link, Redactor({}))._insert("Blob", written) and asked == written * 2
+        records.Records(link, Redactor({}))._insert("Blob", written)
+        assert asked == written * 2
     finally:
         link.close()
 
@@ -257,11 +300,11 @@ def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatc
     monkeypatch.setattr(documents, "LARGEST", 2000)
     calls = [replace(episode().calls[0], suffix_ids=np.arange(3000, dtype=np.int32) * 7919)]
     long = replace(episode("long"), calls=calls, timelines=[])
-    parts = documents_of(Kept(long), 0, 1, Redactor({}))
+    parts = documents_of(Kept(long), "long", Lease(0, 1), Redactor({}))
     assert len(parts.calls) == 1 and len(parts.blobs) > 1
     assert_equal(kept_of(parts.record, parts.calls, [], parts.blobs).episode, long)
     whole = episode("many", messages=[{"role": "user", "content": "x" * 5000}, {}, {}, {}])
-    parts = documents_of(Kept(whole), 0, 1, Redactor({}))
+    parts = documents_of(Kept(whole), "many", Lease(0, 1), Redactor({}))
     assert len(parts.blobs) > 1 and parts.calls == []
     store = open_shared(mongod.empty(), rolls=True)
     (lease,) = store.lease(1)
@@ -289,19 +332,19 @@ def test_any_client_reads_the_chain(mongod: Mongod) -> None:
         assert seen == {
             "split": "train", "description": "1+1?", "num_samples": 1, "scores": [1.0, None], "status": "over"
         }  # fmt: skip
-        records = {each["_id"]: each for each in base.Record.find({"task": task["_id"]})}
+        records = {each["traj_id"]: each for each in base.Record.find({"task": task["_id"]})}
         assert {name: each["status"] for name, each in records.items()} == {"a": "ready", "b": "failed"}
         assert records["a"]["score"] == 1.0 and records["a"]["trained_count"] == 0
         assert records["a"]["traj"][0]["content"] == "the key is [redacted MY_API_KEY]"
-        calls = list(base.DispatchedSamplingTask.find({"record": "a"}).sort("at"))
+        calls = list(base.DispatchedSamplingTask.find({"record": records["a"]["_id"]}).sort("at"))
         assert [each["request"]["messages"] for each in calls][:2] == [[0, 1], [0, 1, 2, 3]]
         assert calls[0]["created_at_step"] == 3 and calls[3]["status"] == "failed"
-        data = list(base.DBRecordData.find({"record": "a"}))
+        data = list(base.DBRecordData.find({"record": records["a"]["_id"]}))
         assert [(each["reward"], each["messages"], each["scores"]) for each in data] == [
             (1.0, [0, 1, 2, 3, 2], {"0": 1.0, "1": 1.0}), (1.0, [0, 1, 2], {"2": 1.0})
         ]  # fmt: skip
         store.commit()
-        assert {each["_id"]: each["last_trained_step"] for each in base.Record.find()} == {"a": 4, "b": 4}
+        assert {each["traj_id"]: each["last_trained_step"] for each in base.Record.find()} == {"a": 4, "b": 4}
 
 
 def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(mongod: Mongod) -> None:
@@ -319,6 +362,31 @@ def test_a_store_of_a_later_version_is_refused_and_an_earlier_one_is_brought_up(
         base.ajet_ledger.update_one({}, {"$set": {"version": 99}})
     with pytest.raises(UserError, match="version 99"):
         open_shared(address)
+
+
+def test_what_an_earlier_version_put_is_there(mongod: Mongod) -> None:
+    """Its records were called as their episodes are."""
+    address = mongod.empty()
+    store = open_shared(address, rolls=True, run="run")
+    assert isinstance(store, MongoStore)
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("old")))
+    store.close(lease)
+
+    def as_it_was(base: Any) -> None:
+        (record,) = base[schema.RECORD].find()
+        for name in (schema.CALL, schema.DATA, schema.BLOB):
+            base[name].update_many({}, {"$set": {"record": "old"}})
+        base[schema.RECORD].insert_one({**record, "_id": "old"})
+        base[schema.TASK].update_many({}, {"$unset": {"ends.$[].record": ""}})
+        base[schema.LEDGER].update_one({}, {"$set": {"version": 2}})
+
+    store._link.ask(as_it_was)
+    store = open_shared(address, rolls=True, run="run")
+    assert isinstance(store, MongoStore)
+    ((kept,),) = (each.kept for each in store.closed())
+    assert_equal(kept.episode, episode("old"))
+    assert [each["_id"] for each in store._link.find(schema.RECORD, {})] == ["old"]
 
 
 def test_a_server_that_is_not_there_is_a_sentence() -> None:
@@ -363,7 +431,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
     store.announce(Policy("run", 3, "/weights/3"))
     code, said = doctor(address)
     for told in (
-        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 2", "all 6",
+        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 3", "all 6",
         "1 dead, 1 running; 1 episodes", "position 0: the tool's server is down", "step 3,", "sampler machine-7",
         "1 lease",
     ):  # fmt: skip

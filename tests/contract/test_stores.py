@@ -330,7 +330,7 @@ def test_what_no_checkpoint_goes_back_to_is_kept_nowhere(opener: Opener) -> None
             "step-1.bin", "step-1.closed", "step-1.jsonl"
         ]  # fmt: skip
     elif isinstance(store, MongoStore):
-        assert [each["_id"] for each in store._link.find(RECORD, {})] == ["b"]
+        assert [each["traj_id"] for each in store._link.find(RECORD, {})] == ["b"]
         assert [each["_id"] for each in store._link.find(TASK, {})] == [1]
     else:
         assert isinstance(store, SqliteStore)

@@ -19,7 +19,7 @@ from typing import Any
 from ajet.record.episode_codec import decode, encode
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode
-from ajet.store.contract import Kept
+from ajet.store.contract import Kept, Lease
 
 LARGEST = 8 << 20
 """Bytes of a document of ours; MongoDB's limit is 16 MiB."""
@@ -44,19 +44,19 @@ class Documents:
     record: Document = field(default_factory=dict)
 
 
-def documents_of(kept: Kept, order: int, fence: int, redact: Redactor, *, as_text: bool = False) -> Documents:
-    """`order` and `fence` are of the lease that it is put with. `as_text`: since the server refused it otherwise."""
+def documents_of(kept: Kept, name: str, lease: Lease, redact: Redactor, *, as_text: bool = False) -> Documents:
+    """`name`: of the record, which no other put has. `as_text`: since the server refused it otherwise."""
     row, arrays = encode(kept.episode)
     line = redact.row(row)
     row = json.loads(line)
     packed = zlib.compress(arrays, 1)
-    about = _about(kept.episode, row, order, fence) | {"alone": kept.alone, "ended_by": kept.ended_by}
+    about = {"_id": name, **_about(kept.episode, row, lease), "alone": kept.alone, "ended_by": kept.ended_by}
     if not as_text:
         whole = _native(about, row, packed, line)
         if whole is not None and all(map(_fits, (*whole.calls, *whole.data, whole.record))):
             return whole
-    blobs = _chunks(kept.episode.uuid, "row", zlib.compress(json.dumps(row).encode()))
-    blobs += _chunks(kept.episode.uuid, "arrays", packed)
+    blobs = _chunks(name, "row", zlib.compress(json.dumps(row).encode()))
+    blobs += _chunks(name, "arrays", packed)
     return Documents(blobs, record={**about, "traj": [], "as_text": True, "blobs": len(blobs)})
 
 
@@ -92,15 +92,14 @@ def score_of(episode: Episode) -> float | None:
     return None if episode.reward is None else float(episode.reward)
 
 
-def _about(episode: Episode, row: Mapping[str, Any], order: int, fence: int) -> Document:
+def _about(episode: Episode, row: Mapping[str, Any], lease: Lease) -> Document:
     state = (
         "ready" if episode.scored else {"completed": "completed", "failed": "failed"}.get(episode.status, "abandoned")
     )
     return {
-        "_id": episode.uuid,
         "traj_id": episode.uuid,
-        "task": order,
-        "fence": fence,
+        "task": lease.order,
+        "fence": lease.fence,
         "tid": _clean(row["task"]["task_id"]),
         "status": "ready" if episode.scored else state,
         "score": score_of(episode),
@@ -112,14 +111,14 @@ def _about(episode: Episode, row: Mapping[str, Any], order: int, fence: int) -> 
 
 
 def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> Documents | None:
-    uuid, score = about["_id"], about["score"]
+    name, score = about["_id"], about["score"]
     marked = '"$' in line or f'"{MARK}' in line
     if marked:
         row = _marked(row)
     calls = [
         {
-            "_id": f"{uuid}/{at}",
-            "record": uuid,
+            "_id": f"{name}/{at}",
+            "record": name,
             "at": at,
             "status": "completed" if call["error"] in (None, "") else "failed",
             "priority": 0,
@@ -134,8 +133,8 @@ def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> D
     ]
     data = [
         {
-            "_id": f"{uuid}/{at}",
-            "record": uuid,
+            "_id": f"{name}/{at}",
+            "record": name,
             "at": at,
             "messages": _dialog(row["calls"][timeline["leaf"]]),
             "tools": row["calls"][timeline["leaf"]]["tools"],
@@ -161,7 +160,7 @@ def _native(about: Document, row: dict[str, Any], packed: bytes, line: str) -> D
         record["marked"] = True
     if len(packed) <= LARGEST // 2:
         return Documents([], calls, data, {**record, "arrays": packed, "blobs": 0})
-    blobs = _chunks(uuid, "arrays", packed)
+    blobs = _chunks(name, "arrays", packed)
     return Documents(blobs, calls, data, {**record, "blobs": len(blobs)})
 
 
@@ -179,10 +178,10 @@ def _fits(document: Document) -> bool:
         return False
 
 
-def _chunks(uuid: str, kind: str, packed: bytes) -> list[Document]:
+def _chunks(name: str, kind: str, packed: bytes) -> list[Document]:
     starts = range(0, max(len(packed), 1), LARGEST)
     return [
-        {"_id": f"{uuid}/{kind}/{at}", "record": uuid, "kind": kind, "at": at, "data": packed[start : start + LARGEST]}
+        {"_id": f"{name}/{kind}/{at}", "record": name, "kind": kind, "at": at, "data": packed[start : start + LARGEST]}
         for at, start in enumerate(starts)
     ]
 

@@ -26,7 +26,7 @@ from ajet.store.mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, task_of
 from ajet.store.mongo.ledger import Ledger
-from ajet.store.mongo.records import Records, steps_of
+from ajet.store.mongo.records import Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
@@ -104,8 +104,9 @@ class MongoStore:
             return
         ends = self._records.put(lease, kept)
         change = changes.put(ends, task_of(kept[0].episode, self._redact), self._seconds)
-        if not self._change(changes.held(lease), change):
-            self._records.take_back(lease, ends)
+        counts = self._change(changes.held(lease), change)
+        self._records.take_back(lease, ends)
+        if not counts:
             raise _lost(lease)
 
     def close(self, lease: Lease) -> None:
@@ -162,7 +163,7 @@ class MongoStore:
             found = self._link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
             orders = [each["_id"] for each in found]
             for start in range(0, len(found), 100):
-                self._records.remove([end["uuid"] for each in found[start : start + 100] for end in each["ends"]])
+                self._records.remove([record_of(end) for each in found[start : start + 100] for end in each["ends"]])
             self._link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
             self._raise_floor()
 
@@ -357,11 +358,12 @@ class MongoStore:
     def _drop(self, usable: Usable) -> None:
         there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
         found = self._link.find(TASK, there)
+        names = {each["_id"]: [record_of(end) for end in each["ends"]] for each in found}
         for lease in self._records.leases(found, self._holding(found)):
             if not lease.used and not usable(lease.kept):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
-                self._records.remove([one.episode.uuid for one in lease.kept])
+                self._records.remove(names[lease.order])
 
     def _raise_floor(self) -> None:
         """Below the lowest position that is kept all are over; their documents need not be there."""

@@ -1,13 +1,16 @@
 """The episodes of a store, as documents: written, read, removed.
 
-Invariant: what belongs to an episode is in the server's journal before its record is written (a server may be killed
-and be back between two writes, and nobody is told), and removed before it; a record that no position names is not
-there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the business of
-`mongo_store`.
+Invariant: each put has documents of its own, under a name that no other put has: an attempt that is played again has
+the same uuid, and who played it before may have been killed between two documents, or go on writing long after its
+lease. A record is written before what hangs on it and removed after it, so that nothing hangs on none; all of it is in
+the server's journal before a position names the record (a server may be killed and be back between two writes, and
+nobody is told). One that no position names is not there, and is swept away by the next trainer. Whose position it is, and
+whether it counts, is the business of `mongo_store`.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,7 @@ from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
 from ajet.store.mongo.changes import RUNNING
 from ajet.store.mongo.connection import Connection
-from ajet.store.mongo.documents import Document, documents_of, kept_of, score_of
+from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 
 if TYPE_CHECKING:
@@ -32,22 +35,22 @@ class Records:
         self._link, self._redact = link, redact
 
     def put(self, lease: Lease, kept: Iterable[Kept]) -> list[Document]:
-        """Write episodes. Answers how the position is to name those that are new: another may have put one before."""
-        new = [one.episode for one in kept if self._written(lease, one)]
-        return [{"uuid": episode.uuid, "score": score_of(episode)} for episode in new]
+        """Write episodes. Answers how the position is to name them."""
+        return [
+            {"record": self._written(lease, one), "uuid": one.episode.uuid, "score": score_of(one.episode)}
+            for one in kept
+        ]
 
     def take_back(self, lease: Lease, ends: Iterable[Document]) -> None:
-        """Of a put under this lease, which is lost; what an earlier put under it made known stays."""
-        known = [end["uuid"] for each in self._link.find(TASK, {"_id": lease.order}) for end in each["ends"] or ()]
-        late = {end["uuid"] for end in ends}.difference(known)
-        wanted = {"_id": {"$in": [*late]}, "task": lease.order, "fence": lease.fence}
-        self.remove([each["_id"] for each in self._link.find(RECORD, wanted, {"_id": 1})])
+        """Of a put: what the position does not name, as its lease is lost or another put had the attempt before."""
+        named = [record_of(end) for each in self._link.find(TASK, {"_id": lease.order}) for end in each["ends"] or ()]
+        self.remove([*{record_of(end) for end in ends}.difference(named)])
 
-    def remove(self, uuids: Sequence[str]) -> None:
+    def remove(self, names: Sequence[str]) -> None:
         """Records and what hangs on them."""
-        if not uuids:
+        if not names:
             return
-        gone = {"$in": list(uuids)}
+        gone = {"$in": list(names)}
 
         def parts(base: Database[dict[str, Any]]) -> None:
             for name in (BLOB, CALL, DATA):
@@ -59,10 +62,10 @@ class Records:
     def leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
         """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold."""
         tasks = [each for each in positions if each is not None]
-        uuids = [end["uuid"] for each in tasks for end in each["ends"]]
-        kept = self._kept(uuids) if uuids else {}
+        wanted = [record_of(end) for each in tasks for end in each["ends"]]
+        kept = self._kept(wanted) if wanted else {}
         return [
-            Lease(each["_id"], each["fence"], tuple(kept[end["uuid"]] for end in each["ends"]), steps_of(each, names))
+            Lease(each["_id"], each["fence"], tuple(kept[record_of(end)] for end in each["ends"]), steps_of(each, names))
             for each in tasks
         ]
 
@@ -85,10 +88,11 @@ class Records:
 
     def sweep(self) -> None:
         """Remove records that no position names, and whose put can't be under way: its lease is lost."""
+        named = {"$map": {"input": {"$ifNull": ["$at.ends", []]}, "in": {"$ifNull": ["$$this.record", "$$this.uuid"]}}}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
             {"$project": {"fence": 1, "at": {"$first": "$at"}}},
-            {"$match": {"$expr": {"$not": {"$in": ["$_id", {"$ifNull": ["$at.ends.uuid", []]}]}}}},
+            {"$match": {"$expr": {"$not": {"$in": ["$_id", named]}}}},
             {"$match": {"$expr": {"$or": [{"$ne": ["$at.status", RUNNING]}, {"$ne": ["$at.fence", "$fence"]}]}}},
             {"$project": {"_id": 1}},
         ]
@@ -96,38 +100,32 @@ class Records:
         for start in range(0, len(found), 1000):
             self.remove(found[start : start + 1000])
 
-    def _written(self, lease: Lease, one: Kept) -> bool:
-        """Write an episode's documents, the record last. False where another put it before, and it counts."""
+    def _written(self, lease: Lease, one: Kept) -> str:
+        """Write an episode's documents. Answers the record's name."""
         from pymongo.errors import BulkWriteError, WriteError
 
-        for as_text in (False, True):
-            parts = documents_of(one, lease.order, lease.fence, self._redact, as_text=as_text)
-            try:
-                self._insert(BLOB, parts.blobs)
-                self._insert(CALL, parts.calls)
-                self._insert(DATA, parts.data)
-                if not self._insert(RECORD, [parts.record]):
-                    break
-                return True
-            except (BulkWriteError, WriteError):
-                if as_text:
-                    raise
-        for found in self._link.find(RECORD, {"_id": one.episode.uuid}):
-            if found["task"] == lease.order and found["fence"] == lease.fence:
-                return True  # by this very put, whose answer was lost
-            if self._link.find(TASK, {"_id": found["task"], "ends.uuid": one.episode.uuid}, {"_id": 1}):
-                return False
-        self.remove([one.episode.uuid])
-        return self._written(lease, one)
+        name = f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}"
+        try:
+            self._insert_all(documents_of(one, name, lease, self._redact))
+        except (BulkWriteError, WriteError):
+            self.remove([name])
+            self._insert_all(documents_of(one, name, lease, self._redact, as_text=True))
+        return name
 
-    def _insert(self, name: str, documents: Sequence[Document]) -> bool:
-        """False where one was there."""
+    def _insert_all(self, parts: Documents) -> None:
+        self._insert(RECORD, [parts.record])
+        self._insert(BLOB, parts.blobs)
+        self._insert(CALL, parts.calls)
+        self._insert(DATA, parts.data)
+
+    def _insert(self, name: str, documents: Sequence[Document]) -> None:
+        """Those that are there already are of a try whose answer was lost."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         if not documents:
-            return True
+            return
 
-        def insert(base: Database[dict[str, Any]]) -> bool:
+        def insert(base: Database[dict[str, Any]]) -> None:
             try:
                 base[name].insert_many(documents, ordered=False)
             except BulkWriteError as error:
@@ -136,21 +134,24 @@ class Records:
                     raise
                 if unsure := told.get("writeConcernErrors"):  # of a server that goes down: it may come back without
                     raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
-                return False
-            return True
 
-        return self._link.ask(insert)
+        self._link.ask(insert)
 
-    def _kept(self, uuids: Sequence[str]) -> dict[str, Kept]:
+    def _kept(self, names: Sequence[str]) -> dict[str, Kept]:
         parts: dict[str, dict[str, list[Document]]] = {}
         for name in (CALL, DATA, BLOB):
             parts[name] = defaultdict(list)
-            for each in self._link.find(name, {"record": {"$in": list(uuids)}}):
+            for each in self._link.find(name, {"record": {"$in": list(names)}}):
                 parts[name][each["record"]].append(each)
         return {
             record["_id"]: kept_of(record, *(parts[name][record["_id"]] for name in (CALL, DATA, BLOB)))
-            for record in self._link.find(RECORD, {"_id": {"$in": list(uuids)}})
+            for record in self._link.find(RECORD, {"_id": {"$in": list(names)}})
         }
+
+
+def record_of(end: Mapping[str, Any]) -> str:
+    """The record that an end of a position names; the uuid where a store of an earlier version named it so."""
+    return str(end.get("record", end["uuid"]))
 
 
 def steps_of(position: Document, names: Collection[str]) -> tuple[int, ...]:

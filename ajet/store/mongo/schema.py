@@ -40,7 +40,11 @@ def _used_again(base: Database[dict[str, Any]]) -> None:
     """Uses may have `again`, which an earlier ajet would take for the last ones of their positions."""
 
 
-STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed, _used_again)
+def _named_records(base: Database[dict[str, Any]]) -> None:
+    """An end of a position names its record, which had the uuid's name before."""
+
+
+STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed, _used_again, _named_records)
 """From the version that is its number to the next."""
 VERSION = len(STEPS)
 
