@@ -57,7 +57,7 @@ def ending(at: int, *, done: bool) -> Iterator[list[int]]:
 
 
 def as_played(name: str, fence: int) -> Episode:
-    """An attempt has one uuid, whoever plays it under which lease; what comes of it differs in each of its documents."""
+    """An attempt has one uuid, whoever plays it under which lease; what comes of it differs in each document."""
     whole = episode(name, seed=fence, metadata={"fence": fence})
     return replace(whole, calls=[replace(each, extra={"fence": fence}) for each in whole.calls])
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -102,6 +103,35 @@ def test_one_that_hangs_is_late_and_its_tools_end(tmp_path, isolation):
         require_nothing_left()
     assert episode.failure is not None and "600 s" in episode.failure.message, episode.failure
     assert episode.sampled_tokens == sum(episode.untrained.values()) > 0
+
+
+def test_one_whose_runner_misses_its_end_is_told_again(tmp_path, monkeypatch):
+    """AWorld waits for messages in `asyncio.wait_for`: in Python 3.11 a cancellation that comes as one does is lost."""
+    from aworld.runner import Runners
+
+    from ajet.integration.aworld import play
+
+    run, missed = Runners.run_task, []
+
+    async def deaf_once(task):
+        running = asyncio.ensure_future(run(task))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            missed.append(task)
+            return await running
+
+    monkeypatch.setattr(Runners, "run_task", deaf_once)
+    monkeypatch.setattr(play, "_HEARS", 0.1)
+    loop = loop_from(tmp_path, AGENTS, "Hangs")
+    hangs = sys.modules[loop.__module__].HANGS
+    with played(
+        loop, lambda _: call("notes"), num_repeat=1, isolation="loop", max_retries=0, episode_timeout=600
+    ) as made:
+        with time_is_up(hangs.is_set):
+            made.episode()
+        require_nothing_left()
+    assert missed
 
 
 def test_one_that_loops_ends_with_the_models_room(tmp_path):

@@ -11,6 +11,7 @@ Imports AWorld: to be imported where an episode is played.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -42,6 +43,8 @@ _problem: ContextVar[str] = ContextVar("ajet_aworld_call", default="")
 """Of the call that is being made: why it was not answered."""
 _TIMEOUT, _OF_SERVERS = 408, range(-32099, -31999)
 """Errors that do not speak of what was asked: the SDK's own (no answer in time, connection closed), and servers'."""
+_HEARS = 10.0
+"""Seconds in which AWorld's runner ends that heard; it gives tasks of its own 5 s of them."""
 _SAID = 500
 """Characters of AWorld's own words in a failure."""
 
@@ -147,9 +150,11 @@ async def play(built: Any, agents: Sequence[Any], question: str, session: str) -
     patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
     conf = ConfigDict({**TaskConfig().model_dump(), **patience})  # else a slow model's turn is begun again
     task = Task(input=question, session_id=session, conf=conf, **{kind: built})
+    running = asyncio.ensure_future(Runners.run_task(task))
     try:
-        answers = await Runners.run_task(task)
+        answers = await asyncio.shield(running)
     finally:
+        await _ended(running)
         lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
         for agent in agents:
             await _release(agent)
@@ -161,6 +166,16 @@ async def play(built: Any, agents: Sequence[Any], question: str, session: str) -
     if not answer.success:
         raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_SAID])
     return answer
+
+
+async def _ended(running: asyncio.Future[Any]) -> None:
+    """Cancel AWorld's runner until it hears: it waits for its next message with `asyncio.wait_for` again and again,
+    which in Python 3.11 loses a cancellation that comes as a message does."""
+    while not running.done():
+        running.cancel()
+        await asyncio.wait([running], timeout=_HEARS)
+    if not running.cancelled():
+        running.exception()  # else it is logged as one that nobody has seen
 
 
 def _prepare(agent: Any, lacking: list[str]) -> None:

@@ -4,8 +4,8 @@ Invariant: each put has documents of its own, under a name that no other put has
 the same uuid, and who played it before may have been killed between two documents, or go on writing long after its
 lease. A record is written before what hangs on it and removed after it, so that nothing hangs on none; all of it is in
 the server's journal before a position names the record (a server may be killed and be back between two writes, and
-nobody is told). One that no position names is not there, and is swept away by the next trainer. Whose position it is, and
-whether it counts, is the business of `mongo_store`.
+nobody is told). One that no position names is not there, and is swept away by the next trainer. Whose position it is,
+and whether it counts, is the business of `mongo_store`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Records:
         wanted = [record_of(end) for each in tasks for end in each["ends"]]
         kept = self._kept(wanted) if wanted else {}
         return [
-            Lease(each["_id"], each["fence"], tuple(kept[record_of(end)] for end in each["ends"]), steps_of(each, names))
+            Lease(
+                each["_id"], each["fence"], tuple(kept[record_of(end)] for end in each["ends"]), steps_of(each, names)
+            )
             for each in tasks
         ]
 
