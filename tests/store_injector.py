@@ -45,10 +45,10 @@ class Faults:
         self._happens = {"kill": (2.0, _die), **happens}
         self._kind, self._after = "", 0
 
-    def arm(self) -> None:
+    def arm(self, often: float = 0.35) -> None:
         """Perhaps let something happen during what comes now."""
         self._kind, self._after = "", 0
-        if self.draw.random() < 0.35:
+        if self.draw.random() < often:
             shares = [share for share, _ in self._happens.values()]
             (self._kind,) = self.draw.choices(list(self._happens), shares)
             self._after = self.draw.randrange(9)

@@ -21,6 +21,8 @@ from ajet.record import EpisodeFiles, RunDirectory
 from ajet.run.recording import Recording
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
+from ajet.store import SqliteStore
+from ajet.store.shared import Opener
 from ajet.task_reader import open_reader
 from tests.served_fixtures import Counter, counter
 
@@ -273,3 +275,16 @@ def test_a_mistake_of_ours_has_the_shape_of_every_error():
         answer = served.client.post("/episodes", json={})
         told = answer.json()["error"]
         assert (answer.status_code, told["code"]) == (500, "internal_error") and "bug" not in told["message"]
+
+
+def test_a_group_that_was_whole_waits_in_sqlite_for_the_next_server(tmp_path):
+    path, trains = tmp_path / "store.sqlite", Opener(rolls=True)
+    store = SqliteStore(path, trains)
+    with counter(backlog=9, store=store, keeper=store) as served:
+        names = {served.play(reward, task="a")["episode"] for reward in (0.0, 1.0)}
+        assert isinstance(served.desk.results.get(timeout=60), Group)
+    store = SqliteStore(path, trains)
+    with counter(backlog=9, store=store, keeper=store) as served:
+        group = served.desk.results.get(timeout=60)
+        assert isinstance(group, Group) and {each.uuid for each in group.episodes} == names
+        assert [lease.order for lease in store.closed()] == [group.order]

@@ -164,7 +164,7 @@ class Desk:
             if lease in whole:
                 group.close()
             if group.complete:
-                await self._completed(group)
+                await self._completed(group, noted=lease in whole)
         return sum(len(lease.kept) for lease in (*whole, *open_))
 
     async def _begin(self, opening: Opening) -> dict[str, Any]:
@@ -341,11 +341,12 @@ class Desk:
         if group is not None and group.complete:
             await self._completed(group)
 
-    async def _completed(self, group: OpenGroup) -> None:
+    async def _completed(self, group: OpenGroup, *, noted: bool = False) -> None:
+        """`noted`: the store knows that it is whole."""
         if group in self._groups:
             trains = self._backlog is not None
             # a later server goes on with what this one's end cut short
-            await self._groups.remove(group, whole=trains and not self._closing)
+            await self._groups.remove(group, whole=trains and not self._closing and not noted)
             if not self._closing and any(map(waits, group.episodes)):
                 self._ranking.begin(group)
             elif trains:
@@ -359,26 +360,31 @@ class Desk:
         self.results.put(group.group())
 
     async def _watch(self) -> None:
-        """End those whose time is over; close groups whose deadline has passed."""
+        """Look again and again, often enough for the shortest limit."""
         rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
         limits = [limit for limit in (rollout.episode_timeout, idle, rollout.group_deadline) if limit]
         while True:
             await asyncio.sleep(min([LONGEST_GLANCE, *(limit / 10 for limit in limits)]))
-            for served in list(self._open.values()):
-                failure = None
-                if idle and served.quiet > idle:
-                    why = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
-                    failure = Failure("agent", "timeout", why, retryable=True)
-                elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
-                    why = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
-                    failure = Failure("agent", "timeout", why)
-                if served.unrecorded is not None:
-                    await self._record_again(served, idle or PATIENCE)
-                elif failure and served.ending is None:
-                    with contextlib.suppress(Refused):  # not recorded: the next look tries again
-                        await self._end(served, AttemptResult(failure=failure), "timeout")
-            for group in self._groups.older_than(rollout.group_deadline or math.inf):
-                await self._overdue(group)
+            await self._look()
+
+    async def _look(self) -> None:
+        """End those whose time is over; close groups whose deadline has passed."""
+        rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
+        for served in list(self._open.values()):
+            failure = None
+            if idle and served.quiet > idle:
+                why = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
+                failure = Failure("agent", "timeout", why, retryable=True)
+            elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
+                why = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
+                failure = Failure("agent", "timeout", why)
+            if served.unrecorded is not None:
+                await self._record_again(served, idle or PATIENCE)
+            elif failure and served.ending is None:
+                with contextlib.suppress(Refused):  # not recorded: the next look tries again
+                    await self._end(served, AttemptResult(failure=failure), "timeout")
+        for group in self._groups.older_than(rollout.group_deadline or math.inf):
+            await self._overdue(group)
 
     async def _record_again(self, served: Served, patience: float) -> None:
         assert served.unrecorded is not None
