@@ -52,6 +52,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     settings that cannot do what a training is for."""
     from ajet.cli.opened import opened
     from ajet.config.idle import idle_lines
+    from ajet.record.console import console
     from ajet.run.presence import not_looked_at, require_present
     from ajet.run.review import review_lines, review_settings
     from ajet.run.runner import algorithm_of
@@ -63,8 +64,8 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     experiment = opened(conf, backbone, overrides)
     experiment.require_ready(looking=True)
     algorithm = algorithm_of(experiment)
-    typer.echo(not_looked_at(require_present(experiment), conf))
-    if idle := idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}"):
-        typer.echo(idle)
-    if review := review_lines(review_settings(experiment.ajet, algorithm), experiment):
-        typer.echo(review)
+    idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
+    review = review_lines(review_settings(experiment.ajet, algorithm), experiment)
+    for told in (not_looked_at(require_present(experiment), conf), idle, review):
+        if told:
+            console.print(told, markup=False, highlight=False, soft_wrap=True)

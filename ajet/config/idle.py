@@ -112,8 +112,7 @@ def idle_lines(found: Sequence[Idle], place: str) -> str:
     """All of it for a screen or a log, under a heading that names the place; "" for nothing."""
     if not found:
         return ""
-    names, places = max(len(each.name) for each in found), max(len(each.where) for each in found)
-    rows = [f"  {each.name:<{names}}  {each.where:<{places}}  {each.why}" for each in found]
+    rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
     return "\n".join([f"Set, and without effect {place}:", *rows])
 
 

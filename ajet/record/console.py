@@ -1,7 +1,9 @@
 """The one console that ajet prints to, so that bars, lines and tables never tear each other apart.
 
 Invariant: what a model, a client or a file of somebody else says reaches no terminal as anything but text: characters
-that a terminal would obey, or that turn the direction of writing, are shown as �, whoever prints them.
+that a terminal would obey, or that turn the direction of writing, are shown as �, whoever prints them. A line of
+`soft_wrap` is one line in a file and a pipe; on a terminal that is too narrow for it, it goes on in the next between
+two words, and what can be copied (a command, a path) is never broken by us.
 """
 
 from __future__ import annotations
@@ -10,10 +12,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
+from rich.text import Text
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COMMAND = re.compile(r"(^|[\s`(])(\S*/)?(ajet|python3?|pip|uv|make|ray|git|export) [\w.-]")
+_COLUMN = re.compile(r" *\S+ {2,}(?=\S)")
+WIDEST_COLUMN = 24
+"""A first column up to this stays free below itself."""
 
 
 def harmless(text: str) -> str:
@@ -36,6 +44,38 @@ class Screen(Console):
                 yield segment
             else:
                 yield Segment(harmless(segment.text), segment.style)
+
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
+        """See rich; with `soft_wrap` a terminal gets lines that end between words."""
+        soft = self.soft_wrap if soft_wrap is None else soft_wrap
+        if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
+            said = objects[0]
+            text = said if isinstance(said, Text) else self.render_str(said, markup=how.get("markup"))
+            objects = (between_words(text, self.width),)
+        super().print(*objects, soft_wrap=soft_wrap, **how)
+
+
+def between_words(text: Text, width: int) -> Text:
+    """`text` with each line that is wider than `width` columns gone on with below, under its first column or two to the
+    right of its start; a line with a command in it is left whole, as is a word that is wider."""
+    return Text("\n").join(_within(line, width) for line in text.split("\n", allow_blank=True))
+
+
+def _within(line: Text, width: int) -> Text:
+    if line.cell_len <= width or _COMMAND.search(line.plain):
+        return line
+    column = _COLUMN.match(line.plain)
+    below = len(column.group()) if column else len(line.plain) - len(line.plain.lstrip()) + 2
+    below = below if below <= min(WIDEST_COLUMN, width // 2) else 4
+    breaks, used = [], 0
+    for word in re.finditer(r"\s*\S+", line.plain):
+        if used and used + cell_len(word.group()) > width:
+            breaks.append(word.start())
+            used = below + cell_len(word.group().lstrip())
+        else:
+            used += cell_len(word.group())
+    first, *rest = line.divide(breaks)
+    return Text(f"\n{' ' * below}").join([first, *(piece[len(piece) - len(piece.plain.lstrip()) :] for piece in rest)])
 
 
 console = Screen(highlight=False)

@@ -102,9 +102,12 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     if services:
         plan.add_row("services", "; ".join(services) + ": there")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
-    played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
-    a_step = f"{played}, {counted(trainer.mini_batch_num, 'update')}"
-    plan.add_row("a step", a_step)
+    if settings.backbone == "debug":
+        first = min(settings.debug.debug_first_n_tasks, len(training))
+        plan.add_row("played", f"{counted(first, 'task')} × {counted(rollout.num_repeat, 'episode')}, nothing trained")
+    else:
+        played = f"{counted(data.train_batch_size, 'task')} × {counted(rollout.num_repeat, 'episode')}"
+        plan.add_row("a step", f"{played}, {counted(trainer.mini_batch_num, 'update')}")
     if trainer.mode != "sync":
         plan.add_row("stale tokens", importance_weights(trainer))
     plan.add_row("record", str(experiment.root / experiment.name))

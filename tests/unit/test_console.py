@@ -36,3 +36,26 @@ def test_errors_and_logs_show_it_as_text_too(tmp_path, capsys):
     log.close()
     for said in (capsys.readouterr().err, (tmp_path / "ajet.log").read_text()):
         assert "�]52;c;aGk=" in said and not set(said) & set("\x1b\x07\x9b\x08\u202e\r")
+
+
+def test_a_line_goes_on_between_words_on_a_terminal_alone():
+    told = "  where    a file, a word thatiswiderthanthewholeterminalisforone"
+    command = "Train it: ajet --conf a_long_name.yaml --backbone local"
+
+    def shown(text: str, *, terminal: bool) -> list[str]:
+        out = io.StringIO()
+        screen = Screen(file=out, force_terminal=terminal, color_system=None, width=30, highlight=False)
+        screen.print(text, markup=False, soft_wrap=True)
+        return out.getvalue().splitlines()
+
+    assert shown(told, terminal=True) == [
+        "  where    a file, a word",
+        "           thatiswiderthanthewholeterminalisforone",
+    ]
+    assert shown("one two three four five six seven\nnext", terminal=True) == [
+        "one two three four five six",
+        "  seven",
+        "next",
+    ]
+    assert shown(command, terminal=True) == [command], "it can be copied"
+    assert shown(told, terminal=False) == [told]
