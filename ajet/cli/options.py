@@ -63,7 +63,9 @@ Host = Annotated[
 ]  # fmt: skip
 Port = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=WHERE),
+    typer.Option(
+        "--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=WHERE, min=0, max=65535
+    ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _COMMAND = re.compile(r"(^|[\s`(])(\S*/)?(ajet|python3?|pip|uv|make|ray|git|export) [\w.-]")
-_COLUMN = re.compile(r" *\S+ {2,}(?=\S)")
+_COLUMN = re.compile(r" *\S+ {2,}(?=\S)|  expected ")
 WIDEST_COLUMN = 24
 """A first column up to this stays free below itself."""
 

@@ -8,6 +8,7 @@ meant by those who look at what was played.
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 from ajet.schema.commands import command
@@ -41,14 +42,19 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     if (folder / holding).exists():
         return folder
     played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
+    missing = f"{named} has no {holding}." if folder.is_dir() else f"There is no run named {named}."
     raise UserError(
-        f"{named} was played by {' and '.join(played)}, and not trained."
-        if played
-        else f"There is no run named {named}.",
+        f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
         where=str(folder),
         expected=expected,
-        do=command("--conf", "FILE.yaml", "--backbone", "local") if played else f"{command('runs')} lists them",
+        do=command("--conf", "FILE.yaml", "--backbone", "local") if played else which_runs(named, root),
     )
+
+
+def which_runs(named: str, root: Path) -> str:
+    """What to do where there is no run of that name: the name that is nearest to it, and who lists all."""
+    near = get_close_matches(named, [folder.name for folder in _listed(root) if folder.is_dir()], 1)
+    return (f"did you mean {near[0]}? " if near else "") + f"{command('runs')} lists them"
 
 
 def _is_path(named: str) -> bool:

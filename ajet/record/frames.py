@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.episodes import NAME, read_recorded
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run, run_folder
-from ajet.schema.commands import command
+from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra, UserError
 
@@ -87,7 +86,7 @@ def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
             f"There is no run named {named}.",
             where=str(folder),
             expected="the folder of a run that has played something",
-            do=f"{command('runs')} lists them",
+            do=which_runs(named, below),
         )
     return RecordedRun(folder)
 

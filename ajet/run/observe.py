@@ -131,8 +131,11 @@ def _endpoint(given: str) -> str:
     parts = urlsplit(given)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise UserError(
-            "There is no endpoint.", where="--endpoint", expected="a URL such as http://127.0.0.1:8000/v1",
-        )  # fmt: skip
+            f"{given} is no address of an endpoint.",
+            where="--endpoint",
+            expected="a URL such as http://127.0.0.1:8000/v1",
+            do="" if "://" in given else f"did you mean http://{given}?",
+        )
     whole = given.rstrip("/")
     return whole if parts.path.strip("/") else f"{whole}/v1"
 

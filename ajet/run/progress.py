@@ -71,7 +71,7 @@ class TrainingProgress:
             if self._curve is not None:
                 self._curve.add({"step": step, **metrics}, step_line(step, total, metrics))
         if "validation/rows" in metrics or "validation/tasks" in metrics:
-            console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]")
+            console.print(f"step {step:>4}/{total}  [bold]held out: {_validation(metrics)}[/]", soft_wrap=True)
             return
         console.print(step_line(step, total, metrics), markup=False, soft_wrap=True)
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:

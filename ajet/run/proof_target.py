@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.episodes import NAME
-from ajet.record.find_run import newest_run, run_folder
+from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.schema.errors import UserError
 
 CONFIG = "resolved.yaml"
@@ -54,7 +54,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
         f"There is no run and no episode named {named}.",
         where=str(root),
         expected=f"a run's name or folder, an episodes/step-N.jsonl, or {SHORTEST} letters of an episode's uuid",
-        do=f"look into {root} for the names of the runs",
+        do=which_runs(named, root),
     )
 
 

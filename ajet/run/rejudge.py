@@ -20,12 +20,11 @@ from ajet.config.dotenv import load_project_dotenv
 from ajet.record.attempts import Attempt, attempt_of
 from ajet.record.episodes import NAME, recorded_of
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run, run_folder
+from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.run.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
 from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.proof_target import CONFIG
 from ajet.run.what_if import StepWhatIf, WhatIf, with_verdict
-from ajet.schema.commands import command
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError
 from ajet.schema.task import Task
@@ -116,7 +115,7 @@ def recorded_run(named: str, root: Path) -> Path:
             f"There are no episodes of a run named {named}.",
             where=str(folder / "episodes"),
             expected="a run directory",
-            do=f"{command('runs')} lists them",
+            do=which_runs(named, root),
         )
     load_project_dotenv(record=folder)
     return folder

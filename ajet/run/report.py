@@ -17,10 +17,9 @@ from typing import Any
 
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run
+from ajet.record.find_run import newest_run, which_runs
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
-from ajet.schema.commands import command
 from ajet.schema.errors import UserError
 
 LOG_BYTES = 200_000
@@ -38,7 +37,7 @@ def report(run: str, root: Path, *, out: Path | None = None) -> Path:
             f"There is no run named {run}.",
             where=str(root),
             expected="a run's name or folder",
-            do=f"{command('runs')} lists them",
+            do=which_runs(run, root),
         )
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")

@@ -126,7 +126,8 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         first, last = validations[0], validations[-1]
         console.print(
             f"Held out ({counted(int(last['validation/tasks']), 'task')}): {words(first, 2)} after step "
-            f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}"
+            f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}",
+            soft_wrap=True,
         )
         if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):
             console.print(flipped, soft_wrap=True)

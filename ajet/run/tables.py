@@ -7,13 +7,14 @@ characters that a terminal would obey.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from rich.table import Table
 
 from ajet.record.console import console, counted
-from ajet.record.find_run import newest_run, run_folder
+from ajet.record.find_run import newest_run, run_folder, which_runs
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.viewer.episode_page import read_episode
@@ -40,8 +41,10 @@ def show_runs(root: Path) -> int:
     table = Table(box=None, pad_edge=False, header_style="dim")
     short = max(len(row["name"]) for row in rows) <= WHOLE_NAME * console.width
     table.add_column("run", overflow="fold", no_wrap=short)  # a name is there to be typed
-    for name in ("state", "step", "reward", "held out", "changed"):
-        table.add_column(name, justify="right" if name in ("step", "reward", "held out") else "left")
+    table.add_column("state", min_width=len("interrupted"))
+    for name in ("step", "reward", "held out"):
+        table.add_column(name, justify="right")
+    table.add_column("ago", no_wrap=True)
     for row in rows:
         reward = row["train/reward"] if row["train/reward"] is not None else row["debug/reward"]
         state = f"[{STYLES.get(row['state'], 'dim')}]{row['state']}[/]"
@@ -50,7 +53,7 @@ def show_runs(root: Path) -> int:
         table.add_row(
             _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
             " ".join(filter(None, (_number(reward), row["reward_short"]))),
-            row["held_out_short"] or _number(None), age(row["updated"]),
+            row["held_out_short"] or _number(None), age(row["updated"]).removesuffix(" ago"),
         )  # fmt: skip
     console.print(table)
     return 0
@@ -65,7 +68,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
             f"There are no episodes of a run named {run}.",
             where=str(folder / "episodes"),
             expected="a run directory",
-            do=f"{command('runs')} lists them",
+            do=which_runs(run, root),
         )
     if split and split not in get_args(Split):
         raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))
@@ -86,8 +89,21 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         except (UserError, OSError, ValueError) as error:
             what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
             console.print(f"{place.path.name}: {_plain(what)}", soft_wrap=True)
-    console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
+    if found:
+        console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
+    else:
+        console.print(_what_there_is([row for row, _ in table.rows()]), soft_wrap=True)
     return 0
+
+
+def _what_there_is(rows: list[dict[str, Any]]) -> str:
+    """Where no episode is wanted: which there are."""
+    if not rows:
+        return "No episode is recorded yet."
+    splits = Counter(row["split"] for row in rows)
+    counts = ", ".join(f"{count} of the split {split}" for split, count in splits.items())
+    steps = [row["step"] for row in rows]
+    return f"No episode is of that step and split; there are {counts}, of steps {min(steps)} to {max(steps)}."
 
 
 def age(then: float | None) -> str:
@@ -95,10 +111,9 @@ def age(then: float | None) -> str:
     if not then:
         return "–"
     passed = max(0.0, time.time() - then)
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if passed >= length:
-            count = int(passed // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+            return f"{int(passed // length)} {unit} ago"
     return f"{int(passed)} s ago"
 
 

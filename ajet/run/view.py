@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.programs import program
 from ajet.record.console import console
-from ajet.record.find_run import newest_run
+from ajet.record.find_run import newest_run, which_runs
 from ajet.schema.addresses import LOOPBACK, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -47,10 +47,10 @@ def view(
 
     if not place.is_dir():
         raise UserError(
-            f"There is no folder {place}.",
+            f"There is no run or folder named {place.name}.",
             where=str(place),
             expected="a run directory, or a folder that holds some",
-            do=f"{command('runs')} lists the runs of launcher_record",
+            do=which_runs(place.name, place.parent),
         )
     views = Views(Library.of(place), spell_for)
     if file is None:
@@ -95,6 +95,8 @@ def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) 
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
+    if not beside_run:
+        console.print("Ctrl-C ends it.", style="dim")
     if browser and not beside_run and _on_a_desktop():
         webbrowser.open(address)
     server = Listener(admitting(build_app(views, hosts=hosts, key=token)))

@@ -46,14 +46,14 @@ def find_file(path: str, base: Path, *, key: str) -> Path:
     return found
 
 
-def require_place(path: str, base: Path, *, key: str) -> Path:
-    """The same for something that may be a folder, too."""
+def require_place(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
+    """The same for something that may be a folder, too; `what` it is called."""
     found = find(path, base)
     if found is None:
         folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
         near = _alike(Path(path), folders)
         raise TaskError(
-            f"The task file {path} does not exist.",
+            f"The {what} {path} does not exist.",
             where=key,
             expected=f"a file, looked for in {' and '.join(map(str, folders))}",
             do=f"did you mean {near[0]}?" if near else "mend the path, or make the file: one JSON object a line",

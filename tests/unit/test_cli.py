@@ -256,6 +256,9 @@ def test_a_name_that_no_run_has_is_said(project, run):
     for verb in ("stop", "chat", "episodes", "prove", "audit", "view"):
         code, _, shown = run(verb, "nope")
         assert code == 2 and "nope" in shown.splitlines()[0] and "  do " in shown, verb
+    (project / "launcher_record" / "nope_at_all").mkdir(parents=True)
+    for verb in ("stop", "chat", "episodes", "prove", "audit", "view"):
+        assert "did you mean nope_at_all?" in run(verb, "nope_at_al")[2], verb
 
 
 def test_a_runs_name_is_whole_on_a_narrow_terminal(project, run, monkeypatch):

@@ -52,6 +52,9 @@ def show(result: Result, keys: Sequence[str] = TAG_KEYS) -> None:
         for judge, scores in each.judged.items():
             table.add_row(f"  {printable(_short(judge))}", *_cells(scores, names), style="dim")
     console.print(table)
+    if keys != TAG_KEYS and not any(each.scores.tagged(keys) for each in result.evaluated):
+        told = f"No task has {' or '.join(keys)} in its metadata: there is nothing to split by."
+        console.print(printable(told), markup=False, style="yellow", soft_wrap=True)
     _show_parts(result)
     if (judges := result.judges()) is not None:
         judge_comparison.show(judges, console)

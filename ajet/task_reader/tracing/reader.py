@@ -102,7 +102,9 @@ class TracingReader:
                 expected="files of spans, or folders of observed runs",
                 do=f"set {KEY}",
             )
-        return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}") for each in places]
+        return [
+            require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what="recording") for each in places
+        ]
 
     def _tell_bad(self, found: Found) -> None:
         if not found.bad:
