@@ -7,6 +7,7 @@ attempts are no success; else it is the reward of those that were scored, with h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,7 +145,8 @@ def text_curve(training: Course, held_out: Course, *, width: int = 60, height: i
         row, column = place(x, y)
         canvas[row // 4][column // 2] = "o"
 
-    labels = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
+    places = max(2, 1 - math.floor(math.log10(high - low)))
+    labels = [f"{high:.{places}f}", *[""] * (height - 2), f"{low:.{places}f}"]
     pad = max(map(len, labels))
     drawn = [f"{label:>{pad}} │{''.join(row).rstrip()}" for label, row in zip(labels, canvas, strict=True)]
     first, last = f"{left:g}", f"{right:g}"

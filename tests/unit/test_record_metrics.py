@@ -148,6 +148,9 @@ def test_a_flat_curve_is_drawn() -> None:
     lines = text_curve(Course([(1, 1.0), (2, 1.0)], "reward"), Course([], ""), width=20, height=5).splitlines()
     assert [line.split(" │")[0].strip() for line in lines[1:6]] == ["1.50", "", "", "", "0.50"]
     assert len(lines[3].split("│")[1]) == 20
+    near = text_curve(Course([(1, 0.0817), (2, 0.0819)], "loss"), Course([], ""), width=20, height=5).splitlines()
+    assert near[1].split()[0] != near[5].split()[0], "its two ends are told apart"
+
 
 
 def survivors(step: int, split: str, succeeded: int, failed: int, reward: float = 1.0) -> dict[str, float]:

@@ -54,14 +54,15 @@ def tell(settings: AjetConfig, lessons: Sequence[Lesson], apart: Sequence[Lesson
     learned = sum(call.response_ids.size for call in calls if call.trained)
     forks = sum(call.fork is not None for call in calls)
     size = settings.data.train_batch_size
-    said = [
-        f"{counted(len(lessons), 'pair' if settings.sft.objective == 'dpo' else 'row')} of {learned:,} tokens to learn"
-    ]
+    rows = counted(len(lessons), "pair" if settings.sft.objective == "dpo" else "row")
+    said = [f"{rows} with {learned:,} tokens to learn"]
     if apart:
         said.append(f"{counted(len(apart), 'row')} held out")
     if forks:
         said.append(f"{counted(forks, 'turn')} in a context of their own (the template shows earlier turns otherwise)")
-    logger.info("{}; {} steps of {} make {:.3g} passes", "; ".join(said), total, size, total * size / len(lessons))
+    passes = total * size / len(lessons)
+    times = "once" if passes == 1 else f"{passes:.3g} times"
+    logger.info("{}; {} of {}: each {}", "; ".join(said), counted(total, "step"), size, times)
     given = lessons[0].given[0]
     spoken = (given.messages[call.reply] for call in given.calls if call.trained and call.reply is not None)
     if (reply := next(spoken, None)) is not None:  # a recorded one may be ids alone
