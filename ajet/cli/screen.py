@@ -1,13 +1,13 @@
-"""How log lines look on the screen.
+"""What a command shows besides its results: log lines (`ajet.record.log_lines`), a warning.
 
-Invariant: they pass through the one console that draws the progress bars, so neither tears the other apart.
+Invariant: in a process of ours there is one sink that shows log lines, and none of loguru's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ajet.record.sinks import Sink
@@ -18,24 +18,14 @@ _shown: Sink | None = None
 def show_logs(level: str = "INFO") -> None:
     """Show log lines from `level` on, short; the log file keeps everything."""
     from loguru import logger
-    from rich.text import Text
 
-    from ajet.record.console import console
-    from ajet.record.sinks import Sink
-
-    colours = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
-
-    def show(message: Any) -> None:
-        name = message.record["level"].name
-        text = str(message).rstrip("\n")
-        label = f"{name.lower()}: " if name in colours else ""
-        console.print(Text.assemble((label, colours.get(name, "")), text), soft_wrap=True)
+    from ajet.record.log_lines import shown_from
 
     global _shown
     if _shown is not None:
         _shown.close()
     logger.remove()
-    _shown = Sink(show, level=level, format="{message}")
+    _shown = shown_from(level)
 
 
 def warn(text: str) -> None:

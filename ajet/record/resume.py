@@ -109,7 +109,7 @@ def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
         where=str(folder),
         expected="the same values, to continue it",
         do=(
-            "--fresh begins a new run (the old folder is kept as "
+            "--fresh (in Python fresh=True) begins a new run (the old folder is kept as "
             f"{folder.name}.old-N); --resume {folder} continues it with the new values; "
             "another ajet.experiment_name keeps both"
         ),

@@ -44,6 +44,15 @@ class Sink:
 _remove: Callable[..., None] = logger.remove
 
 
+def first_was_taken() -> bool:
+    """Take away the sink that loguru itself begins with; whether it was still there."""
+    try:
+        _remove(FIRST)
+    except ValueError:
+        return False
+    return True
+
+
 def _remove_others(handler_id: int | None = None) -> None:
     """`logger.remove` for everybody else."""
     with _lock:

@@ -128,11 +128,13 @@ class AgentJetJob:
 
     def tune(self, *, fresh: bool = False) -> Path:
         """Run it in this process; answers the run directory. Raises UserError for what the person can mend."""
+        from ajet.record.log_lines import shown_in_a_program
         from ajet.run.launch import launch
         from ajet.run.options import LaunchOptions
 
         experiment = self.experiment()
-        launch(experiment, LaunchOptions(fresh=fresh))
+        with shown_in_a_program():
+            launch(experiment, LaunchOptions(fresh=fresh))
         return experiment.root / experiment.name
 
     def experiment(self) -> Experiment:

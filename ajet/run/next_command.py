@@ -23,8 +23,15 @@ def command_for(experiment: Experiment, backbone: str) -> str:
     named = experiment.ajet.experiment_dir
     if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
         words += ["--exp-dir", _short(experiment.root)]
-    kept = [each for each in experiment.overrides if each.partition("=")[0].strip("+ ") not in _BACKBONES]
+    kept = [each for each in experiment.overrides if _concerns(each.partition("=")[0].strip("+ "), backbone)]
     return command(*words, *kept)
+
+
+def _concerns(key: str, backbone: str) -> bool:
+    """Whether a key that was set has an effect on that backbone, or may have."""
+    if key.removeprefix("ajet.").startswith("debug."):
+        return backbone == "debug"
+    return key not in _BACKBONES
 
 
 _BACKBONES = ("backbone", "ajet.backbone")

@@ -10,6 +10,8 @@ from loguru import logger
 
 from ajet.cli import screen
 from ajet.cli.screen import show_logs
+from ajet.record import sinks
+from ajet.record.log_lines import shown_in_a_program
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
 
@@ -47,3 +49,19 @@ def test_our_sinks_stay_until_we_close_them(tmp_path: Path, meddle, capsys) -> N
     with pytest.raises(ValueError, match="no existing handler"):
         logger.remove(number)
     logger.add(sys.stderr)
+
+
+def test_a_program_shows_log_lines_as_a_command_does_unless_it_says_otherwise(capsys, monkeypatch) -> None:
+    logger.remove()
+    mine = logger.add(sys.stdout, format="mine {message}")
+    with shown_in_a_program():
+        logger.info("said once")
+    assert capsys.readouterr().out == "mine said once\n"
+    logger.remove(mine)
+    monkeypatch.setattr(sinks, "FIRST", logger.add(sys.stderr))  # as a process begins
+    with shown_in_a_program():
+        logger.info("said short")
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("said short\n", "")
+    logger.info("as before")
+    assert "| INFO " in capsys.readouterr().err

@@ -152,7 +152,6 @@ def test_a_flat_curve_is_drawn() -> None:
     assert near[1].split()[0] != near[5].split()[0], "its two ends are told apart"
 
 
-
 def survivors(step: int, split: str, succeeded: int, failed: int, reward: float = 1.0) -> dict[str, float]:
     """A row of 64 attempts: those that would have been wrong failed, and every other one was right."""
     scored = 64 - failed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
@@ -124,7 +125,7 @@ class TracingReader:
                 f"{len(sides['validation'])} held out"]  # fmt: skip
         told += [f"{count} {why}" for why, count in sorted(self.left.items())]
         told += [f"{found.silent} spans without messages"] if found.silent else []
-        told += [f"{found.loose} words of feedback on nothing that was read"] if found.loose else []
+        told += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
         logger.info("{}", "; ".join(told))
         if hidden.counts:
             logger.info("marked: {}", ", ".join(f"{count} {kind}" for kind, count in sorted(hidden.counts.items())))
