@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from ajet.schema.errors import UserError
 from ajet.store import Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared
+from ajet.store.seal import ALTERED
 from tests.record_fixtures import episode
 
 REPEATS, BATCH, SAMPLERS, LEASE, AHEAD = 2, 2, 3, 60.0, 12
@@ -221,6 +222,7 @@ class World:
         for _ in range(40 * (end + 1)):
             self._later(1.0)
             for letter in self.trainer.store.dead():
+                assert not any(why.startswith(ALTERED) for why in letter.reasons), letter
                 self.trainer.store.revive(letter.order)
             for sampler in self.samplers:
                 self._sample(sampler, below=end)

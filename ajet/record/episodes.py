@@ -18,13 +18,17 @@ from ajet.record import write_errors
 from ajet.record.chain import Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
+from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 
+Seal = Callable[[str, str, bytes], str]
+"""Of an episode's uuid, its line and its arrays as they are written."""
 OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
+SEAL = "seal"
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
@@ -53,9 +57,11 @@ class EpisodeFiles:
         outcomes: Mapping[str, Outcome] | None = None,
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
+        seal: Seal | None = None,
     ) -> None:
         """Append episodes to a step, with their `outcomes` by uuid, and `notes`, by uuid, as further keys of their
-        lines. On return they are on the disk. Raises UserError when it is full."""
+        lines, and what `seal` makes of a line and its arrays as the last. On return they are on the disk. Raises
+        UserError when it is full."""
         with write_errors.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
@@ -69,7 +75,7 @@ class EpisodeFiles:
             linked: list[LinkedLine] = []
             try:
                 lines, end = self._append_blobs(
-                    path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {}, linked
+                    path.with_suffix(".bin"), end, episodes, outcomes or {}, notes or {}, linked, seal
                 )
                 append_lines(path, lines)
                 sync_folder(self.folder)
@@ -92,6 +98,7 @@ class EpisodeFiles:
         outcomes: Mapping[str, Outcome],
         notes: Mapping[str, Mapping[str, Any]],
         linked: list[LinkedLine],
+        seal: Seal | None,
     ) -> tuple[list[str], int]:
         """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
         end. Where there is a chain, `linked` gets what it holds of them."""
@@ -104,7 +111,8 @@ class EpisodeFiles:
                 packed = zlib.compress(raw, 6)
                 row["blob"] = {"offset": end, "length": len(packed), "crc32": zlib.crc32(packed)}
                 end += file.write(packed)
-                lines.append(self._redact.row(row))
+                line = self._redact.row(row)
+                lines.append(line if seal is None else f'{line[:-1]}, "{SEAL}": "{seal(episode.uuid, line, packed)}"}}')
                 if self.chain is not None:
                     linked.append(linked_line(episode.uuid, self._redact(episode.task.task_id), lines[-1], packed))
             file.flush()
@@ -165,6 +173,14 @@ def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episo
     with _whole(where):
         blob = _unpacked(row, blobs, where)
         return decode(row, blob), decode_outcome(row, blob)
+
+
+def sealed_of(row: Mapping[str, Any], blobs: BinaryIO) -> tuple[str, str, bytes]:
+    """The seal of a line whose arrays lie in `blobs` ("" for none), and the line and the arrays that it is over.
+    Raises ValueError and kin."""
+    place, rest = row["blob"], {name: value for name, value in row.items() if name != SEAL}
+    blobs.seek(place["offset"])
+    return row.get(SEAL, ""), dumps(rest), blobs.read(place["length"])
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:

@@ -22,6 +22,7 @@ from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episode_facts import episode_facts
 from ajet.record.episodes import NAME
 from ajet.record.find_run import known_run
+from ajet.run import altered
 from ajet.schema.errors import UserError
 
 SHORTEST = 6
@@ -39,6 +40,8 @@ class Whole:
     state: ChainState | None
     """None: the run has no chain."""
     changes: list[Change] = field(default_factory=list)
+    altered: list[str] = field(default_factory=list)
+    """Episodes that were changed while they waited in the store, which no step was made of."""
     checkpoints: list[int] = field(default_factory=list)
     """Steps of those that are there."""
 
@@ -92,6 +95,8 @@ def _looked(folder: Path, weights: bool, head: str) -> Whole:
     state, checkpoints = read_chain(folder, chain_key()), checkpoints_of(folder)
     saved = checkpoints.all()
     found = Whole(folder, state, checkpoints=[each.step for each in saved])
+    found.altered += altered.told_of(folder)
+    found.changes += altered.waiting(folder)
     heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
     heads += [("--head", head)] if head else []
     if state is not None:

@@ -41,6 +41,7 @@ def as_json(found: Whole | Trail) -> str:
                 "removed": state.removed, "starts": len(state.starts),
             }  # fmt: skip
         told["checkpoints"] = found.checkpoints
+        told["altered"] = found.altered
     return json.dumps(plain({**told, "ok": found.ok}), indent=1, ensure_ascii=False)
 
 
@@ -61,7 +62,7 @@ def _episodes(found: Whole) -> int:
 
 def _whole(found: Whole) -> Iterator[str]:
     state = found.state
-    if state is None and found.ok:
+    if state is None and found.ok and not found.altered:
         yield f"{found.run.name} was recorded without a chain (by an earlier version, or it trained nothing):"
         yield "nothing says whether its files are as they were written. `ajet prove` derives them again."
         return
@@ -73,6 +74,10 @@ def _whole(found: Whole) -> Iterator[str]:
         )
         yield f"head {state.head}"
         yield from _notes(found)
+    for each in found.altered[:MOST]:
+        yield f"left out {each}"
+    if len(found.altered) > MOST:
+        yield f"and {len(found.altered) - MOST} more of them (--json lists all)"
     for change in found.changes[:MOST]:
         yield f"changed  {change}"
     if len(found.changes) > MOST:

@@ -46,6 +46,7 @@ def as_json(report: Report) -> str:
         "wrong_steps": [asdict(each) for each in report.wrong_steps],
         "held_steps": report.held_steps,
         "unheld_steps": dict(report.unheld_steps),
+        "altered": report.altered,
         "outside": list(OUTSIDE),
         "spreads": [
             {"step": each.step, "split": each.split, "version": each.version, "which": each.which}
@@ -105,6 +106,10 @@ def show(report: Report, console: Console) -> None:
         _say(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
     for line in _recomputed(report):
         _say(console, line)
+    for altered in report.altered[:SHOWN]:
+        console.print(Text.assemble(("left out  ", "bold red"), altered), soft_wrap=True)
+    if len(report.altered) > SHOWN:
+        _say(console, f"… and {len(report.altered) - SHOWN} more (--json lists all).")
     for token in proof.wrong[:SHOWN]:
         console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
     if len(proof.wrong) > SHOWN:

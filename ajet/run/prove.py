@@ -26,6 +26,7 @@ from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.sampling import split_sampling
+from ajet.run.altered import told_of
 from ajet.run.proof_steps import REMOVED, HeldSteps, WrongStep
 from ajet.run.proof_target import CONFIG, Target, find_target, step_of
 from ajet.run.recompute import WRITTEN, Recomputation, versions_of
@@ -92,6 +93,8 @@ class Report:
     """Training steps whose credit was computed again."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
     """Those whose credit was not, by reason."""
+    altered: list[str] = field(default_factory=list)
+    """Episodes that were changed while they waited in the store, which no step was made of."""
     spreads: list[StepSpread] = field(default_factory=list)
     """The gaps of each step and version as a distribution, where they are enough for one."""
 
@@ -137,7 +140,7 @@ def prove_recorded(
     target = find_target(named, root, steps)
     load_project_dotenv(record=target.run)
     experiment = recorded_experiment(target.run / CONFIG)
-    report = Report(target)
+    report = Report(target, altered=told_of(target.run))
     model = experiment.ajet.model.path
     if model is None:
         raise UserError(

@@ -3,23 +3,26 @@
 Invariant: an end that was put lies in `pending/`, a file a position in the format of `episodes/`, until no checkpoint
 that the run may go back to was made before it was used. Positions are in memory and in the checkpoint alone, so a kill
 at any byte leaves either what the checkpoint says or what it says and ends that it does not know of. The run's lock is
-what keeps a second writer out: a lease ends with the process.
+what keeps a second writer out: a lease ends with the process. What is there when it begins is what was put, or it does
+not begin.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet.record.episodes import EpisodeFiles
+from ajet.record.episodes import EpisodeFiles, arrays_of, sealed_of
 from ajet.record.files import read_rows
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
+from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
 from ajet.store.earlier import position_of
 from ajet.store.positions import Positions
+from ajet.store.seal import Altered, Sealed, Seals, held_whole
 
 
 class RunStore:
@@ -39,7 +42,7 @@ class RunStore:
         checkpoint; what may not is removed, and the position played anew."""
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
-        self._ledger, self._usable = ledger, usable
+        self._ledger, self._usable, self._seals = ledger, usable, Seals()
         self._lock = threading.Lock()
         self._positions = Positions(state)
         self._closed: set[int] = set()
@@ -91,7 +94,11 @@ class RunStore:
             notes = {
                 one.episode.uuid: {"alone": one.alone, "ended_by": one.ended_by, "position": lease.order} for one in new
             }
-            self._files.write(number, "train", [one.episode for one in new], notes=notes)
+
+            def seal(uuid: str, line: str, arrays: bytes) -> str:
+                return self._seals.of(_sealed(uuid, notes[uuid], line, arrays))
+
+            self._files.write(number, "train", [one.episode for one in new], notes=notes, seal=seal)
             self._numbers[lease.order], self._last = number, max(self._last, number)
             self._kept[lease.order] = [*held, *new]
 
@@ -173,6 +180,7 @@ class RunStore:
             if name in self._used:
                 self._over[name] = number
                 continue
+            self._require_sealed(files, number, rows)
             kept = [
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
@@ -181,6 +189,16 @@ class RunStore:
                 self._take_up(number, position_of(rows[0]), kept, self._to_come.get(name))
             else:
                 self._remove(files, number)
+
+    def _require_sealed(self, files: EpisodeFiles, number: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        path = files.path(number)
+        for at, altered in _altered(path, rows, self._seals):
+            raise UserError(
+                f"An episode that waits to be trained on was {altered}.",
+                where=f"{path}:{at}",
+                expected="the line and the arrays that were put",
+                do=f"restore {path.name} and the .bin beside it, or remove both: the task is played again",
+            )
 
     def _take_up(self, number: int, order: int | None, kept: list[Kept], used: list[int] | None) -> None:
         if order is None or not self._positions.offer(order):  # brought, or a position that the checkpoint has as over
@@ -207,3 +225,30 @@ class RunStore:
         """There where the group is closed."""
         assert self._files is not None
         return self._files.path(number).with_suffix(".closed")
+
+
+def changed_ends(folder: Path) -> Iterator[tuple[Path, int, Altered]]:
+    """Ends in the folder of a RunStore that are not what was put: the file, and the line, from 1. Raises UserError for
+    damage."""
+    files, seals = EpisodeFiles(folder), Seals()
+    for path in map(files.path, files.steps()):
+        rows = list(read_rows(path))
+        if rows and path.with_suffix(".bin").exists():  # a live run removes what no checkpoint goes back to
+            for at, altered in _altered(path, rows, seals):
+                yield path, at, altered
+
+
+def _altered(path: Path, rows: Sequence[Mapping[str, Any]], seals: Seals) -> Iterator[tuple[int, Altered]]:
+    with arrays_of(path) as blobs:
+        for at, row in enumerate(rows, 1):
+            try:
+                with held_whole(row.get("position"), str(row.get("uuid")), path.name):
+                    seal, line, arrays = sealed_of(row, blobs)
+                    if seal:
+                        seals.require(seal, _sealed(row["uuid"], row, line, arrays))
+            except Altered as altered:
+                yield at, altered
+
+
+def _sealed(uuid: str, about: Mapping[str, Any], line: str, arrays: bytes) -> Sealed:
+    return Sealed(about["position"], uuid, about["alone"], about["ended_by"], line.encode(), arrays)

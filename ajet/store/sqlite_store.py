@@ -3,7 +3,8 @@
 Invariant: every change is one transaction, so a kill at any byte leaves it done or not. A use belongs to the commit
 that follows it, and a commit to the one before; opened at a checkpoint, the uses of its commit and of those before it
 hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence. The
-clock is the machine's; where it was set back by more than a lease is long, leases of that future have ended.
+clock is the machine's; where it was set back by more than a lease is long, leases of that future have ended. A
+position of which an episode is not what was put is given to nobody: it lies with the dead letters.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.seal import Altered, Sealed, Seals, held_whole
 from ajet.store.shared import (
     EXPIRED,
     Announced,
@@ -62,7 +64,7 @@ class SqliteStore:
         """Raises UserError, also for a checkpoint or a run of another store."""
         who = opener or Opener()
         self._path, self._seconds, self._most = path, who.lease_seconds, who.max_attempts
-        self._redact = who.redact or Redactor({})
+        self._redact, self._seals = who.redact or Redactor({}), Seals()
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
@@ -83,19 +85,20 @@ class SqliteStore:
             if below is not None:
                 fresh = min(fresh, max(0, below - self._count(base, "next", 0)))
             first = self._count(base, "next", fresh)
-            return [self._leased(base, order) for order in (*orders, *range(first, first + fresh))]
+            return self._leased(base, (*orders, *range(first, first + fresh)))
 
     def bring(self) -> Lease:
         """See the contract."""
         with self._taking() as base:
-            return self._leased(base, -self._count(base, "brought", 1) - 1)
+            (lease,) = self._leased(base, [-self._count(base, "brought", 1) - 1])
+            return lease
 
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
         with self._taking() as base:
             put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
-            return [self._leased(base, int(row[0])) for row in found]
+            return self._leased(base, [int(row[0]) for row in found])
 
     def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
@@ -103,10 +106,11 @@ class SqliteStore:
         for one in kept:
             row, arrays = encode(one.episode)
             line = self._redact.row(row)
-            ends.append((one.episode.uuid, lease.order, one.alone, one.ended_by, line, arrays))
+            about = (one.episode.uuid, lease.order, one.alone, one.ended_by, line, arrays)
+            ends.append((*about, self._seals.of(_sealed(*about))))
         with self._transaction() as base:
             self._require(base, lease)
-            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?)", ends)
+            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", ends)
             self._prolong(base, lease)
 
     def close(self, lease: Lease) -> None:
@@ -121,7 +125,8 @@ class SqliteStore:
             asked = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
             found = [(order, fence) for order, fence in asked if order not in but][:count]
             used = self._used(base)
-            return [Lease(order, fence, self._kept(base, order), used.get(order, ())) for order, fence in found]
+            kept = self._whole(base, [order for order, _ in found])
+            return [Lease(order, fence, kept[order], used.get(order, ())) for order, fence in found if order in kept]
 
     def begun(self) -> list[int]:
         """See the contract."""
@@ -199,6 +204,10 @@ class SqliteStore:
             again = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
             if not base.execute(again, (order,)).rowcount:
                 raise LeaseLost(f"position {order} is not dead")
+            try:
+                self._kept(base, order)
+            except Altered:  # else nobody would ever get it
+                self._remove(base, order)
 
     def announce(self, policy: Policy) -> None:
         """See the contract."""
@@ -314,10 +323,14 @@ class SqliteStore:
     def _drop(self, base: sqlite3.Connection, usable: Usable) -> None:
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
         used = self._used(base)
-        for (order,) in base.execute(there).fetchall():
-            if order not in used and not usable(self._kept(base, order)):
-                base.execute("DELETE FROM ends WHERE place = ?", (order,))
-                base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
+        for order, kept in self._whole(base, [order for (order,) in base.execute(there).fetchall()]).items():
+            if order not in used and not usable(kept):
+                self._remove(base, order)
+
+    @staticmethod
+    def _remove(base: sqlite3.Connection, order: int) -> None:
+        base.execute("DELETE FROM ends WHERE place = ?", (order,))
+        base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
     def _expire(self, base: sqlite3.Connection) -> None:
         now = time.time()
@@ -328,14 +341,17 @@ class SqliteStore:
         for (order,) in base.execute(ended, (now, now)).fetchall():
             self._failed(base, order, EXPIRED)
 
-    def _failed(self, base: sqlite3.Connection, order: int, reason: str) -> None:
+    def _failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*json.loads(found), reason]
-        state = "waiting" if len(reasons) < self._most else "dead"
+        state = "waiting" if len(reasons) < self._most and not dead else "dead"
         changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
         base.execute(changed, (state, dumps(reasons), order))
 
-    def _leased(self, base: sqlite3.Connection, order: int) -> Lease:
+    def _leased(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
+        return [self._leased_with(base, order, kept) for order, kept in self._whole(base, orders).items()]
+
+    def _leased_with(self, base: sqlite3.Connection, order: int, kept: tuple[Kept, ...]) -> Lease:
         fence = self._count(base, "fence", 1) + 1
         base.execute(
             "INSERT INTO positions (place, state, fence, until, seconds, holder, trainer) "
@@ -351,7 +367,7 @@ class SqliteStore:
                 "trainer": self._trainer,
             },
         )
-        return Lease(order, fence, self._kept(base, order))
+        return Lease(order, fence, kept)
 
     def _prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
         base.execute(
@@ -360,9 +376,25 @@ class SqliteStore:
         )
 
     def _kept(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
-        asked = "SELECT line, arrays, alone, ended_by FROM ends WHERE place = ? ORDER BY rowid"
-        found = base.execute(asked, (order,)).fetchall()
-        return tuple(Kept(decode(json.loads(line), arrays), bool(alone), by) for line, arrays, alone, by in found)
+        """Raises Altered."""
+        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
+        kept = []
+        for *about, seal in base.execute(asked, (order,)).fetchall():
+            with held_whole(order, about[0], str(self._path)):
+                sealed = _sealed(*about)
+                self._seals.require(seal, sealed)
+                kept.append(Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by))
+        return tuple(kept)
+
+    def _whole(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
+        """What was put of each. Where that was changed the position is set aside, and not among them."""
+        found = {}
+        for order in orders:
+            try:
+                found[order] = self._kept(base, order)
+            except Altered as altered:
+                self._failed(base, order, self._redact(str(altered)), dead=True)
+        return found
 
     def _require(self, base: sqlite3.Connection, lease: Lease) -> None:
         if not self._holds(base, lease):
@@ -412,3 +444,7 @@ class SqliteStore:
         (value,) = base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone()
         base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
         return int(value)
+
+
+def _sealed(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> Sealed:
+    return Sealed(order, uuid, bool(alone), ended_by, line.encode("utf-8", "surrogatepass"), arrays)

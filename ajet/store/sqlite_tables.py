@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.schema.errors import UserError
 
-VERSION = 3
+VERSION = 4
 PATIENCE = 60.0
 """Seconds that a transaction waits for another process's."""
 _FIRST = """
@@ -47,7 +47,9 @@ INSERT INTO counts VALUES ('trainer', 0);
 of the attempts that failed, a JSON list."""
 _THIRD = "ALTER TABLE uses ADD COLUMN again INTEGER NOT NULL DEFAULT 0"
 """Whether the position stays closed after the use, for another one."""
-_STEPS = (_FIRST, _SECOND, _THIRD)
+_FOURTH = "ALTER TABLE ends ADD COLUMN seal TEXT NOT NULL DEFAULT ''"
+"""Of the episode as it was put (`seal`)."""
+_STEPS = (_FIRST, _SECOND, _THIRD, _FOURTH)
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -24,6 +24,7 @@ from ajet.store.contract import Lease, LeaseLost
 from ajet.store.mongo import MongoStore, changes, connection, documents, records, schema
 from ajet.store.mongo.documents import documents_of, kept_of
 from ajet.store.opening import PASSWORD, USER
+from ajet.store.seal import Seals
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
 
@@ -300,18 +301,18 @@ def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatc
     monkeypatch.setattr(documents, "LARGEST", 2000)
     calls = [replace(episode().calls[0], suffix_ids=np.arange(3000, dtype=np.int32) * 7919)]
     long = replace(episode("long"), calls=calls, timelines=[])
-    parts = documents_of(Kept(long), "long", Lease(0, 1), Redactor({}))
+    parts = documents_of(Kept(long), "long", Lease(0, 1), Redactor({}), Seals())
     assert len(parts.calls) == 1 and len(parts.blobs) > 1
-    assert_equal(kept_of(parts.record, parts.calls, [], parts.blobs).episode, long)
+    assert_equal(kept_of(parts.record, parts.calls, [], parts.blobs, 0, Seals()).episode, long)
     whole = episode("many", messages=[{"role": "user", "content": "x" * 5000}, {}, {}, {}])
-    parts = documents_of(Kept(whole), "many", Lease(0, 1), Redactor({}))
+    parts = documents_of(Kept(whole), "many", Lease(0, 1), Redactor({}), Seals())
     assert len(parts.blobs) > 1 and parts.calls == []
     store = open_shared(mongod.empty(), rolls=True)
     (lease,) = store.lease(1)
     store.put(lease, Kept(whole))
     store.close(lease)
     assert_equal(store.closed()[0].kept[0].episode, whole)
-    assert_equal(kept_of(parts.record, [], [], parts.blobs).episode, whole)
+    assert_equal(kept_of(parts.record, [], [], parts.blobs, 0, Seals()).episode, whole)
 
 
 def test_any_client_reads_the_chain(mongod: Mongod) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -22,7 +24,7 @@ from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.record import EpisodeFiles
-from ajet.run.audit import trail_of_episode
+from ajet.run.audit import audit_whole, trail_of_episode
 from ajet.run.audit_report import show
 from ajet.run.launch import launch
 from ajet.run.options import LaunchOptions
@@ -33,6 +35,7 @@ from ajet.run.summary import Tally
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
+from ajet.store.seal import ALTERED
 from ajet.task_reader import TaskOrder, open_reader
 from tests.ajet_command import metric_rows, start
 from tests.sample_fixtures import HELD_FROM, kept_of, project_in
@@ -61,6 +64,13 @@ def experiment(project: Path, *more: str) -> Experiment:
 def trained(project: Path) -> tuple[Path, Address]:
     """A run of which trainer and sampler were killed in the middle, and whose rest was played and trained in this
     process."""
+    return killed_and_gone_on(project)
+
+
+def killed_and_gone_on(
+    project: Path, meanwhile: Callable[[Address], None] = lambda store: None
+) -> tuple[Path, Address]:
+    """`meanwhile`: what happens to the store before anybody goes on."""
     run, store, hold = project / "runs" / "sums", Address.of("store.db", base=project), project / "hold"
     hold.touch()
     yaml, log = str(project / "sums.yaml"), project / "log"
@@ -85,6 +95,8 @@ def trained(project: Path) -> tuple[Path, Address]:
     while ledger.depths().leased:  # until then nobody is given what the killed one had
         assert time.monotonic() < patience
         time.sleep(0.1)
+    ledger.disconnect()
+    meanwhile(store)
 
     def play() -> None:
         while open_shared(store).announced().trainer < 2:  # transformers loads one model at a time in a process
@@ -293,3 +305,23 @@ def test_a_sampler_that_is_asked_to_end_gives_back_what_it_cannot_finish(project
     assert not ledger.members() and "2 given back" in log.read_text()
     (lease,) = ledger.lease(1)
     assert [kept.episode.repeat for kept in lease.kept] == [0], "what had ended goes on elsewhere"
+
+
+@pytest.mark.extra_slow
+def test_an_episode_that_somebody_changes_while_it_waits_is_trained_on_by_no_step_and_named(tmp_path: Path) -> None:
+    def change(store: Address) -> None:
+        assert store.path is not None
+        with closing(sqlite3.connect(store.path)) as base:
+            changed = f"UPDATE ends SET line = replace(line, 'hello', 'hallo') WHERE place = {HELD_FROM}"
+            assert base.execute(changed).rowcount
+            base.commit()
+
+    run, _ = killed_and_gone_on(project_in(tmp_path), change)
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    (why,) = [row["given_up"][str(HELD_FROM)] for row in rows if "given_up" in row]
+    assert why[-1].startswith(f"{ALTERED}: episode ") and f" of position {HELD_FROM}: it is not what was put" in why[-1]
+    assert HELD_FROM not in {episode.order for episode in recorded(run)}
+    audited = audit_whole(run)
+    assert audited.ok and [each.partition(": ")[2] for each in audited.altered] == [why[-1]]
+    assert prove_recorded(str(run), run.parent, ids_only=True).altered == audited.altered

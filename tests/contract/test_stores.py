@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.schema.errors import UserError
-from ajet.store import Kept, Lease, LeaseLost, RunStore, SqliteStore, Store, open_shared, sqlite_store, todays_state
+from ajet.store import (
+    Address,
+    Kept,
+    Lease,
+    LeaseLost,
+    RunStore,
+    SqliteStore,
+    Store,
+    open_shared,
+    sqlite_store,
+    todays_state,
+)
 from ajet.store import Opener as StoreOpener
 from ajet.store.mongo import MongoStore
 from ajet.store.mongo.schema import RECORD, TASK
+from ajet.store.seal import ALTERED
 from tests.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
@@ -464,3 +479,125 @@ def test_what_checkpoints_of_earlier_versions_say() -> None:
     served = {"next": 4, "tasks": {**trained, "shuffle": True}, "used": [2, 5]}
     assert todays_state(served) == {**trained, "shuffle": True, "used": [[2, 0], [5, 0]]}
     assert todays_state({"next": 4, "tasks": None, "used": []}) == {"used": []}
+
+
+@dataclass
+class Database:
+    """What waits in a store, by the database itself."""
+
+    opener: Opener
+
+    def change(self, what: str) -> None:
+        """Of the first episode that waits: what it said, a byte of its arrays, or whose position it is."""
+        if self.opener.kind == "run folder":
+            self._change_files(what)
+        elif self.opener.kind == "sqlite":
+            change = {
+                "words": "UPDATE ends SET line = replace(line, 'α', 'β') WHERE uuid = 'a'",
+                "arrays": "UPDATE ends SET arrays = CAST(substr(arrays, 1, 4) || x'07' || substr(arrays, 6) AS BLOB) "
+                "WHERE uuid = 'a'",
+                "position": "UPDATE ends SET place = 1 - place",
+            }
+            with contextlib.closing(sqlite3.connect(self.opener.folder / "store.sqlite")) as base:
+                assert base.execute(change[what]).rowcount
+                base.commit()
+        else:
+            self._change_documents(what)
+
+    def _change_files(self, what: str) -> None:
+        line, arrays = (self.opener.folder / "pending" / name for name in ("step-0.jsonl", "step-0.bin"))
+        if what == "words":
+            line.write_text(line.read_text().replace("α", "β"))
+        elif what == "position":
+            line.write_text(line.read_text().replace('"position": 0', '"position": 1'))
+        else:  # with the checksum that fits: no accident
+            raw = bytearray(zlib.decompress(arrays.read_bytes()))
+            raw[4] ^= 1
+            packed = zlib.compress(bytes(raw), 6)
+            row = json.loads(line.read_text())
+            row["blob"] |= {"length": len(packed), "crc32": zlib.crc32(packed)}
+            arrays.write_bytes(packed)
+            line.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def _change_documents(self, what: str) -> None:
+        from pymongo import MongoClient
+
+        address = Address.of(self.opener.address)
+        with MongoClient(address.uri) as client:
+            base = client[address.database]
+            (named,) = [each["record"] for each in base[TASK].find_one({"_id": 0})["ends"]]
+            if what == "words":
+                assert base[RECORD].update_one({"_id": named}, {"$set": {"traj.0.content": "β"}}).modified_count
+            elif what == "arrays":
+                raw = bytearray(zlib.decompress(base[RECORD].find_one({"_id": named})["arrays"]))
+                raw[4] ^= 1
+                base[RECORD].update_one({"_id": named}, {"$set": {"arrays": zlib.compress(bytes(raw))}})
+            else:
+                one, other = (base[TASK].find_one({"_id": order})["ends"] for order in (0, 1))
+                base[TASK].update_one({"_id": 0}, {"$set": {"ends": other}})
+                base[TASK].update_one({"_id": 1}, {"$set": {"ends": one}})
+
+
+@pytest.mark.parametrize("key", ["", "a key of sixteen letters"])
+@pytest.mark.parametrize("what", ["words", "arrays", "position"])
+def test_an_episode_that_was_changed_while_it_waited_is_named_and_given_to_nobody(
+    opener: Opener, what: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_AUDIT_KEY", key)
+    store = opener(run="own") if opener.kind != "run folder" else opener()
+    for lease, name in zip(store.lease(3), "abc", strict=True):
+        closed(store, lease, name)
+    saved = store.commit()
+    Database(opener).change(what)
+    if opener.kind == "run folder":
+        named = f"{ALTERED}: episode a of position {int(what == 'position')}: it is not what was put"
+        with pytest.raises(UserError, match=named) as told:
+            opener(saved)
+        assert "step-0.jsonl:1" in told.value.where
+        for file in (opener.folder / "pending").glob("step-0.*"):
+            file.unlink()
+        assert orders(opener(saved).closed()) == [1, 2]
+        return
+    again = opener(saved, run="own")
+    assert hasattr(again, "dead") and hasattr(again, "revive")
+    whole = [2] if what == "position" else [1, 2]
+    assert orders(again.closed()) == orders(again.closed()) == whole
+    letters = {letter.order: letter.reasons for letter in again.dead()}
+    assert sorted([*letters, *whole]) == [0, 1, 2] and all(len(reasons) == 1 for reasons in letters.values())
+    (reason,) = [reasons[0] for reasons in letters.values() if f"{ALTERED}: episode a of position" in reasons[0]]
+    assert "it is not what was put" in reason or (what, opener.kind) == ("position", "mongodb")
+    assert (opener.address or "store.sqlite") in reason
+    for order in letters:
+        again.revive(order)
+    assert ends(again.lease(len(letters))) == {order: [] for order in letters}, "played anew"
+
+
+@pytest.mark.parametrize("opener", ["sqlite", "mongodb"], indirect=True)
+def test_what_a_sampler_finds_changed_as_it_goes_on_with_it_is_played_by_nobody(opener: Opener) -> None:
+    opener.folder.mkdir(exist_ok=True)
+    store = open_shared(opener.address or f"sqlite:{opener.folder}/store.sqlite")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("a")))
+    store.give_back([lease])
+    Database(opener).change("words")
+    assert 0 not in orders(store.lease(2))
+    (letter,) = store.dead()
+    assert letter.order == 0 and letter.reasons[0].startswith(ALTERED)
+
+
+def test_seals_of_who_has_no_key_or_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a sampler on another machine."""
+
+    def sees(key: str) -> list[int]:
+        monkeypatch.setenv("AJET_AUDIT_KEY", key)
+        return orders(open_shared(f"sqlite:{tmp_path}/store.sqlite").closed())
+
+    for key in ("", "one key", "another key"):
+        monkeypatch.setenv("AJET_AUDIT_KEY", key)
+        sampler = open_shared(f"sqlite:{tmp_path}/store.sqlite")
+        (lease,) = sampler.lease(1)
+        closed(sampler, lease, key or "none")
+    assert sees("") == [0, 1, 2], "who has no key can hold nothing to one"
+    assert sees("one key") == [0, 1]
+    (letter,) = open_shared(f"sqlite:{tmp_path}/store.sqlite").dead()
+    assert letter.order == 2 and "sealed with the key" in letter.reasons[0]

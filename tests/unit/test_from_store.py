@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, SharedStore, open_shared
+from ajet.store.seal import ALTERED
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -107,6 +109,23 @@ def test_a_position_that_is_given_up_is_said_once_and_counted_in_each_row(traine
     assert list(first["given_up"]) == [0] and second["given_up"] == {} and first["dead"] == second["dead"] == 1
     assert [len(why) for why in first["given_up"][0]] == [LONGEST_REASON] * 2
     assert ["task-0 (position 0) is given up after 2 attempts" in each for each in said] == [True]
+
+
+def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_of_it(
+    trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    made = trainer()
+    made.play(0)
+    made.play(1)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as base:
+        changed = "UPDATE ends SET line = replace(line, '\"reward\": 1.0', '\"reward\": 9.0') WHERE uuid = '0-1'"
+        assert base.execute(changed).rowcount == 1
+        base.commit()
+    step = made.step()
+    assert step["groups"] == [1] and list(step["given_up"]) == [0]
+    (why,) = step["given_up"][0]
+    assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: it is not what was put")
+    assert made.store.closed() == []
 
 
 def test_a_sampler_that_says_another_version_than_it_samples_with_ends_the_run_and_is_named(

@@ -63,6 +63,18 @@ def failed(reason: str, most: int) -> Update:
     return [{"$set": {"reasons": told}}, {"$set": {"status": state}}]
 
 
+def set_aside(reason: str) -> Update:
+    """Given to nobody any more."""
+    told = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
+    return [{"$set": {"reasons": told, "status": DEAD}}]
+
+
+def naming(order: int, record: str) -> Document:
+    """The position, while it waits for a step or a player and names this record."""
+    ends = {"$elemMatch": {"$or": [{"record": record}, {"record": None, "uuid": record}]}}
+    return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends": ends}
+
+
 def expired(most: int) -> Update:
     """The same of one that fell silent."""
     return failed(EXPIRED, most)

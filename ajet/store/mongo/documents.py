@@ -20,6 +20,7 @@ from ajet.record.episode_codec import decode, encode
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode
 from ajet.store.contract import Kept, Lease
+from ajet.store.seal import Sealed, Seals, spelled
 
 LARGEST = 8 << 20
 """Bytes of a document of ours; MongoDB's limit is 16 MiB."""
@@ -44,13 +45,17 @@ class Documents:
     record: Document = field(default_factory=dict)
 
 
-def documents_of(kept: Kept, name: str, lease: Lease, redact: Redactor, *, as_text: bool = False) -> Documents:
+def documents_of(
+    kept: Kept, name: str, lease: Lease, redact: Redactor, seals: Seals, *, as_text: bool = False
+) -> Documents:
     """`name`: of the record, which no other put has. `as_text`: since the server refused it otherwise."""
     row, arrays = encode(kept.episode)
     line = redact.row(row)
     row = json.loads(line)
     packed = zlib.compress(arrays, 1)
+    seal = seals.of(Sealed(lease.order, kept.episode.uuid, kept.alone, kept.ended_by, spelled(row), arrays))
     about = {"_id": name, **_about(kept.episode, row, lease), "alone": kept.alone, "ended_by": kept.ended_by}
+    about["seal"] = seal
     if not as_text:
         whole = _native(about, row, packed, line)
         if whole is not None and all(map(_fits, (*whole.calls, *whole.data, whole.record))):
@@ -60,8 +65,16 @@ def documents_of(kept: Kept, name: str, lease: Lease, redact: Redactor, *, as_te
     return Documents(blobs, record={**about, "traj": [], "as_text": True, "blobs": len(blobs)})
 
 
-def kept_of(record: Document, calls: Iterable[Document], data: Iterable[Document], blobs: Sequence[Document]) -> Kept:
-    """What was put. Raises ValueError and kin where documents are missing or changed."""
+def kept_of(
+    record: Document,
+    calls: Iterable[Document],
+    data: Iterable[Document],
+    blobs: Sequence[Document],
+    order: int,
+    seals: Seals,
+) -> Kept:
+    """What was put of the position `order`. Raises Altered, or ValueError and kin, where documents are missing or
+    changed."""
     parts = {kind: _joined(blobs, kind) for kind in ("row", "arrays")}
     packed = bytes(record["arrays"]) if "arrays" in record else parts["arrays"]
     if record.get("as_text"):
@@ -74,7 +87,9 @@ def kept_of(record: Document, calls: Iterable[Document], data: Iterable[Document
             row = _unmarked(row)
         if (len(row["calls"]), len(row["timelines"])) != (record["calls"], record["timelines"]):
             raise ValueError(f"documents of the record {record['_id']} are missing")
-    return Kept(decode(row, zlib.decompress(packed)), record["alone"], record["ended_by"])
+    alone, ended_by, arrays = record["alone"], record["ended_by"], zlib.decompress(packed)
+    seals.require(record.get("seal", ""), Sealed(order, record["traj_id"], alone, ended_by, spelled(row), arrays))
+    return Kept(decode(row, arrays), alone, ended_by)
 
 
 def task_of(episode: Episode, redact: Redactor) -> Document:

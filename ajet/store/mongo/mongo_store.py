@@ -192,9 +192,13 @@ class MongoStore:
 
     def revive(self, order: int) -> None:
         """See the contract."""
-        again: changes.Update = [{"$set": {"status": WAITING, "reasons": []}}]
+        found = self._link.find(TASK, {"_id": order, "status": DEAD})
+        altered = found if not self._records.leases(found) else []  # else nobody would ever get it
+        anew = {"ends": [], "scores": [], "whole": False} if altered else {}
+        again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self._change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
             raise LeaseLost(f"position {order} is not dead")
+        self._records.remove([record_of(end) for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
         """See the contract."""

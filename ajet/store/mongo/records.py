@@ -17,22 +17,25 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
-from ajet.store.mongo.changes import RUNNING
+from ajet.store.mongo.changes import RUNNING, naming, set_aside
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
+from ajet.store.seal import Altered, Seals, held_whole
 
 if TYPE_CHECKING:
     from pymongo.database import Database
 
 DUPLICATE = 11000
+Parts = dict[str, dict[str, list[Document]]]
+"""Of each collection, by the record that they are of."""
 
 
 class Records:
     """Of one database."""
 
     def __init__(self, link: Connection, redact: Redactor) -> None:
-        self._link, self._redact = link, redact
+        self._link, self._redact, self._seals = link, redact, Seals()
 
     def put(self, lease: Lease, kept: Iterable[Kept]) -> list[Document]:
         """Write episodes. Answers how the position is to name them."""
@@ -60,16 +63,21 @@ class Records:
         self._link.ask(lambda base: base[RECORD].delete_many({"_id": gone}))
 
     def leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
-        """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold."""
+        """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold. One of
+        which an episode is not what was put lies with the dead letters from now on, and is not among them."""
         tasks = [each for each in positions if each is not None]
         wanted = [record_of(end) for each in tasks for end in each["ends"]]
-        kept = self._kept(wanted) if wanted else {}
-        return [
-            Lease(
-                each["_id"], each["fence"], tuple(kept[record_of(end)] for end in each["ends"]), steps_of(each, names)
-            )
-            for each in tasks
-        ]
+        parts = self._parts(wanted) if wanted else {}
+        leases = []
+        for each in tasks:
+            try:
+                kept = tuple(self._kept(parts, each["_id"], end) for end in each["ends"])
+            except Altered as altered:
+                said = set_aside(self._redact(altered.args[0]))
+                self._link.update(TASK, naming(each["_id"], altered.args[1]), said)
+                continue
+            leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
+        return leases
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
         """Records say what became of them: for readers; what counts is the position. `names`: of the commits that
@@ -108,10 +116,10 @@ class Records:
 
         name = f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}"
         try:
-            self._insert_all(documents_of(one, name, lease, self._redact))
+            self._insert_all(documents_of(one, name, lease, self._redact, self._seals))
         except (BulkWriteError, WriteError):
             self.remove([name])
-            self._insert_all(documents_of(one, name, lease, self._redact, as_text=True))
+            self._insert_all(documents_of(one, name, lease, self._redact, self._seals, as_text=True))
         return name
 
     def _insert_all(self, parts: Documents) -> None:
@@ -139,16 +147,28 @@ class Records:
 
         self._link.ask(insert)
 
-    def _kept(self, names: Sequence[str]) -> dict[str, Kept]:
-        parts: dict[str, dict[str, list[Document]]] = {}
+    def _parts(self, names: Sequence[str]) -> Parts:
+        parts: Parts = {RECORD: defaultdict(list)}
+        for record in self._link.find(RECORD, {"_id": {"$in": list(names)}}):
+            parts[RECORD][record["_id"]].append(record)
         for name in (CALL, DATA, BLOB):
             parts[name] = defaultdict(list)
             for each in self._link.find(name, {"record": {"$in": list(names)}}):
                 parts[name][each["record"]].append(each)
-        return {
-            record["_id"]: kept_of(record, *(parts[name][record["_id"]] for name in (CALL, DATA, BLOB)))
-            for record in self._link.find(RECORD, {"_id": {"$in": list(names)}})
-        }
+        return parts
+
+    def _kept(self, parts: Parts, order: int, end: Document) -> Kept:
+        """What a position names. Raises Altered, with the record's name."""
+        name = record_of(end)
+        try:
+            with held_whole(order, end["uuid"], self._link.shown):
+                if not parts[RECORD][name]:
+                    raise Altered("its record is gone")
+                (record,) = parts[RECORD][name]
+                calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
+                return kept_of(record, calls, data, blobs, order, self._seals)
+        except Altered as altered:
+            raise Altered(altered.args[0], name) from altered
 
 
 def record_of(end: Mapping[str, Any]) -> str:

@@ -1,0 +1,36 @@
+"""Episodes that were changed while they waited in a run's store: what its steps said of them, and what waits now.
+
+Invariant: it only reads. No step was made of such an episode; that it is named here is no change of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ajet.record.chain import METRICS
+from ajet.record.chain_state import Change
+from ajet.record.files import read_rows
+from ajet.schema.errors import UserError
+from ajet.store.run_store import changed_ends
+from ajet.store.seal import ALTERED
+
+
+def told_of(run: Path) -> list[str]:
+    """By the rows of metrics: positions that were given up for it. Raises UserError for a damaged row."""
+    return [
+        f"step {row['step']}: {why}"
+        for row in read_rows(run / METRICS)
+        for reasons in row.get("given_up", {}).values()
+        for why in reasons
+        if why.startswith(ALTERED)
+    ]
+
+
+def waiting(run: Path) -> Iterator[Change]:
+    """In the store in the run's own folder."""
+    try:
+        for path, line, altered in changed_ends(run / "pending"):
+            yield Change(f"pending/{path.name}", str(altered), line)
+    except UserError as damage:  # of a line that can't be read at all
+        yield Change("pending", f"{damage.what} ({damage.where})")

@@ -1,0 +1,98 @@
+"""Seal: the digest of an episode as it was put, to which it is held by whoever takes it.
+
+Invariant: it is over the position, what the end was about, the line and the arrays, and is made by whoever puts them.
+With `AJET_AUDIT_KEY` it is an HMAC, and nobody without the key can make one that fits. Without, it finds accidents:
+who can write the database can write a digest, too. What an earlier version put has none and is held to nothing; what
+cannot be held to its seal here is said once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from loguru import logger
+
+from ajet.record.chain import KEY, chain_key, key_name, link_digest
+
+ALTERED = "changed in the store"
+"""Begins the reason why a position is given out no more of which that is so."""
+
+
+class Altered(Exception):
+    """What is kept of a position is not what was put."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a seal is over."""
+
+    order: int | None
+    uuid: str
+    alone: bool
+    ended_by: str
+    line: bytes
+    """The episode, without its arrays, as its store spells it."""
+    arrays: bytes
+
+    def body(self) -> bytes:
+        """All of it; no two are spelled alike."""
+        head = [self.order, self.uuid, self.alone, self.ended_by, len(self.line)]
+        return b"\n".join((json.dumps(head).encode(), self.line, self.arrays))
+
+
+class Seals:
+    """Of one process."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        """`key`: None for what the environment holds."""
+        self._key = key or chain_key()
+        self._name = key_name(self._key) if self._key else ""
+        self._told: set[str] = set()
+
+    def of(self, sealed: Sealed) -> str:
+        """The seal: the name of the key, or nothing, and the digest."""
+        return f"{self._name}:{link_digest(sealed.body(), self._key)}"
+
+    def require(self, seal: str, sealed: Sealed) -> None:
+        """Raises Altered where it was made of something else."""
+        name, colon, digest = seal.partition(":")
+        if not colon and not seal:
+            return
+        if name and name != self._name:
+            if self._key:
+                raise Altered(f"it is sealed with the key {name}, and {KEY} is {self._name} here")
+            self._say_once(f"episodes in the store are sealed with the key {name}, which {KEY} does not hold here")
+            return
+        if self._key and not name:
+            self._say_once(f"episodes in the store are sealed without {KEY}: an accident would be seen, a forger not")
+        if not hmac.compare_digest(digest, link_digest(sealed.body(), self._key if name else None)):
+            raise Altered("it is not what was put: its seal does not fit")
+
+    def _say_once(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning(what)
+
+
+def spelled(row: Any) -> bytes:
+    """An episode's row as a seal is over it, where a store keeps its keys in no order."""
+    return json.dumps(row, sort_keys=True).encode()
+
+
+@contextmanager
+def held_whole(order: int | None, uuid: str, store: str) -> Iterator[None]:
+    """What is read within the block and was changed, or can't be read at all, is said so, by episode, position and
+    store. Raises Altered."""
+    try:
+        yield
+    except Altered as error:
+        raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
+        why = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
+        raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {why} ({store})") from error

@@ -1,0 +1,46 @@
+"""What is said of episodes that were changed while they waited in a run's store."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from ajet.run.altered import told_of
+from ajet.run.audit import audit_whole
+from ajet.run.audit_report import as_json, show
+from ajet.store import Kept, RunStore
+from ajet.store.seal import ALTERED
+from tests.record_fixtures import episode
+
+WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its seal does not fit (sqlite store.sqlite)"
+
+
+def screen(run: Path) -> str:
+    console = Console(file=StringIO(), width=200)
+    show(audit_whole(run), console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_path: Path) -> None:
+    rows = [{"step": 1}, {"step": 2, "given_up": {"3": [WHY], "4": ["the tool is down"]}}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert told_of(tmp_path) == [f"step 2: {WHY}"]
+    found = audit_whole(tmp_path)
+    assert found.ok and json.loads(as_json(found))["altered"] == [f"step 2: {WHY}"]
+    assert f"left out step 2: {WHY}" in screen(tmp_path)
+
+
+def test_what_waits_in_the_runs_own_folder_is_held_to_its_seals(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "pending")
+    for lease in store.lease(2):
+        store.put(lease, Kept(episode(f"e{lease.order}")), Kept(episode(f"f{lease.order}")))
+    assert audit_whole(tmp_path).ok
+    file = tmp_path / "pending" / "step-1.jsonl"
+    one, other = file.read_text().splitlines()
+    file.write_text(f"{one}\n{other.replace('1+1?', '1+2?')}\n")
+    (change,) = audit_whole(tmp_path).changes
+    assert (change.file, change.line) == ("pending/step-1.jsonl", 2) and "episode f1 of position 1" in change.what
+    assert "changed  pending/step-1.jsonl:2: changed in the store: episode f1" in screen(tmp_path)
