@@ -7,19 +7,17 @@ comes from the environment and is in no error and no log. A failed request is an
 
 from __future__ import annotations
 
-import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import httpx
 from loguru import logger
 
 from ajet.config.other_models import outside
 from ajet.config.services import Service, why_no_model
+from ajet.engine.asked_server import AskedServer
 from ajet.schema.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
@@ -29,10 +27,6 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
-"""Seconds between bytes of a reply, and to connect."""
-RETRYABLE = {408, 409, 425, 429}
 
 
 class EndpointEngine:
@@ -40,8 +34,7 @@ class EndpointEngine:
 
     def __init__(self, base_url: str, model: str, *, api_key: str | None = None) -> None:
         self.base_url, self.model = base_url.rstrip("/"), model
-        self._key = api_key
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._server = AskedServer(self.base_url, api_key)
         if base_url:
             logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
 
@@ -65,7 +58,7 @@ class EndpointEngine:
         try:
             response = await self._client().post("/chat/completions", json=body)
         except httpx.HTTPError as problem:
-            raise self._unreachable(problem) from problem
+            raise self._server.unreachable(problem) from problem
         if response.status_code >= 400:
             raise self._refused(response)
         try:
@@ -91,20 +84,17 @@ class EndpointEngine:
                     data = line[5:].strip()
                     if data == "[DONE]":
                         return
-                    chunk = self._chunk(data)
+                    chunk = self._server.parsed(data)
                     ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
                     yield chunk
         except httpx.HTTPError as problem:
-            raise self._unreachable(problem) from problem
+            raise self._server.unreachable(problem) from problem
         if not ended:
             raise EngineFailure(f"{self.base_url} broke off its reply")
 
     def close(self) -> None:
         """Release connections. Idempotent."""
-        clients, self._clients = dict(self._clients), WeakKeyDictionary()
-        for loop, client in clients.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_close_soon, client)
+        self._server.close()
 
     def _client(self) -> httpx.AsyncClient:
         if not self.base_url:
@@ -113,46 +103,19 @@ class EndpointEngine:
                 "or in .env",
                 retryable=False,
             )
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            self._clients[loop] = httpx.AsyncClient(
-                base_url=self.base_url, headers=headers, timeout=TIMEOUT, limits=LIMITS, verify=_tls()
-            )
-        return self._clients[loop]
-
-    def _chunk(self, data: str) -> dict[str, Any]:
-        try:
-            chunk = json.loads(data)
-        except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
-        if not isinstance(chunk, dict) or "error" in chunk:
-            raise EngineFailure(f"{self.base_url} failed while it answered: {self._clean(str(chunk))}")
-        return chunk
+        return self._server.client(verify=_tls())
 
     def _refused(self, response: httpx.Response) -> EngineFailure:
         try:
             said = response.json()["error"]["message"]
         except (ValueError, KeyError, TypeError):
             said = response.text
-        status = response.status_code
-        message = f"{self.base_url} refused with status {status}: {self._clean(str(said))}"
-        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
-
-    def _unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
-        return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
-
-    def _clean(self, text: str) -> str:
-        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+        return self._server.refused(response.status_code, str(said))
 
 
 @cache
 def _shared(base_url: str, model: str, key: str | None) -> EndpointEngine:
     return EndpointEngine(base_url, model, api_key=key)
-
-
-def _close_soon(client: httpx.AsyncClient) -> None:
-    asyncio.get_running_loop().create_task(client.aclose())
 
 
 def _named(settings: AjetConfig) -> tuple[str, str, str | None]:

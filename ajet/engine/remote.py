@@ -14,17 +14,16 @@ neither another version nor another client answers from ours.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import httpx
 import numpy as np
 
+from ajet.engine.asked_server import TIMEOUT, AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
@@ -34,10 +33,6 @@ from ajet.schema.errors import EngineFailure, UserError
 if TYPE_CHECKING:
     from ajet.engine.server_weights import ServerWeights
 
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
-"""Seconds between bytes of a reply, and to connect."""
-RETRYABLE = {408, 409, 425, 429}
 QUIET_LOOK = 0.05
 """Seconds between two looks of a call that waits until the server's weights are settled."""
 PROBED = 2.0
@@ -68,9 +63,8 @@ class RemoteEngine:
         self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
-        self._key, self._vocabulary = api_key, vocabulary
+        self._server, self._vocabulary = AskedServer(self.base_url, api_key), vocabulary
         self._salt = secrets.token_urlsafe(16)
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
         self._idle = threading.Condition()
         self._closed = False
         self._calls: dict[asyncio.Task[None], Stream] = {}
@@ -90,7 +84,7 @@ class RemoteEngine:
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise UserError(
                 f"There is no {wire.kind} server with the route {wire.route}: "
-                f"{self._clean(str(error)) or type(error).__name__}",
+                f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=wire.expected,
             ) from error
@@ -181,8 +175,9 @@ class RemoteEngine:
                 body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
                 return self._wire.scored(self._ask(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
+            why = self._server.clean(str(error)) or type(error).__name__
             raise UserError(
-                f"The {self._wire.kind} server cannot score a text: {self._clean(str(error)) or type(error).__name__}",
+                f"The {self._wire.kind} server cannot score a text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error
 
@@ -190,19 +185,16 @@ class RemoteEngine:
         """Release connections; running calls fail with EngineFailure. Idempotent."""
         with self._idle:
             self._closed = True
-            clients, self._clients = dict(self._clients), WeakKeyDictionary()
             calls = dict(self._calls)
         for task, stream in calls.items():
             if not stream.loop.is_closed():
                 stream.loop.call_soon_threadsafe(task.cancel)
-        for loop, client in clients.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_close_soon, client)
+        self._server.close()
 
     @property
     def headers(self) -> dict[str, str]:
         """With the server's key, if it has one."""
-        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        return self._server.headers
 
     def _salted(self, version: int) -> str:
         return f"{self._salt}-{version}"
@@ -210,7 +202,7 @@ class RemoteEngine:
     def _served(self, client: httpx.Client) -> dict[str, Any]:
         response = client.get("/v1/models", timeout=20.0)
         if response.status_code >= 400:
-            raise self._refused(response.status_code, response.text)
+            raise self._server.refused(response.status_code, response.text)
         served: dict[str, Any] = response.json()["data"][0]
         return served
 
@@ -228,7 +220,7 @@ class RemoteEngine:
     def _ask(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         response = client.post(self._wire.route, json=body)
         if response.status_code >= 400:
-            raise self._refused(response.status_code, response.text)
+            raise self._server.refused(response.status_code, response.text)
         answer: dict[str, Any] = response.json()
         return answer
 
@@ -244,8 +236,8 @@ class RemoteEngine:
             body = self._wire.score_body([*prompt, *whole.ids], len(prompt), self._salted(version))
             response = await self._client().post(self._wire.route, json=body)
             if response.status_code >= 400:
-                raise self._refused(response.status_code, response.text)
-            whole.logprobs_unit = self._wire.scored(self._parsed(response.text), whole.ids)
+                raise self._server.refused(response.status_code, response.text)
+            whole.logprobs_unit = self._wire.scored(self._server.parsed(response.text), whole.ids)
         return whole
 
     def _begun(
@@ -266,7 +258,7 @@ class RemoteEngine:
             return
         answer = await self._client().get(self._wire.name_route)
         known = answer.status_code == 200
-        name = self._parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
+        name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.surprised = True
             raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
@@ -294,7 +286,7 @@ class RemoteEngine:
         except EngineFailure as said:
             failure = said
         except httpx.HTTPError as problem:
-            failure = EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+            failure = self._server.unreachable(problem)
         finally:
             if not finished:
                 stream.put(failure)
@@ -302,12 +294,12 @@ class RemoteEngine:
     async def _chunks(self, body: dict[str, Any], reply: Reply) -> AsyncIterator[TokenChunk]:
         async with self._client().stream("POST", self._wire.route, json=body) as response:
             if response.status_code >= 400:
-                raise self._refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
+                raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
             async for line in response.aiter_lines():
                 data = line[5:].strip() if line.startswith("data:") else ""
                 if data == "[DONE]":
                     break
-                chunk = reply.read(self._parsed(data)) if data else None
+                chunk = reply.read(self._server.parsed(data)) if data else None
                 if chunk is not None:
                     yield chunk
         yield reply.end()
@@ -317,33 +309,8 @@ class RemoteEngine:
             del self._calls[task]
             self._idle.notify_all()
 
-    def _parsed(self, data: str) -> dict[str, Any]:
-        try:
-            event = json.loads(data)
-        except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
-        if not isinstance(event, dict) or "error" in event:
-            raise EngineFailure(f"{self.base_url} failed while it answered: {self._clean(str(event))}")
-        return event
-
     def _client(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
-            if loop not in self._clients:
-                self._clients[loop] = httpx.AsyncClient(
-                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS
-                )
-            return self._clients[loop]
-
-    def _refused(self, status: int, text: str) -> EngineFailure:
-        message = f"{self.base_url} refused with status {status}: {self._clean(text)}"
-        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
-
-    def _clean(self, text: str) -> str:
-        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
-
-
-def _close_soon(client: httpx.AsyncClient) -> None:
-    asyncio.get_running_loop().create_task(client.aclose())
+            return self._server.client()

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.config.other_models import outside
 from ajet.config.schema.choices import is_reference
 from ajet.config.services import Service, why_no_model
-from ajet.engine.endpoint import RETRYABLE
+from ajet.engine.asked_server import RETRYABLE
 from ajet.schema.errors import ConfigError, TeacherFailure
 
 if TYPE_CHECKING:

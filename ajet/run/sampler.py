@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import math
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +28,7 @@ from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
+from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
@@ -268,30 +268,17 @@ class Sampler:
         told = {"version": self._backbone.version, "episodes": self.played.episodes, "tokens": self.played.tokens}
         self._store.join("sampler", self._name, {**told, SERVER: "" if self._draining else self._server})
 
-    @contextmanager
-    def _renewed_meanwhile(self) -> Iterator[None]:
+    def _renewed_meanwhile(self) -> AbstractContextManager[None]:
         """Within the block a thread says that this process lives, and renews what is held: to load weights may take
-        longer than a lease is long. What it finds lost, or cannot ask for, is found again by the next sign of life. A
-        load that hangs holds nothing for ever."""
-        leases, over = [each.lease for each in self._under_way.values()], threading.Event()
-        until = time.monotonic() + LONGEST_LOAD
+        longer than a lease is long. A load that hangs holds nothing for ever."""
+        leases = [each.lease for each in self._under_way.values()]
 
         def renew() -> None:
-            while not over.wait(self._renew_every):
-                if time.monotonic() > until:
-                    logger.warning("weights are being loaded for {:g} s: others play on", LONGEST_LOAD)
-                    return
-                with suppress(LeaseLost, *CANNOT_NOW):
-                    self._live()
-                    self._store.renew(leases)
+            self._live()
+            self._store.renew(leases)
 
-        beside = threading.Thread(target=renew, name="ajet-leases", daemon=True)
-        beside.start()
-        try:
-            yield
-        finally:
-            over.set()
-            beside.join()
+        silent = f"weights are being loaded for {LONGEST_LOAD:g} s: others play on"
+        return signs_of_life(renew, self._renew_every, longest=LONGEST_LOAD, silent=silent)
 
     def _begin(self, policy: Policy) -> None:
         while sum(each.left for each in self._under_way.values()) < self._most:

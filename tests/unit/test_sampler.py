@@ -21,6 +21,7 @@ from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store.signs_of_life import THREAD
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
 
@@ -200,7 +201,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
     sampler._look()
     assert renewed[:3] == [[0]] * 3 and [each.name for each in ledger.members()] == ["one"]
     count = len(renewed)
-    assert not [thread for thread in threading.enumerate() if thread.name == "ajet-leases"] and len(renewed) == count
+    assert not [thread for thread in threading.enumerate() if thread.name == THREAD] and len(renewed) == count
 
 
 def test_a_load_that_hangs_holds_nothing_for_ever(
@@ -212,7 +213,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
 
     def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         for thread in threading.enumerate():
-            if thread.name == "ajet-leases":
+            if thread.name == THREAD:
                 thread.join(60)
         return True
 

@@ -7,10 +7,9 @@ announced with weights that are on the disk, which its caller sees to.
 from __future__ import annotations
 
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,8 @@ from loguru import logger
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
 from ajet.rollout.failure import all_failed
-from ajet.store import CANNOT_NOW, Address, note_elsewhere, open_shared
+from ajet.store import Address, note_elsewhere, open_shared
+from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,23 +116,9 @@ class Announcer:
         self._store.join("trainer", self._run_id, {"step": step})
         return True
 
-    @contextmanager
-    def alive(self, step: int) -> Iterator[None]:
+    def alive(self, step: int) -> AbstractContextManager[None]:
         """Within the block, which takes as long as it takes, a thread says that this trainer lives."""
-        over = threading.Event()
-
-        def say() -> None:
-            while not over.wait(TOLD_EVERY):
-                with suppress(*CANNOT_NOW):  # the next one, or what follows the block, finds the same
-                    self._store.join("trainer", self._run_id, {"step": step})
-
-        beside = threading.Thread(target=say, name="ajet-lives", daemon=True)
-        beside.start()
-        try:
-            yield
-        finally:
-            over.set()
-            beside.join()
+        return signs_of_life(lambda: self._store.join("trainer", self._run_id, {"step": step}), TOLD_EVERY)
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """The same while `step` waits for groups, with a line that says so."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Any, Literal
+from typing import Any
 
 from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.streamed_reply import StreamedReply
 from ajet.schema.errors import EngineFailure
 
 PLAIN = {"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
@@ -53,43 +54,18 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
     }
 
 
-class Reply:
+class Reply(StreamedReply):
     """Reads the events of one stream."""
 
-    def __init__(self, request: TokenRequest, version: int) -> None:
-        self._greedy = request.sampling.temperature == 0.0
-        self._top = request.sampling.top_logprobs
-        self._version = version
-        self._tokens = 0
-        self._finish: Literal["stop", "length"] | None = None
-
-    def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The tokens of one event, if it has some. Raises EngineFailure."""
-        try:
-            told = event["meta_info"]
-            self._ended(told["finish_reason"])
-            new = int(told["completion_tokens"]) - self._tokens
-            if new <= 0:
-                if new < 0:
-                    raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
-                return None
-            return self._chunk(event["output_ids"], told["output_token_logprobs"], told, new)
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
-
-    def end(self) -> TokenChunk:
-        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early."""
-        if self._finish is None:
-            raise EngineFailure(f"the server broke off after {self._tokens} tokens")
-        return TokenChunk([], [], [], self._version, self._finish)
-
-    def _ended(self, reason: Any) -> None:
-        if reason is None:
-            return
-        kind, matched = reason["type"], reason.get("matched")
-        if kind not in ("stop", "length") or (kind == "stop" and not isinstance(matched, int)):
-            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {reason}")
-        self._finish = kind
+    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+        told = event["meta_info"]
+        if (reason := told["finish_reason"]) is not None:  # a stop string is none that was asked for
+            ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
+            self._ended(reason["type"] if ours else None, reason)
+        new = int(told["completion_tokens"]) - self._tokens
+        if new < 0:
+            raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
+        return self._chunk(event["output_ids"], told["output_token_logprobs"], told, new) if new else None
 
     def _chunk(self, ids: list[int], rows: list[list[Any]], told: dict[str, Any], new: int) -> TokenChunk:
         if len(ids) < new or len(rows) < new:
@@ -97,13 +73,7 @@ class Reply:
         top = told["output_top_logprobs"][-new:] if self._top else []
         chunk = TokenChunk([], [], [], self._version)
         for token, (said, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
-            if named != token:
-                raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
-            logprob = min(float(said), 0.0)
-            chunk.ids.append(int(token))
-            chunk.logprobs.append(0.0 if self._greedy else logprob)
-            chunk.logprobs_unit.append(logprob)
-            self._tokens += 1
+            self._add(chunk, token, named, said)
         # one that a schema ruled out is said to have null: JSON knows no infinity
         likely = [[(int(token), said) for said, token, *_ in row[: self._top]] for row in top]
         chunk.top = [[(token, float(said)) for token, said in row if said is not None] for row in likely]

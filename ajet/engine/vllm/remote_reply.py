@@ -7,9 +7,10 @@ the one its logprob names; a stream that ends before its finish and its usage is
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from ajet.engine.contract import TokenChunk, TokenRequest
+from ajet.engine.streamed_reply import StreamedReply
 from ajet.schema.errors import EngineFailure
 
 ID = "token_id:"
@@ -42,60 +43,41 @@ def body_of(request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
     }
 
 
-class Reply:
+class Reply(StreamedReply):
     """Reads the events of one stream."""
 
     def __init__(self, request: TokenRequest, version: int) -> None:
-        self._greedy = request.sampling.temperature == 0.0
-        self._top = request.sampling.top_logprobs
-        self._version = version
-        self._tokens = 0
-        self._finish: Literal["stop", "length"] | None = None
+        super().__init__(request, version)
         self._usage: int | None = None
 
-    def read(self, event: dict[str, Any]) -> TokenChunk | None:
-        """The tokens of one event, if it has some. Raises EngineFailure."""
-        try:
-            if event.get("usage"):
-                self._usage = int(event["usage"]["completion_tokens"])
-            chunk = None
-            for choice in event["choices"]:
-                self._ended(choice.get("finish_reason"))
-                chunk = self._chunk(choice["token_ids"], choice["logprobs"]["content"])
-            return chunk
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
-
     def end(self) -> TokenChunk:
-        """The last chunk, without tokens. Raises EngineFailure where the stream ended too early or lost tokens."""
-        if self._finish is None or self._usage is None:
-            raise EngineFailure(f"the server broke off after {self._tokens} tokens")
+        """Raises EngineFailure where the stream lost tokens, too."""
+        if self._usage is None:
+            self._finish = None
+        last = super().end()
         if self._usage != self._tokens:
             raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {self._usage}")
-        return TokenChunk([], [], [], self._version, self._finish)
+        return last
 
-    def _ended(self, reason: Any) -> None:
-        if reason is None:
-            return
-        if reason not in ("stop", "length"):
-            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {reason}")
-        self._finish = reason
+    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+        if event.get("usage"):
+            self._usage = int(event["usage"]["completion_tokens"])
+        chunk = None
+        for choice in event["choices"]:
+            if (reason := choice.get("finish_reason")) is not None:
+                self._ended(reason, reason)
+            chunk = self._chunk(choice["token_ids"], choice["logprobs"]["content"])
+        return chunk
 
     def _chunk(self, ids: list[int], content: list[dict[str, Any]]) -> TokenChunk:
         if len(ids) != len(content):
             raise EngineFailure(f"the server sent {len(ids)} tokens with {len(content)} logprobs")
         chunk = TokenChunk([], [], [], self._version)
         for token, said in zip(ids, content, strict=True):
-            if said["token"] != f"{ID}{token}":
-                raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {said['token']}")
-            logprob = min(float(said["logprob"]), 0.0)
-            chunk.ids.append(int(token))
-            chunk.logprobs.append(0.0 if self._greedy else logprob)
-            chunk.logprobs_unit.append(logprob)
+            self._add(chunk, token, said["token"], said["logprob"], spelled=f"{ID}{token}")
             if self._top:
                 rows = [(int(row["token"].removeprefix(ID)), float(row["logprob"])) for row in said["top_logprobs"]]
                 chunk.top.append(rows[: self._top])
-            self._tokens += 1
         return chunk
 
 

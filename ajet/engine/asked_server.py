@@ -1,0 +1,82 @@
+"""AskedServer: a server elsewhere and its key, asked over HTTP from any event loop.
+
+Invariant: a client belongs to one loop and is closed there; the key stands in no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from ajet.schema.errors import EngineFailure
+
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+"""Seconds between bytes of a reply, and to connect."""
+RETRYABLE = {408, 409, 425, 429}
+
+
+class AskedServer:
+    """At `base_url`. Thread-safe."""
+
+    def __init__(self, base_url: str, key: str | None) -> None:
+        self.base_url = base_url
+        self._key = key
+        self._lock = threading.Lock()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With the key, if it has one."""
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    def client(self, **more: Any) -> httpx.AsyncClient:
+        """That of the running loop; `more`: of httpx, where it is made."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._clients:
+                made = httpx.AsyncClient(
+                    base_url=self.base_url, headers=self.headers, timeout=TIMEOUT, limits=LIMITS, **more
+                )
+                self._clients[loop] = made
+            return self._clients[loop]
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        with self._lock:
+            clients, self._clients = dict(self._clients), WeakKeyDictionary()
+        for loop, client in clients.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_close_soon, client)
+
+    def parsed(self, data: str) -> dict[str, Any]:
+        """What it sent. Raises EngineFailure for no JSON object, and for what says that it failed."""
+        try:
+            event = json.loads(data)
+        except ValueError as problem:
+            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
+        if not isinstance(event, dict) or "error" in event:
+            raise EngineFailure(f"{self.base_url} failed while it answered: {self.clean(str(event))}")
+        return event
+
+    def refused(self, status: int, text: str) -> EngineFailure:
+        """What an answer of that status means."""
+        message = f"{self.base_url} refused with status {status}: {self.clean(text)}"
+        return EngineFailure(message, retryable=status >= 500 or status in RETRYABLE)
+
+    def unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
+        """That it did not answer."""
+        return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+
+    def clean(self, text: str) -> str:
+        """Without the key, and not long."""
+        return (text.replace(self._key, "[redacted]") if self._key else text)[:500]
+
+
+def _close_soon(client: httpx.AsyncClient) -> None:
+    asyncio.get_running_loop().create_task(client.aclose())
