@@ -16,10 +16,10 @@ def verdicts(
     mechanism: str, *, cgroups: bool = True, names: list[str] | None = None, image: str | None = None
 ) -> dict[str, tuple[str, str]]:
     """What came of each attack: (outcome, detail)."""
-    with targets() as doors:
+    with targets() as made:
         box = open_sandbox(mechanism, LIMITS, cgroups=cgroups, image=image)
         try:
-            found = run_attacks(box, doors, names)
+            found = run_attacks(box, made, names)
         finally:
             box.close()
     return {each.attack: (each.outcome, each.detail) for each in found}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class Doors(Protocol):
+class Acceptor(Protocol):
     """Who let it in, and is told of it."""
 
     shared: Shared
@@ -41,11 +41,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """A client's connection. One that is reset was closed by a client that had not read all that it was sent."""
 
     def __init__(
-        self, doors: Doors, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
+        self, acceptor: Acceptor, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={PEER: self}, _loop=loop)
-        self.doors, self.shared, self.address = doors, doors.shared, address
-        self._limits = doors.shared.limits
+        self.acceptor, self.shared, self.address = acceptor, acceptor.shared, address
+        self._limits = acceptor.shared.limits
         self._known = False
         self.guessed = False
         self._heard = loop.time()
@@ -63,12 +63,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Its client has shown a valid key."""
         if not self._known:
             self._known, self.guessed = True, False
-            self.doors.forget_stranger(self)
+            self.acceptor.forget_stranger(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         super().connection_lost(exc)
-        self.doors.left(self)
+        self.acceptor.left(self)
         if isinstance(exc, ConnectionResetError) and self.cycle is not None:
             lost = self.cycle.scope["state"].pop(LOST, None)
             if lost is not None:

@@ -89,7 +89,7 @@ class Listener(uvicorn.Server):
         """See uvicorn."""
         _raise_descriptors()
         self._stopping = asyncio.get_running_loop().create_future()
-        self.servers = [Doors(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
+        self.servers = [Acceptor(self, listening, self.shared) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     async def main_loop(self) -> None:
@@ -105,8 +105,8 @@ class Listener(uvicorn.Server):
         if not self.force_exit:
             await super().shutdown(sockets)
             return
-        for doors in self.servers:
-            doors.close()
+        for acceptor in self.servers:
+            acceptor.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if self.server_state.tasks:  # what is refused because of the end is told so
@@ -118,7 +118,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-class Doors:
+class Acceptor:
     """Lets clients in by one socket. On the server's loop."""
 
     def __init__(self, server: Listener, listening: socket.socket, shared: Shared) -> None:

@@ -45,7 +45,7 @@ EPISODES = "/episodes"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Access:
     """Who is let in. `token` "" lets in everybody (loopback only, by explicit choice); `hosts` None: any name."""
 
     token: str = ""
@@ -70,10 +70,10 @@ class Front:
     """The app's state and routes. On one event loop."""
 
     def __init__(
-        self, name: str, episodes: Episodes, door: Door, aliases: Mapping[str, str], address: str = ""
+        self, name: str, episodes: Episodes, access: Access, aliases: Mapping[str, str], address: str = ""
     ) -> None:
         """`address`: leads to this very front, where clients know that of several."""
-        self.name, self.episodes, self.door, self.address = name, episodes, door, address
+        self.name, self.episodes, self.access, self.address = name, episodes, access, address
         self.aliases = aliases
         """Other names of servers, as a header may have them."""
         self._reaping: asyncio.Task[None] | None = None
@@ -228,7 +228,7 @@ def build_front(front: Front) -> Starlette:
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(_Guarded, door=front.door)],
+        middleware=[Middleware(_Guarded, access=front.access)],
         exception_handlers={TooLong: _too_long, json.JSONDecodeError: _no_json},
     )
 
@@ -236,12 +236,12 @@ def build_front(front: Front) -> Starlette:
 class _Guarded:
     """Nothing is read of who is not let in."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._door = app, door
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/health":
-            answer = self._door.refusal(Request(scope))
+            answer = self._access.refusal(Request(scope))
             if answer is not None:
                 await answer(scope, receive, send)
                 return

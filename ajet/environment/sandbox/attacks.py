@@ -1,6 +1,6 @@
 """Attacks on a sandbox, each a piece of code that runs inside it and says what it could do.
 
-Invariant: an attack that succeeds harms nothing: it reads a secret made for it, knocks at a door made for it, asks the
+Invariant: an attack that succeeds harms nothing: it reads a secret made for it, calls a socket made for it, asks the
 kernel whether it might, or uses a little more than it may.
 """
 

@@ -1,4 +1,4 @@
-"""What the attacks go for: a secret behind every door that a sandbox must keep shut.
+"""What the attacks go for: a secret behind everything that a sandbox must keep shut.
 
 Invariant: all of it is made for the attacks and gone afterwards; nothing of it is anybody's.
 """
@@ -21,7 +21,7 @@ VARIABLE = "AJET_SANDBOX_ATTACK"
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the doors are."""
+    """Where the secrets are."""
 
     folder: str
     """One of mode 777."""
@@ -50,41 +50,41 @@ def targets() -> Iterator[Targets]:
         before = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = SECRET
         made.callback(os.environ.pop, VARIABLE, before)
-        path, abstract = f"{folder}/door", f"\0ajet-{secrets.token_hex(8)}"
-        doors = [
+        path, abstract = f"{folder}/socket", f"\0ajet-{secrets.token_hex(8)}"
+        sockets = [
             _opened(made, socket.AF_INET, ("127.0.0.1", 0)), _opened(made, socket.AF_UNIX, path),
             _opened(made, socket.AF_UNIX, abstract),
         ]  # fmt: skip
         os.chmod(path, 0o777)
         udp = made.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))
-        for door in doors:
-            threading.Thread(target=_greet, args=(door,), daemon=True).start()
+        for listening in sockets:
+            threading.Thread(target=_greet, args=(listening,), daemon=True).start()
         threading.Thread(target=_reply, args=(udp,), daemon=True).start()
         users = Path("/etc/passwd").read_text().splitlines() if os.path.exists("/etc/passwd") else []
-        tcp, name = doors[0].getsockname()[1], f"ajet-{secrets.token_hex(8)}"
+        tcp, name = sockets[0].getsockname()[1], f"ajet-{secrets.token_hex(8)}"
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         yield Targets(folder, str(file), os.getpid(), ticks, name, users, tcp, udp.getsockname()[1], path, abstract)
 
 
 def _opened(made: ExitStack, family: int, address: str | tuple[str, int]) -> socket.socket:
-    door = made.enter_context(socket.socket(family))
-    door.bind(address)
-    door.listen()
-    made.callback(door.shutdown, socket.SHUT_RDWR)
-    return door
+    listening = made.enter_context(socket.socket(family))
+    listening.bind(address)
+    listening.listen()
+    made.callback(listening.shutdown, socket.SHUT_RDWR)
+    return listening
 
 
-def _greet(door: socket.socket) -> None:
+def _greet(listening: socket.socket) -> None:
     with suppress(OSError):
         while True:
-            guest, _ = door.accept()
+            guest, _ = listening.accept()
             with guest:
                 guest.sendall(SECRET.encode())
 
 
-def _reply(door: socket.socket) -> None:
+def _reply(listening: socket.socket) -> None:
     with suppress(OSError):
         while True:
-            _, guest = door.recvfrom(64)
-            door.sendto(SECRET.encode(), guest)
+            _, guest = listening.recvfrom(64)
+            listening.sendto(SECRET.encode(), guest)

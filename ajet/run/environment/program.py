@@ -28,7 +28,7 @@ from ajet.environment.deployment.gaia import Workdirs
 from ajet.environment.deployment.instances import starter
 from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.environment.front import Episodes, Front, build_front
-from ajet.environment.front.app import Door
+from ajet.environment.front.app import Access
 from ajet.environment.front.servers import Pool
 from ajet.environment.mcp.servers import TOKEN
 from ajet.gateway.limits import admitting
@@ -93,9 +93,9 @@ async def serve(
         tools=description.tools,
         ended=workdirs.remove,
     )
-    door = Door(key, loopback_hosts(taken) if host in LOOPBACK else None)
+    access = Access(key, loopback_hosts(taken) if host in LOOPBACK else None)
     own = f"http://{address}:{taken}" if address else ""
-    front = Front(description.name, episodes, door, description.aliases, own)
+    front = Front(description.name, episodes, access, description.aliases, own)
     state = RunningEnvironment(
         description.name, host, taken, key, ProcessIdentity.of(os.getpid()), str(description.file)
     )
