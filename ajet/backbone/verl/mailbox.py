@@ -9,7 +9,8 @@ has closed, the group. The mailbox is an actor that all of a run find by its nam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+import numbers
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,17 @@ class Stepped:
 
     step: int
     metrics: dict[str, float]
+    """See `numbers_of`."""
     credited: list[Credited] = field(default_factory=list)
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """What of a trainer's own metrics is one number: Python's, numpy's and arrays of one."""
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, numbers.Real) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)
+    }
 
 
 @dataclass(frozen=True, slots=True)

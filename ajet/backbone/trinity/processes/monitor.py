@@ -6,13 +6,12 @@ of the explorer's of which nothing came is an error there: Trinity's trainer wou
 
 from __future__ import annotations
 
-import numbers
 import time
 from typing import Any
 
 from trinity.utils.monitor import Monitor
 
-from ajet.backbone.verl.mailbox import Sender, Stepped
+from ajet.backbone.verl.mailbox import Sender, Stepped, numbers_of
 
 OURS = {
     "actor/loss": "loss",
@@ -41,7 +40,7 @@ class Letters(Monitor):
                 raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")
             return
         now = time.monotonic()
-        said = {name: float(value) for name, value in data.items() if _is_number(value)}
+        said = numbers_of(data)
         tokens = said.pop("actor/ajet_tokens", 0.0) or 1.0
         means = {name: said.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
         found = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said}
@@ -54,7 +53,3 @@ class Letters(Monitor):
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)

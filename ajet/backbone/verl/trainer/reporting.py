@@ -7,11 +7,10 @@ it extends are guarded with the others in `hooks`.
 
 from __future__ import annotations
 
-import numbers
 import time
 from typing import TYPE_CHECKING, Any
 
-from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated
+from ajet.backbone.verl.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
 from ajet.schema.episode import episodes_of
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Reporting:
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
         """The last thing that verl does in a step. Raises Stopped."""
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)  # type: ignore[misc]
-        said = {name: float(value) for name, value in metrics.items() if _is_number(value)}
+        said = numbers_of(metrics)
         said = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said} | said
         said["seconds/update"] = said.get("seconds/step", 0.0) - said.get("seconds/rollout", 0.0)
         said["version"] = float(self.global_steps)
@@ -109,7 +108,3 @@ class Reporting:
         seconds = time.monotonic() - began
         self._sender.post_and_wait(Validated(self.global_steps, seconds))
         return {"seconds/validation": seconds}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) or (hasattr(value, "item") and getattr(value, "size", 2) == 1)
