@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.algorithm import opened
 from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
-from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.attempts import Attempts
-from ajet.rollout.breaker import Breaker, Turn
+from ajet.rollout.breaker import Breaker
+from ajet.rollout.episodes import Episodes
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.group import GroupPlay
 from ajet.rollout.identity import Identity
@@ -29,9 +29,8 @@ from ajet.rollout.rounds import RoundEngine
 from ajet.rollout.sampling import split_repeats, split_sampling
 from ajet.rollout.slots import Slots
 from ajet.rollout.teaching import Teaching
-from ajet.rollout.train_turn import TrainTurn, built
-from ajet.rollout.verdicts import RETRY_PAUSE, Verdicts
-from ajet.rollout.waiting import first
+from ajet.rollout.train_turn import TrainTurn
+from ajet.rollout.verdicts import Verdicts
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
@@ -74,10 +73,11 @@ class Rollout:
         self._rounds = _rounds_of(gateway, settings)
         self._breaker = Breaker(settings.rollout.breaker, on=not settings.rollout.deterministic)
         self._verdicts = Verdicts(judge, settings, gateway.decode)
-        self._teaching = Teaching(teacher, settings) if teacher is not None else None
-        self._train_turn = TrainTurn.of(experiment)
+        teaching = Teaching(teacher, settings) if teacher is not None else None
+        turn = TrainTurn.of(experiment)
         self._loop = asyncio.new_event_loop()
         self._attempts = Attempts(experiment, gateway, workflow_class, self._loop, pins or Pins())
+        self._episodes = Episodes(self._attempts, self._verdicts, teaching, self._breaker, settings, turn)
         threading.Thread(target=self._loop.run_forever, name="ajet-rollout", daemon=True).start()
         self._plays: dict[Play, Future[None]] = {}
         self._shared: Slots | None = None
@@ -234,7 +234,7 @@ class Rollout:
             play.groups.append(group)
             for repeat in repeats:
                 identity = Identity(self._run_id, split, step, task, order, index, repeat)
-                runs.append(asyncio.ensure_future(self._episode(play, group, slots, identity, sampling)))
+                runs.append(asyncio.ensure_future(self._episodes.one(play, group, slots, identity, sampling)))
         try:
             await asyncio.gather(*runs)
         finally:
@@ -269,9 +269,8 @@ class Rollout:
         )
         group.ranking = self._verdicts.ranking(group, split, self._settings.seed, of=whole)
         identities = [Identity(self._run_id, split, step, task, order, 0, repeat) for repeat in repeats]
-        runs = [
-            asyncio.ensure_future(self._episode(play, group, self._shared, e, sampling, on_end)) for e in identities
-        ]
+        played = (self._episodes.one(play, group, self._shared, each, sampling, on_end) for each in identities)
+        runs = [asyncio.ensure_future(each) for each in played]
         made.append(group)
         try:
             with rare_collections():
@@ -280,96 +279,6 @@ class Rollout:
             for run in runs:
                 run.cancel()
         return await closed
-
-    async def _episode(
-        self,
-        play: Play,
-        group: GroupPlay,
-        slots: Slots,
-        identity: Identity,
-        sampling: Sampling,
-        on_end: Callable[[Episode], None] | None = None,
-    ) -> None:
-        """One episode, from its wait for a slot to its place in the group."""
-        turn = self._breaker.begins()
-        try:
-            episode = await self._played(play, group, slots, identity, sampling, turn)
-        finally:
-            turn.leave()
-        play.tally.statuses[episode.status] += 1
-        if episode.failure:
-            play.tally.failures[episode.failure.boundary, episode.failure.kind] += 1
-        (on_end or play.events.put)(episode)
-        if group.ranking is not None:
-            group.ranking.over(identity.repeat)
-        group.ended(episode)
-
-    async def _played(
-        self, play: Play, group: GroupPlay, slots: Slots, identity: Identity, sampling: Sampling, turn: Turn
-    ) -> Episode:
-        """The episode; what an outage took of it was played again."""
-        number = 0
-        while True:
-            seat = slots.ask()
-            try:
-                await first(seat, group.stopped)
-                if group.stopped.done():
-                    played = AttemptResult(aborted=group.stopped.result(), attempts=number)
-                else:
-                    group.began()
-                    played = await self._repeated(play, group, identity, sampling, turn, number)
-            finally:
-                slots.leave(seat)
-            ranking = group.ranking if self._verdicts.ranks(played) else None
-            try:
-                verdict = None if ranking is not None else await self._verdicts.of(identity, played, group.stopped)
-            finally:
-                self._attempts.release(played.task)
-            told = False
-            if ranking is not None:
-                if turn.probes:  # the others, which it would wait for, begin only once it has ended
-                    played.failure, told = await self._verdicts.awake(), True
-                    turn.ended(played.failure)
-                if played.failure is None:
-                    verdict = await self._verdicts.compared(ranking, identity, played, group.stopped, turn)
-                    turn.back()
-            if self._teaching is not None:
-                await self._teaching.ask(identity, played, verdict, group.stopped)
-            if played.attempts > number and not told:
-                turn.ended(played.failure, aborted=played.aborted is not None)
-            if not await turn.taken(played.failure, group.stopped):
-                return await built(identity, played, verdict, self._settings, self._train_turn, group.stopped)
-            number = played.attempts
-            _play_again(play, played)
-
-    async def _repeated(
-        self, play: Play, group: GroupPlay, identity: Identity, sampling: Sampling, turn: Turn, before: int
-    ) -> AttemptResult:
-        """Attempts until one ends well or in a way that another would not mend: the breaker knows of all but that one.
-        All draw with the same key. `before`: attempts at this episode that an outage took."""
-        number = 1
-        while True:
-            await turn.admitted(group.stopped)
-            if group.stopped.done():
-                return AttemptResult(aborted=group.stopped.result(), attempts=before + number - 1)
-            played = await self._attempts.one(group, identity, sampling)
-            played.attempts = before + number
-            failure = played.failure
-            if failure is None or not failure.retryable or number > self._settings.rollout.max_retries:
-                return played
-            await first(group.stopped, timeout=RETRY_PAUSE * 2 ** (number - 1))
-            if group.stopped.done():
-                return played
-            turn.ended(failure)
-            self._attempts.release(played.task)
-            _play_again(play, played)
-            number += 1
-
-
-def _play_again(play: Play, played: AttemptResult) -> None:
-    play.tally.retries += 1
-    if played.capture is not None:
-        play.tally.lost_tokens += sum(len(call.response_ids) for call in played.capture.calls)
 
 
 def _left(

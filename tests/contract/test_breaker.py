@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.config.schema.rollout import BreakerSettings
-from ajet.rollout import breaker, rollout, verdicts
+from ajet.rollout import breaker, episodes, verdicts
 from ajet.rollout.breaker import Breaker
 from ajet.schema.episode import Failure
 from ajet.schema.errors import EnvironmentFailure
@@ -152,8 +152,8 @@ def test_an_attempt_whose_group_ends_in_the_pause_before_the_next_counts_once(mo
             pauses.set()
         await verdicts.first(*futures, timeout=timeout)
 
-    monkeypatch.setattr(rollout, "RETRY_PAUSE", 3600.0)
-    monkeypatch.setattr(rollout, "first", first)
+    monkeypatch.setattr(episodes, "RETRY_PAUSE", 3600.0)
+    monkeypatch.setattr(episodes, "first", first)
     with deadline_passes(pauses.is_set), stage(OneIsLost, breaker={"share": 0.5, "window": 3}, **limits) as made:
         (group,) = made.play(1)
         assert sorted(each.status for each in group.episodes) == ["completed", "failed"]
