@@ -3,7 +3,8 @@
 Each pair gives the same bits, which is held before it is timed; the two take turns, so that both meet the same machine,
 and a ratio is that of their medians, in processor time of one thread. At SmolLM2's shapes: a decoding step's products
 of 64 rows out of weights that no cache holds; a norm over the quickstart's step, forward and backward; the attention of
-27 prompts of 75 tokens and the writing of their keys; the probabilities of 64 rows; the optimizer over 2^23 weights.
+27 prompts of 75 tokens and the writing of their keys; the probabilities of 64 rows; the optimizer over 2^23 weights;
+the sum of the gradients of 2^25.
 Limit: never slower.
 
     python benchmarks/bench_kernels.py [--rounds 20]
@@ -12,6 +13,7 @@ Limit: never slower.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -27,9 +29,8 @@ from ratios import kept
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ajet.backbone.local import optimizer
-from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.optimizer import FlatAdamW
+from ajet.backbone.local.flat_weights import FlatWeights, add_sliced
+from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.engine.ceiling import APART
 from ajet.engine.rms_norm import cheapen_norms
 from ajet.engine.transformers import packed_weights
@@ -104,37 +105,77 @@ def probabilities() -> tuple[Work, Work]:
 
 
 def steps() -> tuple[Work, Work]:
-    """The optimizer in slices of 2^18 and of what it takes."""
+    """The optimizer, its slices of 2^18, each operator's result new; and in slices and room that a cache holds."""
     gradients = normal(1 << 23)
+    betas, eps, decay, lr = (0.9, 0.999), 1e-8, 0.01, 1e-3
 
-    def of(size: int) -> Work:
+    def made() -> tuple[FlatWeights, FlatAdamW]:
         weights = FlatWeights([("w", torch.nn.Parameter(torch.ones(1 << 12, 1 << 11, dtype=torch.bfloat16)))])
-        adam = FlatAdamW(weights, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, clip=1.0)
+        return weights, FlatAdamW(weights, betas=betas, eps=eps, weight_decay=decay, clip=1.0)
 
+    (plain, state), (weights, adam) = made(), made()
+    state.counts[""] = 0
+
+    def own() -> list[Tensor]:
+        state.counts[""] += 1
+        steps, scale = state.counts[""], 1.0 / (gradient_norm(gradients) + 1e-6)
+        assert plain.low is not None
+        parts = (each.split(1 << 18) for each in (gradients, state.first, state.second, plain.values, plain.low))
+        for gradient, first, second, values, low in zip(*parts, strict=True):
+            wide = gradient.float().mul_(scale)
+            first.lerp_(wide, 1 - betas[0])
+            second.mul_(betas[1]).addcmul_(wide, wide, value=1 - betas[1])
+            spread = second.sqrt().div_(math.sqrt(1 - betas[1] ** steps)).add_(eps)
+            bits = values.view(torch.int16).to(torch.int32).bitwise_left_shift_(16).add_(low)
+            master = bits.view(torch.float32).mul_(1 - lr * decay)
+            master.addcdiv_(first, spread, value=-lr / (1 - betas[0] ** steps))
+            high = bits.add(0x8000).bitwise_right_shift_(16)
+            values.view(torch.int16).copy_(high)
+            low.copy_(bits.sub_(high.bitwise_left_shift_(16)))
+        return [plain.values, plain.low, state.first, state.second]
+
+    def ours() -> list[Tensor]:
+        adam.step(gradients, lr)
+        assert weights.low is not None
+        return [weights.values, weights.low, adam.first, adam.second]
+
+    return own, ours
+
+
+def sums() -> tuple[Work, Work]:
+    """The gradients of 2^25 weights: added to zeros, and laid over them."""
+    parts = [normal(INNER, HIDDEN).view(-1) for _ in range((1 << 25) // (INNER * HIDDEN))]
+
+    def of(*, first: bool) -> Work:
         def work() -> list[Tensor]:
-            optimizer.SLICE = size
-            adam.step(gradients, 1e-3)
-            return [weights.values, adam.first, adam.second]
+            whole, at = torch.zeros(sum(part.numel() for part in parts), dtype=torch.bfloat16), 0
+            for part in parts:
+                add_sliced(whole[at : at + part.numel()], part, first=first)
+                at += part.numel()
+            return [whole]
 
         return work
 
-    return of(1 << 18), of(optimizer.SLICE)
+    return of(first=False), of(first=True)
 
 
 def main() -> int:
     """Print a line a pair; 1 where one is slower or differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", help="pairs whose name holds this")
     args = parser.parse_args()
     torch.set_num_threads(1)
     within = True
     pairs = {"norm, forward and backward": norms, "prompts' attention": prompts, "probabilities": probabilities}
-    pairs |= {"optimizer": steps}
+    pairs |= {"optimizer": steps, "gradients": sums}
     if packed_weights.available():
         pairs = {"products of 64 rows": products, **pairs}
     for name, pair in pairs.items():
+        if args.only and args.only not in name:
+            continue
         sides = pair()
-        with torch.inference_mode(name not in ("norm, forward and backward", "optimizer")):
+        with torch.inference_mode(name != "norm, forward and backward"):
             same = all(map(torch.equal, sides[0](), sides[1]()))
             spent: list[list[float]] = [[], []]
             for _ in range(args.rounds):

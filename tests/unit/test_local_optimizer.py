@@ -7,7 +7,7 @@ import torch
 
 from ajet.algorithm.learning_rate import Schedule
 from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.optimizer import FlatAdamW
+from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.schema.errors import ConfigError
 from tests.local_fixtures import config_of
 
@@ -59,6 +59,53 @@ def test_masters_are_exact_and_values_are_rounded_to_the_nearest():
     assert torch.equal(weights.master(0, 4096), master)
     off = (weights.values.float() - master).abs()
     assert torch.equal(off, (master.bfloat16().float() - master).abs()), "as close as torch's own rounding"
+
+
+def written_out(weights, state, flat, steps, lr):
+    """A step of all weights at once, after torch.optim.AdamW, masters put together and taken apart by shifts."""
+    wide = flat.float() * min(1.0, 1.0 / (gradient_norm(flat) + 1e-6))
+    state["first"].lerp_(wide, 1 - 0.9)
+    state["second"].mul_(0.95).addcmul_(wide, wide, value=1 - 0.95)
+    spread = state["second"].sqrt().div_((1 - 0.95**steps) ** 0.5).add_(1e-8)
+    bits = (weights.values.view(torch.int16).to(torch.int32) << 16) + weights.low
+    master = bits.view(torch.float32)
+    master[: weights.decayed] *= 1 - lr * 0.1
+    master.addcdiv_(state["first"], spread, value=-lr / (1 - 0.9**steps))
+    high = (bits + 0x8000) >> 16
+    weights.values.copy_(high.to(torch.int16).view(torch.bfloat16))
+    weights.low.copy_(bits - (high << 16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_in_slices_and_room_gives_the_bits_of_one_written_out(dtype):
+    """Of gradients of both types, over several slices of which the last is shorter."""
+    ours, plain = (FlatWeights(parameters(torch.bfloat16)) for _ in range(2))
+    for each in (ours, plain):
+        each.dither(0)
+    adam = FlatAdamW(ours, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=1.0)
+    state = {"first": torch.zeros(plain.size), "second": torch.zeros(plain.size)}
+    for step in range(1, 4):
+        flat = gradient_of(ours, step).to(dtype)
+        written_out(plain, state, flat, step, 1e-2)
+        adam.step(flat, 1e-2)
+        for one, other in [(ours.values, plain.values), (ours.low, plain.low), (adam.first, state["first"])]:
+            assert torch.equal(one, other)
+        assert torch.equal(adam.second, state["second"])
+
+
+def test_gradients_are_those_of_this_update_alone():
+    """The first is laid down, a second of the same weights added to it, and those that none came to are zeros."""
+    used, tied, left = (torch.nn.Parameter(torch.ones(70, 3, dtype=torch.bfloat16)) for _ in range(3))
+    weights = FlatWeights([("used", used), ("tied", tied), ("left", left)])
+    for passes, dtype in ((1, torch.bfloat16), (1, torch.bfloat16), (2, torch.float32)):
+        total = weights.open_gradients(passes=passes)
+        (used * 3).sum().backward()
+        for factor in (2, 5):
+            (tied * factor).sum().backward()
+        assert total.dtype == dtype
+        found = [total[place.start : place.stop].unique().tolist() for place in weights.places]
+        assert found == [[3.0], [7.0], [0.0]] and total.sum() == 210 * 10
+        weights.drop_gradients()
 
 
 def test_parameters_see_each_step_in_place():
@@ -117,7 +164,7 @@ def test_dither_keeps_zero_and_every_value():
     weights.dither(1)
     master = weights.master(0, weights.size)
     assert torch.isfinite(master).all() and torch.equal(weights.values, before)
-    weights.set_master(0, weights.size, master)
+    weights.set_master(0, weights.size, master.clone())
     assert torch.equal(weights.values, before)
     assert (master[:100] == 0).all() and (master[100:5000] != before[100:5000].float()).float().mean() > 0.99
 

@@ -32,8 +32,12 @@ def zeros(size: int, device: torch.device) -> Tensor:
     return torch.zeros(size, dtype=torch.float32, device=device)
 
 
-def add_sliced(total: Tensor, part: Tensor) -> None:
-    """total [N] += part [N], slice by slice: adding bfloat16 to float32 makes a float32 copy of it."""
+def add_sliced(total: Tensor, part: Tensor, *, first: bool = False) -> None:
+    """total [N] += part [N], slice by slice: adding bfloat16 to float32 makes a float32 copy of it. `first`: to nothing
+    so far, whatever `total` holds, which is then not read (a sum may be -0 for 0)."""
+    if first:
+        total.copy_(part)
+        return
     for into, piece in zip(total.split(SLICE), part.split(SLICE), strict=True):
         into.add_(piece)
 
@@ -67,6 +71,8 @@ class FlatWeights:
         self._low: Tensor | None = None
         self._dithered_by: int | None = None
         self.gradients: Tensor | None = None
+        self._begun: set[int] = set()
+        """Where the parameters start whose gradients hold something."""
         for place, (_, parameter) in zip(self.places, named, strict=True):
             view = self.values[place.start : place.stop].view(place.shape)
             view.copy_(parameter.data)
@@ -108,13 +114,17 @@ class FlatWeights:
             low.masked_fill_(self.values == 0, 0)  # below zero's bit pattern lie those of other signs
         return low
 
-    def master(self, start: int, stop: int) -> Tensor:
-        """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32."""
+    def master(self, start: int, stop: int, room: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """[stop - start] float32 masters: a copy in bfloat16, the weights themselves in float32. `room`: two float32
+        tensors of as many elements or more to compute it in; it lies in the first."""
         values = self.values[start:stop]
         if self.low is None:
             return values
-        bits = values.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
-        return bits.add_(self.low[start:stop]).view(torch.float32)
+        count = stop - start
+        wide, low = room or (torch.empty(count, dtype=torch.float32, device=values.device) for _ in range(2))
+        master = wide[:count].copy_(values)  # its bits are the value's and 16 zeros
+        master.view(torch.int32).add_(low[:count].view(torch.int32).copy_(self.low[start:stop]))
+        return master
 
     def set_master(self, start: int, stop: int, master: Tensor) -> None:
         """Write float32 masters back; free of rounding. `master` may be used up."""
@@ -123,9 +133,8 @@ class FlatWeights:
                 self.values[start:stop] = master
             return
         bits = master.view(torch.int32)
-        high = bits.add(0x8000).bitwise_right_shift_(16)
-        self.values.view(torch.int16)[start:stop] = high
-        self.low[start:stop] = bits.sub_(high.bitwise_left_shift_(16))
+        self.low[start:stop] = bits  # its lower 16, which as a signed number are what rounding to the nearest leaves
+        self.values.view(torch.int16)[start:stop] = bits.add_(0x8000).bitwise_right_shift_(16)
 
     def open_gradients(self, *, passes: int) -> Tensor:
         """[size] zeros that the next `passes` backward passes add to: float32, or, for a single pass over bfloat16
@@ -133,8 +142,9 @@ class FlatWeights:
         dtype = self.values.dtype if passes == 1 else torch.float32
         if dtype == torch.float32:
             self.gradients = zeros(self.size, self.values.device)
-        else:
+        else:  # no numpy: the large pages that it asks for take longer here, where memory was given back just before
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
+        self._begun.clear()
         if self.low is None:
             for place, (_, parameter) in zip(self.places, self.parameters, strict=True):
                 parameter.grad = self.gradients[place.start : place.stop].view(place.shape)
@@ -151,7 +161,8 @@ class FlatWeights:
             assert self.gradients is not None, "a backward pass outside of an update"
             assert parameter.grad is not None
             total = self.gradients[place.start : place.stop]
-            add_sliced(total, parameter.grad.reshape(-1))
+            add_sliced(total, parameter.grad.reshape(-1), first=place.start not in self._begun)
+            self._begun.add(place.start)
             parameter.grad = None
 
         return collect

@@ -1,8 +1,8 @@
 """AdamW over a flat buffer.
 
 Adam: arXiv 1412.6980; decoupled weight decay: arXiv 1711.05101 (matrices only, not norms and biases). Invariant: the
-same numbers as torch.optim.AdamW on float32 masters; elementwise in slices that fit a cache, so that it needs no
-memory beyond the two moments.
+same numbers as torch.optim.AdamW on float32 masters; elementwise in slices that fit a cache, all in the same room, so
+that it needs no memory beyond the two moments. (torch's own fused step gives other bits.)
 """
 
 from __future__ import annotations
@@ -48,24 +48,27 @@ class FlatAdamW:
         scale = min(1.0, self.clip / (norm + 1e-6)) if self.clip is not None else 1.0
         decayed = min(max(self.weights.decayed, begin), end)
         size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
+        room = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
         for start, stop in _slices(begin, decayed, size):
-            self._move(gradients, start, stop, lr, scale, self.weight_decay, steps)
+            self._move(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
         for start, stop in _slices(decayed, end, size):
-            self._move(gradients, start, stop, lr, scale, 0.0, steps)
+            self._move(gradients, start, stop, lr, scale, 0.0, steps, room)
         return norm
 
     def _move(
-        self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int
+        self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int, room: Tensor
     ) -> None:
         beta1, beta2 = self.betas
-        gradient = gradients[start:stop].float()
+        work, *others = room[:, : stop - start]
+        gradient = gradients[start:stop]
+        gradient = gradient if gradient.dtype == torch.float32 else work.copy_(gradient)
         if scale != 1.0:
             gradient.mul_(scale)
         first, second = self.first[start:stop], self.second[start:stop]
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        spread = second.sqrt().div_(math.sqrt(1 - beta2**steps)).add_(self.eps)
-        master = self.weights.master(start, stop)
+        spread = torch.sqrt(second, out=work).div_(math.sqrt(1 - beta2**steps)).add_(self.eps)
+        master = self.weights.master(start, stop, (others[0], others[1]))
         if decay:
             master.mul_(1 - lr * decay)
         master.addcdiv_(first, spread, value=-lr / (1 - beta1**steps))

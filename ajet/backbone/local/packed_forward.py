@@ -103,7 +103,7 @@ class PackedForward:
         total, grads = 0.0, []
         chunks = self._chunks(row)
         head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
-        sums = [torch.zeros_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
+        sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
         for at in chunks:
             leaf = hidden[at].detach().requires_grad_()
             logprobs, entropy = token_logprobs(self.logits(leaf), targets[at], temperature)
@@ -111,7 +111,7 @@ class PackedForward:
             if sums:
                 mine, *theirs = torch.autograd.grad(value, [leaf, *head])
                 for into, part in zip(sums, theirs, strict=True):
-                    add_sliced(into.view(-1), part.reshape(-1))
+                    add_sliced(into.view(-1), part.reshape(-1), first=at is chunks[0])
                 grads.append(mine)
             else:
                 value.backward()
