@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,14 @@ def test_what_each_hears() -> None:
     assert "1 wants 7." in heard[2] and "wants" not in heard[8], "werewolves hear each other, nobody else does"
     assert "2 is a werewolf." in heard[4] and "4, the seer: 2 is a werewolf." in heard[7]
     assert 7 in played.alive and "7 dies. Heal?" in heard[5]
+
+
+def test_a_vote_is_heard_by_those_after_it_and_its_outcome_by_all() -> None:
+    played = game(p1={"out?": "9"}, p8={"out?": "9"})
+    winner(played, 2)
+    heard = {number: " ".join(player.heard) for number, player in played.players.items()}
+    assert "8 votes 9." in heard[9] and "8 votes 9." not in heard[2] and "1 votes 9." in heard[2]
+    assert all("9 is dead, a villager." in heard[number] for number in range(1, 9))
 
 
 def test_a_hunter_takes_somebody_along() -> None:
@@ -135,13 +146,25 @@ def test_agentjets_yaml_names_what_is_here(tmp_path: Path) -> None:
         assert asyncio.run(workflow.execute(task, one.tuner)).reward in (0.0, 1.0)
 
 
+def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
+    """Whoever is named lives and is another; the one before is followed most, and a friend less than anybody."""
+    wolf = of("demonstrations.py->Beginner")(2, of("game.py->introduction")(2, ROLES), random.Random(0))
+    chances = wolf._chances("Day 2. Alive: 1 2 4 5 7. Whom do you vote out? 3 is dead, a werewolf. 1 votes 5.")
+    assert set(chances) == {"1", "4", "5", "7"} and sum(chances.values()) == pytest.approx(1)
+    assert chances["5"] > 0.7 and chances["1"] < chances["4"] == chances["7"]
+    unheard = wolf._chances("Night 1. Alive: 1 2 4 5. Whom do you kill?")
+    assert unheard["1"] == pytest.approx(0.7 / 3) and unheard["4"] == unheard["5"] == pytest.approx(0.7 / 3 + 0.15)
+
+
 @pytest.mark.extra_slow
 def test_the_werewolves_alone_are_trained(tmp_path: Path) -> None:
     """Two steps from twenty of demonstrations: that it runs, not that it learns."""
     prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
+    subprocess.run([sys.executable, str(FOLDER / "make_model.py"), "player"], check=True, cwd=tmp_path, timeout=120)
     model = taught(FOLDER / "sft.yaml", tmp_path, "trainer_common.total_training_steps=20")
     two = ["trainer_common.total_training_steps=2", "trainer_common.val_before_train=false"]
-    _, rewards = learned(FOLDER / "werewolves.yaml", tmp_path, "werewolves", model, *two, "trainer_common.test_freq=-1")
+    few = ["trainer_common.test_freq=-1", "data.train_batch_size=4"]
+    _, rewards = learned(FOLDER / "werewolves.yaml", tmp_path, "werewolves", model, *two, *few)
     assert len(rewards) == 2 and max(rewards) > 0
     files = EpisodeFiles(tmp_path / "launcher_record" / "werewolves" / "episodes")
     games = [episode for step in (1, 2) for episode in files.read(step, "train")]

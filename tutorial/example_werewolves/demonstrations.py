@@ -1,39 +1,59 @@
-"""Prints demonstrations: games of werewolves that know how to answer, and nothing of what wins: mostly they name
-anybody, a friend too, and now and then whom the one before them named."""
+"""Prints demonstrations: games of werewolves that know how to answer, and half of what wins: mostly they name whom the
+one before them named, and mostly a friend is as good as anybody. How uncertain their answers are is told on stderr: no
+model's loss on them gets below that."""
 
 import asyncio
 import json
+import math
 import random
 import re
+import sys
 
 from game import Game, introduction, seated
 from players import Scripted
 
-GAMES, ROUNDS = 200, 3
-FOLLOWS = 0.5
-"""How often one names whom the one before it named."""
+GAMES, ROUNDS = 1280, 3
+FOLLOWS, SPARES = 0.7, 0.3
+"""How often one names whom the one before it named, and how often it thinks of its friends and names none of them."""
 SEEDS = 10_000_000
 """Where the seeds of these games begin. No held-out task has one of them: its random number is 2**30 or more."""
 
 
 class Beginner:
-    """A werewolf that answers at random, and keeps the conversation."""
+    """A werewolf that draws its answers, and keeps the conversation."""
 
     def __init__(self, number: int, text: str, draw: random.Random) -> None:
         self._number, self._draw = str(number), draw
+        self._friends = re.findall(r"\d+", text.partition(" with ")[2])
         self.messages = [{"role": "system", "content": text}]
+        self.entropies: list[float] = []
+        """Of each answer, nats."""
 
     async def answer(self, text: str) -> str:
-        alive = re.findall(r"\d+", text[text.index("Alive:") :].split(".")[0])
-        others = [each for each in alive if each != self._number]
-        named = [each for each in re.findall(r"(?:wants|votes) (\d+)", text) if each in others]
-        said = named[-1] if named and self._draw.random() < FOLLOWS else self._draw.choice(others)
+        chances = self._chances(text)
+        self.entropies.append(-sum(chance * math.log(chance) for chance in chances.values() if chance))
+        (said,) = self._draw.choices(list(chances), list(chances.values()))
         self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": said}]
         return said
 
+    def _chances(self, text: str) -> dict[str, float]:
+        """How likely it names each."""
+        alive = re.findall(r"\d+", text[text.index("Alive:") :].split(".")[0])
+        others = [each for each in alive if each != self._number]
+        heard = re.findall(r"(?:wants|votes) (\d+)", text)
+        chances = dict.fromkeys(others, 0.0)
+        for share, among in ((1 - SPARES, others), (SPARES, [each for each in others if each not in self._friends])):
+            named = [each for each in heard if each in among]
+            follows = FOLLOWS if named else 0.0
+            for each in among:
+                chances[each] += share * (1 - follows) / len(among)
+            if named:
+                chances[named[-1]] += share * follows
+        return chances
 
-def conversations(seed: int) -> list[list[dict[str, str]]]:
-    """What the three werewolves of a game heard and said."""
+
+def conversations(seed: int) -> list[Beginner]:
+    """The werewolves of a game that were asked something."""
     draw = random.Random(seed)
     roles = seated(draw)
     wolves = {
@@ -43,10 +63,14 @@ def conversations(seed: int) -> list[list[dict[str, str]]]:
     }
     rules = {number: Scripted(number, random.Random(draw.random())) for number in roles if number not in wolves}
     asyncio.run(Game({**wolves, **rules}, roles).play(ROUNDS))
-    return [wolf.messages for wolf in wolves.values() if len(wolf.messages) > 1]
+    return [wolf for wolf in wolves.values() if wolf.entropies]
 
 
 if __name__ == "__main__":
+    entropies = list[float]()
     for game in range(GAMES):
-        for messages in conversations(SEEDS + game):
-            print(json.dumps({"messages": messages}))
+        for wolf in conversations(SEEDS + game):
+            print(json.dumps({"messages": wolf.messages}))
+            entropies += wolf.entropies
+    tokens = 2 * len(entropies)  # a number, and the end, which is certain
+    print(f"{len(entropies)} answers of {sum(entropies) / tokens:.3f} nats a token", file=sys.stderr)

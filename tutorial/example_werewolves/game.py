@@ -2,9 +2,10 @@
 is, a question, and what happened since it was asked last. An answer that names nobody who may be named counts as none.
 
 A round is a night and a day. At night the werewolves name a victim, each hearing those before it, the witch may heal
-it once and may poison once, the seer looks at somebody; in the day the seer may tell whom it found, and all vote aloud,
-in the order of their seats. Who dies as a hunter may take somebody along. The werewolves win when they are as many as
-the others; the others win when no werewolf is left, or when the rounds are over.
+it once and may poison once, the seer looks at somebody; in the day the seer may tell whom it found, and all vote, in
+the order of their seats, each hearing those before it. Who dies, and as what, all hear. Who dies as a hunter may take
+somebody along. The werewolves win when they are as many as the others; the others win when no werewolf is left, or when
+the rounds are over.
 """
 
 import random
@@ -58,7 +59,7 @@ class Game:
         named: list[int | None] = []
         for wolf in wolves:
             named.append(await self._named(wolf, f"Night {number}.", "Whom do you kill?"))
-            self._tell((other for other in wolves if other != wolf), f"{wolf} wants {named[-1] or NOBODY}.")
+            self._tell((other for other in wolves if other > wolf), f"{wolf} wants {named[-1] or NOBODY}.")
         victim = _most(named)
         for seer in self._living("seer"):
             if (chosen := await self._named(seer, f"Night {number}.", "Whom do you look at?")) is not None:
@@ -84,7 +85,7 @@ class Game:
         votes: list[int | None] = []
         for voter in self.alive:
             votes.append(await self._named(voter, f"Day {number}.", "Whom do you vote out?"))
-            self._tell((other for other in self.alive if other != voter), f"{voter} votes {votes[-1] or NOBODY}.")
+            self._tell((other for other in self.alive if other > voter), f"{voter} votes {votes[-1] or NOBODY}.")
         out = _most(votes)
         return [] if out is None else [out]
 
