@@ -29,13 +29,13 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
     key = os.environ.get(settings.api_key_env) or None
-    kind = _kind(settings.base_url, key)
+    kind = _kind(settings.base_url, key, settings.api_key_env)
     made = kind(settings.base_url, vocabulary=vocabulary, max_model_len=rollout.max_model_len, api_key=key)
     made.require_said(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
     return made
 
 
-def _kind(base_url: str, key: str | None) -> type[RemoteSglang] | type[RemoteVllm]:
+def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
     from ajet.engine.sglang import RemoteSglang
     from ajet.engine.vllm.remote import RemoteVllm
 
@@ -43,6 +43,8 @@ def _kind(base_url: str, key: str | None) -> type[RemoteSglang] | type[RemoteVll
     try:
         with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
             answer = client.get("/v1/models", timeout=SECONDS)
+        if answer.status_code in (401, 403):
+            raise _locked(root, answer.status_code, key_name, given=key is not None)
         owner = str(answer.json()["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(
@@ -53,3 +55,13 @@ def _kind(base_url: str, key: str | None) -> type[RemoteSglang] | type[RemoteVll
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         owner = ""  # what it is instead is said by who asks it next
     return RemoteSglang if owner == "sglang" else RemoteVllm
+
+
+def _locked(url: str, status: int, key_name: str, *, given: bool) -> UserError:
+    """Of a server that says nothing to strangers, not even what it is."""
+    return UserError(
+        f"The server {'does not take this key' if given else 'asks for a key'} (status {status}).",
+        where=f"ajet.rollout.vllm.base_url: {url}",
+        expected=f"the server's key in the environment variable {key_name} (ajet.rollout.vllm.api_key_env)",
+        do=f"Set {key_name} in the environment or in .env to what the server was started with (--api-key).",
+    )

@@ -126,8 +126,9 @@ class Sampler:
     def drain(self, interrupts: Interrupts, grace: float) -> None:
         """Begin nothing new, take in what ends within `grace` seconds, give the rest back. Raises KeyboardInterrupt
         after that, where a further one cut it short. Others at the same server need not wait for this one: it gives the
-        server no more weights, and goes on with those that they give it."""
-        until = time.monotonic() + grace
+        server no more weights, and goes on with those that they give it. A server that is gone, or has none of the
+        announced weights, is no error by now: what waits for it is given back."""
+        until, follows = time.monotonic() + grace, bool(self._server)
         self._draining = True
         if self._under_way and grace > 0:
             logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self._under_way), "group"))
@@ -137,15 +138,16 @@ class Sampler:
             while self._under_way and (left := until - time.monotonic()) > 0:
                 with interrupts.held():
                     self._renew()
-                    if self._server:
-                        self._follow_on(until)
+                    if follows:
+                        follows = self._follow_on(until)
                     self._take_in(min(LOOK, left))
         finally:
             self._take_in(0.0)
             self._give_back()
 
-    def _follow_on(self, until: float) -> None:
-        """What others gave the server is what this one's calls go on with; until then they wait."""
+    def _follow_on(self, until: float) -> bool:
+        """What others gave the server is what this one's calls go on with; until then they wait. False: the server
+        can't be followed any more."""
 
         def waits() -> None:
             self._renew()
@@ -154,10 +156,15 @@ class Sampler:
 
         announced = self._store.announced()
         if announced is None or announced.policy.told.get(OVER):
-            return
+            return True
         with suppress(WentBack, TimeoutError):  # then what waits for it is given back
             self._require_known(announced)
-            self._follow(announced.policy, waits)
+            try:
+                self._follow(announced.policy, waits)
+            except UserError as problem:
+                logger.warning("the server is not followed any more while what is under way ends: {}", problem.what)
+                return False
+        return True
 
     def release(self) -> None:
         """After an error: give back at once what is under way, so that nobody waits until its leases end. A store that

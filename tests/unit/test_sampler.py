@@ -284,6 +284,43 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
     store.disconnect()
 
 
+def test_who_drains_ends_in_order_though_its_server_is_gone(
+    tmp_path: Path, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SimpleNamespace(base_url="http://server")
+    config = config_of(rollout__num_repeat=2, rollout__max_env_worker=4, rollout__engine="vllm", rollout__vllm=server)
+    parts: Any = SimpleNamespace(
+        experiment=SimpleNamespace(ajet=config), judge=SimpleNamespace(ranks=None), rollout=rollout
+    )
+    asked, looks = list[int](), list[int]()
+
+    class Gone:
+        version = 0
+
+        def take(self, folder: object, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+            asked.append(version)
+            raise UserError("The weights of the server cannot be known: ConnectError: refused")
+
+    def renewed() -> None:
+        looks.append(len(rollout.begun))
+        if len(looks) == 3:
+            _, ended, group = rollout.begun[0]
+            for repeat in (0, 1):
+                ended(episode(f"e{repeat}", order=0, repeat=repeat))
+            group.set_result(None)
+
+    store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
+    draining = Sampler(parts, Gone(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
+    draining._look()
+    ledger.announce(Policy("run", 1, "", below=1, told={"version": 1}))
+    monkeypatch.setattr(draining, "_renew", renewed)
+    draining.drain(Interrupts(), 600.0)
+    assert asked == [1] and len(looks) >= 3, "a server that is gone is not asked again and again"
+    assert (draining.played.groups, draining.played.given_back, ledger.depths().closed) == (1, 0, 1)
+    store.disconnect()
+
+
 def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
     sampler: Sampler, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,3 +179,18 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         server.base_url = url
         with pytest.raises(UserError, match="No server answers"):
             open_remote(config, vocabulary=99)
+
+
+@pytest.mark.parametrize(("key", "said"), [("", "asks for a key"), ("a wrong one", "does not take this key")])
+def test_a_server_that_refuses_who_has_no_key_is_called_neither_vllm_nor_sglang(
+    monkeypatch: pytest.MonkeyPatch, key: str, said: str
+) -> None:
+    locked = httpx.MockTransport(lambda request: httpx.Response(401, json={"error": "Unauthorized"}))
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=locked))
+    monkeypatch.setenv("ITS_KEY", key)
+    server = SimpleNamespace(base_url="http://server/v1", api_key_env="ITS_KEY")
+    with pytest.raises(UserError, match=f"The server {said} [(]status 401[)]") as refused:
+        open_remote(config_of(rollout__vllm=server), vocabulary=99)
+    told = refused.value
+    assert "http://server" in (told.where or "") and "ITS_KEY" in (told.expected or "")
+    assert "vLLM" not in str(told) and (not key or key not in str(told))
