@@ -104,9 +104,9 @@ class MongoStore:
             return
         ends = self._records.put(lease, kept)
         change = changes.put(ends, task_of(kept[0].episode, self._redact), self._seconds)
-        counts = self._change(changes.held(lease), change)
-        self._records.take_back(lease, ends)
-        if not counts:
+        position = self._changed(changes.held(lease), change)
+        self._records.take_back(lease, ends, position)
+        if position is None:
             raise _lost(lease)
 
     def close(self, lease: Lease) -> None:
@@ -392,6 +392,13 @@ class MongoStore:
             return tries > 1 and base[TASK].find_one({**wanted, "status": {"$in": list(done)}}) is not None
 
         return self._link.ask(once)
+
+    def _changed(self, wanted: Document, change: changes.Update) -> Document | None:
+        """A position as it is after this change, which may be made twice; None where it was not so."""
+        from pymongo import ReturnDocument
+
+        after = ReturnDocument.AFTER
+        return self._link.ask(lambda base: base[TASK].find_one_and_update(wanted, change, return_document=after))
 
     def _counted(self, stages: list[Document]) -> dict[str, int]:
         return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})

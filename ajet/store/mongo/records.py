@@ -44,9 +44,11 @@ class Records:
             for one in kept
         ]
 
-    def take_back(self, lease: Lease, ends: Iterable[Document]) -> None:
-        """Of a put: what the position does not name, as its lease is lost or another put had the attempt before."""
-        named = [record_of(end) for each in self._link.find(TASK, {"_id": lease.order}) for end in each["ends"] or ()]
+    def take_back(self, lease: Lease, ends: Iterable[Document], position: Document | None) -> None:
+        """Of a put: what the position does not name, as another put had the attempt before, or its lease is lost (it is
+        None then, and looked up: a try whose answer was lost may have named it)."""
+        found = self._link.find(TASK, {"_id": lease.order}) if position is None else [position]
+        named = [record_of(end) for each in found for end in each["ends"] or ()]
         self.remove([*{record_of(end) for end in ends}.difference(named)])
 
     def remove(self, names: Sequence[str]) -> None:
