@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet.config.backbone_names import described
 from ajet.config.experiment import DEFAULT_ROOT
 from ajet.schema.commands import command
 
@@ -30,7 +31,7 @@ def command_for(experiment: Experiment, backbone: str) -> str:
 def _concerns(key: str, backbone: str) -> bool:
     """Whether a key that was set has an effect on that backbone, or may have."""
     if key.removeprefix("ajet.").startswith("debug."):
-        return backbone == "debug"
+        return "trains" not in described(backbone).can
     return key not in _BACKBONES
 
 

@@ -102,7 +102,7 @@ def _show_plan(experiment: Experiment, services: Sequence[str]) -> None:
     if services:
         plan.add_row("services", "; ".join(services) + ": there")
     data, rollout, trainer = settings.data, settings.rollout, settings.trainer_common
-    if settings.backbone == "debug":
+    if "trains" not in experiment.backbone.can:
         first = min(settings.debug.debug_first_n_tasks, len(training))
         plan.add_row("played", f"{counted(first, 'task')} × {counted(rollout.num_repeat, 'episode')}, nothing trained")
     else:

@@ -20,7 +20,7 @@ def test_runs_are_listed_with_state_step_reward_and_age(tmp_path):
     assert done.returncode == 0, done.stdout
     first, second = [line.split() for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
     assert first[:4] == ["one", "finished", "3", "0.3"]
-    assert second[:4] == ["two", "failed", "1", "0.1"] and second[-3:] == ["2", "hours", "ago"]
+    assert second[:4] == ["two", "failed", "1", "0.1"] and second[-2:] == ["2", "h"]
     assert "No runs" in ajet("runs", "--exp-dir", str(tmp_path / "nothing"), cwd=tmp_path).stdout
 
 

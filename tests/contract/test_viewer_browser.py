@@ -75,7 +75,7 @@ def served(tmp_path) -> Iterator[tuple[Path, str]]:
         while not log.read_text().endswith("\n"):
             assert process.poll() is None, log.read_text()
             time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
-        yield tmp_path, log.read_text().split()[-1]
+        yield tmp_path, next(word for word in log.read_text().split() if word.startswith("http"))
     finally:
         process.terminate()
         process.wait()

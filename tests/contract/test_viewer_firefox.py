@@ -39,7 +39,7 @@ def address(tmp_path):
         while not log.read_text().endswith("\n"):
             assert process.poll() is None, log.read_text()
             time.sleep(0.02)  # polls the output; nothing is assumed of how long it takes
-        yield log.read_text().split()[-1]
+        yield next(word for word in log.read_text().split() if word.startswith("http"))
     finally:
         process.terminate()
         process.wait()
