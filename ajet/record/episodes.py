@@ -18,7 +18,6 @@ from ajet.record import write_errors
 from ajet.record.chain import Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
 from ajet.record.files import append_lines, heal, read_rows, sync_folder
-from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
@@ -175,12 +174,17 @@ def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episo
         return decode(row, blob), decode_outcome(row, blob)
 
 
-def sealed_of(row: Mapping[str, Any], blobs: BinaryIO) -> tuple[str, str, bytes]:
-    """The seal of a line whose arrays lie in `blobs` ("" for none), and the line and the arrays that it is over.
+def sealed_of(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> tuple[str, bytes, bytes]:
+    """The seal of a line whose arrays lie in `blobs`, and the line, as it was written, and the arrays that it is over.
     Raises ValueError and kin."""
-    place, rest = row["blob"], {name: value for name, value in row.items() if name != SEAL}
-    blobs.seek(place["offset"])
-    return row.get(SEAL, ""), dumps(rest), blobs.read(place["length"])
+    body, found, rest = line.rstrip(b"\n").rpartition(f', "{SEAL}": "'.encode())
+    if not found or rest != f'{row[SEAL]}"}}'.encode():
+        raise ValueError("its seal is not the last that its line says")
+    start, length = row["blob"]["offset"], row["blob"]["length"]
+    if not 0 <= start <= start + length <= blobs.seek(0, os.SEEK_END):
+        raise ValueError("its arrays are not where it says")
+    blobs.seek(start)
+    return row[SEAL], body + b"}", blobs.read(length)
 
 
 def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:

@@ -86,6 +86,12 @@ def heal(path: Path) -> int:
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a JSON-lines file, an unfinished last line left out. Raises UserError at a damaged one."""
+    for row, _ in read_lines(path):
+        yield row
+
+
+def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The same, each with its line."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -102,7 +108,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                     expected="one JSON object a line, as ajet writes it",
                     do="restore the file from a copy, or start anew with --fresh",
                 ) from error
-            yield row
+            yield row, line
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:

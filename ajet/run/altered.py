@@ -6,6 +6,7 @@ Invariant: it only reads. No step was made of such an episode; that it is named 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ajet.record.chain import METRICS
@@ -17,14 +18,17 @@ from ajet.store.seal import ALTERED
 
 
 def told_of(run: Path) -> list[str]:
-    """By the rows of metrics: positions that were given up for it. Raises UserError for a damaged row."""
-    return [
-        f"step {row['step']}: {why}"
-        for row in read_rows(run / METRICS)
-        for reasons in row.get("given_up", {}).values()
-        for why in reasons
-        if why.startswith(ALTERED)
-    ]
+    """By the rows of metrics, up to one that is damaged (which is a change of its own): positions that were given up
+    for it, each once."""
+    found: dict[str, object] = {}
+    with suppress(UserError):
+        for row in read_rows(run / METRICS):
+            given_up = row.get("given_up")
+            for reasons in given_up.values() if isinstance(given_up, dict) else ():
+                for why in reasons if isinstance(reasons, list) else ():
+                    if isinstance(why, str) and why.startswith(ALTERED):
+                        found.setdefault(why, row.get("step"))  # a trainer that goes on says it again
+    return [f"step {step}: {why}" for why, step in found.items()]
 
 
 def waiting(run: Path) -> Iterator[Change]:

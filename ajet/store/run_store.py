@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from ajet.record.episodes import EpisodeFiles, arrays_of, sealed_of
-from ajet.record.files import read_rows
+from ajet.record.episodes import SEAL, EpisodeFiles, arrays_of, sealed_of
+from ajet.record.files import read_lines
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
@@ -23,6 +23,9 @@ from ajet.store.contract import Kept, Lease, LeaseLost
 from ajet.store.earlier import position_of
 from ajet.store.positions import Positions
 from ajet.store.seal import Altered, Sealed, Seals, held_whole
+
+Line = tuple[dict[str, Any], bytes]
+"""What one says, and as it was written."""
 
 
 class RunStore:
@@ -96,7 +99,7 @@ class RunStore:
             }
 
             def seal(uuid: str, line: str, arrays: bytes) -> str:
-                return self._seals.of(_sealed(uuid, notes[uuid], line, arrays))
+                return self._seals.of(_sealed(uuid, notes[uuid], line.encode(), arrays))
 
             self._files.write(number, "train", [one.episode for one in new], notes=notes, seal=seal)
             self._numbers[lease.order], self._last = number, max(self._last, number)
@@ -173,14 +176,15 @@ class RunStore:
         """What earlier processes put and the checkpoint does not know as used."""
         for number in files.steps():
             self._last = max(self._last, number)
-            rows = list(read_rows(files.path(number)))
+            lines = list(read_lines(files.path(number)))
+            rows = [row for row, _ in lines]
             name = rows[0]["uuid"] if rows else ""
             if number in self._used:
                 self._used[name] = self._used.pop(number)
             if name in self._used:
                 self._over[name] = number
                 continue
-            self._require_sealed(files, number, rows)
+            self._require_sealed(files, number, lines)
             kept = [
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
@@ -190,9 +194,9 @@ class RunStore:
             else:
                 self._remove(files, number)
 
-    def _require_sealed(self, files: EpisodeFiles, number: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _require_sealed(self, files: EpisodeFiles, number: int, lines: Sequence[Line]) -> None:
         path = files.path(number)
-        for at, altered in _altered(path, rows, self._seals):
+        for at, altered in _altered(path, lines, self._seals):
             raise UserError(
                 f"An episode that waits to be trained on was {altered}.",
                 where=f"{path}:{at}",
@@ -232,23 +236,30 @@ def changed_ends(folder: Path) -> Iterator[tuple[Path, int, Altered]]:
     damage."""
     files, seals = EpisodeFiles(folder), Seals()
     for path in map(files.path, files.steps()):
-        rows = list(read_rows(path))
-        if rows and path.with_suffix(".bin").exists():  # a live run removes what no checkpoint goes back to
-            for at, altered in _altered(path, rows, seals):
-                yield path, at, altered
+        lines = list(read_lines(path))
+        try:
+            yield from ((path, at, altered) for at, altered in _altered(path, lines, seals))
+        except UserError:
+            if path.exists():  # else a live run removed it meanwhile, as what no checkpoint goes back to
+                raise
 
 
-def _altered(path: Path, rows: Sequence[Mapping[str, Any]], seals: Seals) -> Iterator[tuple[int, Altered]]:
+def _altered(path: Path, lines: Sequence[Line], seals: Seals) -> Iterator[tuple[int, Altered]]:
+    if not any(SEAL in row for row, _ in lines):
+        seals.lacking()
+        return
     with arrays_of(path) as blobs:
-        for at, row in enumerate(rows, 1):
+        for at, (row, line) in enumerate(lines, 1):
             try:
                 with held_whole(row.get("position"), str(row.get("uuid")), path.name):
-                    seal, line, arrays = sealed_of(row, blobs)
-                    if seal:
-                        seals.require(seal, _sealed(row["uuid"], row, line, arrays))
+                    if SEAL in row:
+                        seal, body, arrays = sealed_of(row, line, blobs)
+                        seals.require(seal, _sealed(row["uuid"], row, body, arrays))
+                    else:
+                        seals.lacking()
             except Altered as altered:
                 yield at, altered
 
 
-def _sealed(uuid: str, about: Mapping[str, Any], line: str, arrays: bytes) -> Sealed:
-    return Sealed(about["position"], uuid, about["alone"], about["ended_by"], line.encode(), arrays)
+def _sealed(uuid: str, about: Mapping[str, Any], line: bytes, arrays: bytes) -> Sealed:
+    return Sealed(about["position"], uuid, about["alone"], about["ended_by"], line, arrays)

@@ -6,6 +6,7 @@ import json
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from ajet.run.altered import told_of
@@ -44,3 +45,25 @@ def test_what_waits_in_the_runs_own_folder_is_held_to_its_seals(tmp_path: Path) 
     (change,) = audit_whole(tmp_path).changes
     assert (change.file, change.line) == ("pending/step-1.jsonl", 2) and "episode f1 of position 1" in change.what
     assert "changed  pending/step-1.jsonl:2: changed in the store: episode f1" in screen(tmp_path)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-5, 9), (0, 1 << 40), (1 << 70, 1)])
+def test_arrays_that_a_line_says_are_nowhere_are_a_change_and_cost_nothing(
+    tmp_path: Path, offset: int, length: int
+) -> None:
+    store = RunStore(tmp_path / "pending")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("e")))
+    file = tmp_path / "pending" / "step-0.jsonl"
+    row = json.loads(file.read_text())
+    row["blob"] |= {"offset": offset, "length": length}
+    file.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    (change,) = audit_whole(tmp_path).changes
+    assert "its arrays are not where it says" in change.what
+
+
+def test_rows_of_metrics_that_are_no_rows_end_no_audit(tmp_path: Path) -> None:
+    rows = [{"given_up": 3}, {"given_up": {"3": 4, "5": [6]}}, {"step": 2, "given_up": {"3": [WHY]}}]
+    rows.append({"step": 4, "given_up": {"3": [WHY]}})  # by a trainer that goes on
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no row\n")
+    assert audit_whole(tmp_path).altered == [f"step 2: {WHY}"]
