@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.record.chain import KEY, chain_key, key_name
 from ajet.schema.errors import UserError
 from ajet.store.shared import Policy
 
@@ -26,6 +27,8 @@ MOST = "max_staleness"
 """Told: how many versions old a token may be that is trained on; None: any number."""
 OVER = "over"
 """Told with the last policy: the training has ended."""
+SEALED = "audit_key"
+"""Told: the name of the trainer's AJET_AUDIT_KEY; "" without one."""
 _NAMES = {
     "content": "what the tasks say (data and task_reader)",
     "tasks": "the tasks (task_reader)",
@@ -82,7 +85,7 @@ class Terms:
     ) -> Policy:
         """That of `version`, after training step `step`, with weights in a folder (None: those of model.path). `began`:
         the version that its trainer went on from; `more` to tell."""
-        told = {"version": version, BEGAN: began, OVER: over, **self._told(), **(more or {})}
+        told = {"version": version, BEGAN: began, OVER: over, SEALED: _name_of_key(), **self._told(), **(more or {})}
         return Policy(
             run,
             step,
@@ -107,6 +110,20 @@ class Terms:
                 do="start the sampler with the trainer's YAML and the same files",
             )
 
+        key, its = _name_of_key(), theirs.told.get(SEALED)
+        if key and its and key != its:
+            raise UserError(
+                f"{KEY} is {key} here, and the trainer's is {its}: what one seals would be refused by the other.",
+                where=f"the policy that the trainer announced in {uri}",
+                expected="the trainer's key",
+                do=f"set {KEY} in this sampler's environment or .env as it is in the trainer's",
+            )
+
     def _told(self) -> dict[str, Any]:
         order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
         return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}
+
+
+def _name_of_key() -> str:
+    key = chain_key()
+    return key_name(key) if key else ""
