@@ -59,7 +59,7 @@ class AskedServer:
         try:
             event = json.loads(data)
         except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} sent what is no JSON: {data[:200]!r}") from problem
+            raise EngineFailure(f"{self.base_url} sent what is no JSON: {self.clean(data)[:200]!r}") from problem
         if not isinstance(event, dict) or "error" in event:
             raise EngineFailure(f"{self.base_url} failed while it answered: {self.clean(str(event))}")
         return event
@@ -71,7 +71,7 @@ class AskedServer:
 
     def unreachable(self, problem: httpx.HTTPError) -> EngineFailure:
         """That it did not answer."""
-        return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {problem}")
+        return EngineFailure(f"{self.base_url} did not answer: {type(problem).__name__}: {self.clean(str(problem))}")
 
     def clean(self, text: str) -> str:
         """Without the key, and not long."""

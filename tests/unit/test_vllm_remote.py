@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from ajet.engine.asked_server import AskedServer
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.vllm import RemoteVllm
 from ajet.engine.vllm.remote import ROUTE
@@ -166,3 +167,13 @@ def test_a_server_that_is_none_is_refused_and_its_key_is_not_shown(monkeypatch: 
     with pytest.raises(UserError, match="There is no vLLM server") as said:
         engine_of(Server(processed=True), monkeypatch, key="another-key")
     assert "another-key" not in str(said.value) and "[redacted]" in str(said.value)
+
+
+def test_no_message_of_a_server_elsewhere_has_its_key() -> None:
+    server = AskedServer("http://server", "hunter2-hunter2")
+    for said in ("who is hunter2-hunter2?", '{"error": "hunter2-hunter2 is unknown"}'):
+        with pytest.raises(EngineFailure) as refused:
+            server.parsed(said)
+        assert "hunter2" not in str(refused.value)
+    told = [server.refused(401, "hunter2-hunter2"), server.unreachable(httpx.ReadError("to hunter2-hunter2"))]
+    assert not any("hunter2" in str(each) for each in told)
