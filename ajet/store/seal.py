@@ -22,6 +22,7 @@ from ajet.record.chain import KEY, chain_key, key_name, link_digest
 
 ALTERED = "changed in the store"
 """Begins the reason why a position is given out no more of which that is so."""
+_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class Altered(Exception):
@@ -61,9 +62,10 @@ class Seals:
 
     def require(self, seal: str, sealed: Sealed) -> None:
         """Raises Altered where it was made of something else."""
-        name, colon, digest = seal.partition(":")
-        if not colon and not seal:
+        if not seal:
+            self.lacking()
             return
+        name, _, digest = seal.partition(":")
         if name and name != self._name:
             if self._key:
                 raise Altered(f"it is sealed with the key {name}, and {KEY} is {self._name} here")
@@ -74,10 +76,15 @@ class Seals:
         if not hmac.compare_digest(digest, link_digest(sealed.body(), self._key if name else None)):
             raise Altered("it is not what was put: its seal does not fit")
 
+    def lacking(self) -> None:
+        """Of an episode that has no seal."""
+        if self._key:
+            self._say_once("episodes in the store have no seal: an earlier ajet put them, or somebody took it away")
+
     def _say_once(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
-            logger.warning(what)
+            logger.warning("{}", what)
 
 
 def spelled(row: Any) -> bytes:
@@ -93,6 +100,6 @@ def held_whole(order: int | None, uuid: str, store: str) -> Iterator[None]:
         yield
     except Altered as error:
         raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
+    except (*_UNREADABLE, zlib.error) as error:
         why = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
         raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {why} ({store})") from error

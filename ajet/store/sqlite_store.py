@@ -21,6 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
@@ -79,13 +81,10 @@ class SqliteStore:
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
         with self._taking() as base:
-            asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
-            orders = [int(row[0]) for row in base.execute(asked, (count,))]
-            fresh = count - len(orders)
-            if below is not None:
-                fresh = min(fresh, max(0, below - self._count(base, "next", 0)))
-            first = self._count(base, "next", fresh)
-            return self._leased(base, (*orders, *range(first, first + fresh)))
+            leases: list[Lease] = []
+            while orders := self._to_be_had(base, count - len(leases), below):
+                leases += self._leased(base, orders)
+            return leases
 
     def bring(self) -> Lease:
         """See the contract."""
@@ -348,6 +347,15 @@ class SqliteStore:
         changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
         base.execute(changed, (state, dumps(reasons), order))
 
+    def _to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
+        asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
+        orders = [int(row[0]) for row in base.execute(asked, (count,))]
+        fresh = count - len(orders)
+        if below is not None:
+            fresh = min(fresh, max(0, below - self._count(base, "next", 0)))
+        first = self._count(base, "next", fresh)
+        return [*orders, *range(first, first + fresh)]
+
     def _leased(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
         return [self._leased_with(base, order, kept) for order, kept in self._whole(base, orders).items()]
 
@@ -393,7 +401,9 @@ class SqliteStore:
             try:
                 found[order] = self._kept(base, order)
             except Altered as altered:
-                self._failed(base, order, self._redact(str(altered)), dead=True)
+                why = self._redact(str(altered))
+                logger.warning("position {} is given to nobody any more: {}", order, why)
+                self._failed(base, order, why, dead=True)
         return found
 
     def _require(self, base: sqlite3.Connection, lease: Lease) -> None:

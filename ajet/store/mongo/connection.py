@@ -39,7 +39,7 @@ class Connection:
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None, *, patience: float = PATIENCE) -> None:
         """`login`: user and password. Raises MissingExtra, StoreDown."""
         try:
-            from pymongo import MongoClient, WriteConcern
+            from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
         except ImportError as error:
             raise MissingExtra("pymongo", "mongo", needed_for="A store in MongoDB") from error
@@ -52,7 +52,8 @@ class Connection:
             self._client: MongoClient[dict[str, Any]] = MongoClient(uri, **options)
         except PyMongoError as error:
             raise StoreDown(f"The store's address cannot be used: {error}", where=self.shown) from error
-        base = self._client.get_database(database)
+        # of a member that lags behind, a position would name what is not there yet
+        base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
         self._quick = base
         self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=ANSWER_MS))
 
@@ -77,9 +78,9 @@ class Connection:
         """Documents of a collection, by their names."""
         return self.ask(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
 
-    def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> None:
-        """All that are so."""
-        self.ask(lambda base: base[name].update_many(wanted, change))
+    def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> int:
+        """All that are so, and how many that were; less where an answer was lost."""
+        return self.ask(lambda base: base[name].update_many(wanted, change).matched_count)
 
     def aged(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
         """Documents, with the seconds since each of these times, by the server's clock, as `TIME_age`."""

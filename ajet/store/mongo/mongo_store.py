@@ -74,12 +74,10 @@ class MongoStore:
         """See the contract."""
         with self._lock:
             self._before_taking()
-            found: list[Document] = []
-            while len(found) < count and (one := self._claim({"status": WAITING, "_id": {"$gte": self._ledger.floor}})):
-                found.append(one)
-            while len(found) < count and (below is None or self._next < below):
-                found += self._fresh()
-            return self._records.leases(self._none_forgotten(found))
+            leases: list[Lease] = []
+            while found := self._claimed(count - len(leases), below):
+                leases += self._records.leases(self._none_forgotten(found))
+            return leases
 
     def bring(self) -> Lease:
         """See the contract."""
@@ -291,6 +289,14 @@ class MongoStore:
             return mine or base[TASK].find_one_and_update(wanted, change, **options)
 
         return self._link.ask(once)
+
+    def _claimed(self, count: int, below: int | None) -> list[Document]:
+        found: list[Document] = []
+        while len(found) < count and (one := self._claim({"status": WAITING, "_id": {"$gte": self._ledger.floor}})):
+            found.append(one)
+        while len(found) < count and (below is None or self._next < below):
+            found += self._fresh()
+        return found
 
     def _fresh(self) -> list[Document]:
         """The next position of the order; none where another took it first."""

@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from loguru import logger
+
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
@@ -75,8 +77,9 @@ class Records:
             try:
                 kept = tuple(self._kept(parts, each["_id"], end) for end in each["ends"])
             except Altered as altered:
-                said = set_aside(self._redact(altered.args[0]))
-                self._link.update(TASK, naming(each["_id"], altered.args[1]), said)
+                why = self._redact(altered.args[0])
+                if self._link.update(TASK, naming(each["_id"], altered.args[1]), set_aside(why)):
+                    logger.warning("position {} is given to nobody any more: {}", each["_id"], why)
                 continue
             leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
         return leases
