@@ -62,10 +62,9 @@ def _episodes(found: Whole) -> int:
 
 def _whole(found: Whole) -> Iterator[str]:
     state = found.state
-    if state is None and found.ok and not found.altered:
+    if state is None and found.ok:
         yield f"{found.run.name} was recorded without a chain (by an earlier version, or it trained nothing):"
         yield "nothing says whether its files are as they were written. `ajet prove` derives them again."
-        return
     if state is not None:
         yield (
             f"{found.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
@@ -82,7 +81,10 @@ def _whole(found: Whole) -> Iterator[str]:
         yield f"changed  {change}"
     if len(found.changes) > MOST:
         yield f"and {len(found.changes) - MOST} more (--json lists all)"
-    yield "All of it is as it was committed." if found.ok else f"{counted(len(found.changes), 'change')} found."
+    if not found.ok:
+        yield f"{counted(len(found.changes), 'change')} found."
+    elif state is not None:
+        yield "All of it is as it was committed."
 
 
 def _notes(found: Whole) -> Iterator[str]:

@@ -234,7 +234,7 @@ class RunStore:
 def changed_ends(folder: Path) -> Iterator[tuple[Path, int, Altered]]:
     """Ends in the folder of a RunStore that are not what was put: the file, and the line, from 1. Raises UserError for
     damage."""
-    files, seals = EpisodeFiles(folder), Seals()
+    files, seals = EpisodeFiles(folder), Seals(looks=True)
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
         try:

@@ -31,7 +31,21 @@ def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_pat
     assert told_of(tmp_path) == [f"step 2: {WHY}"]
     found = audit_whole(tmp_path)
     assert found.ok and json.loads(as_json(found))["altered"] == [f"step 2: {WHY}"]
-    assert f"left out step 2: {WHY}" in screen(tmp_path)
+    shown = screen(tmp_path)
+    assert f"left out step 2: {WHY}" in shown
+    assert "recorded without a chain" in shown and "as it was committed" not in shown, "nothing holds the rest"
+
+
+def test_an_audit_that_has_another_key_finds_no_change_in_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_AUDIT_KEY", "the run's own")
+    store = RunStore(tmp_path / "pending")
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(episode("e")))
+    for key in ("the run's own", "", "another one"):
+        monkeypatch.setenv("AJET_AUDIT_KEY", key)
+        assert audit_whole(tmp_path).ok
 
 
 def test_what_waits_in_the_runs_own_folder_is_held_to_its_seals(tmp_path: Path) -> None:
