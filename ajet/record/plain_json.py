@@ -22,11 +22,19 @@ def dumps(value: Any) -> str:
 
 
 def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) -> str:
-    """The same, without blanks."""
+    """The same, without blanks. In ASCII where a text is no Unicode (half of a surrogate pair), so that it can be
+    written."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError, RecursionError):
-        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=separators)
+        value = plain(value)
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
+    try:
+        if not line.isascii():
+            line.encode()
+    except UnicodeEncodeError:
+        line = json.dumps(value, allow_nan=False, separators=separators)
+    return line
 
 
 def plain(value: Any, depth: int = 0) -> Any:

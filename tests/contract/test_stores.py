@@ -201,6 +201,17 @@ def test_ends_of_a_position_come_with_its_next_lease(opener: Opener) -> None:
     assert ends(store.lease(2)) == {0: ["a"], 1: []}
 
 
+def test_what_is_no_unicode_is_kept(opener: Opener) -> None:
+    """A file's name that the system gave, half of a character that a program cut."""
+    odd = episode("odd", metadata={"name": "caf\udce9", "ü": "\ud83d"})
+    store = opener()
+    (lease,) = store.lease(1)
+    store.put(lease, Kept(odd))
+    store.give_back([lease])
+    (again,) = store.lease(1)
+    assert_equal(again.kept[0].episode, odd)
+
+
 def test_a_kill_on_either_side_of_the_checkpoint(opener: Opener) -> None:
     """The commit is made, and then the checkpoint that holds it gets its name, or does not."""
     store = opener()
