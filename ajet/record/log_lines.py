@@ -6,12 +6,11 @@ program of somebody else's they take the place of loguru's own sink and of no ot
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ajet.record.sinks import Sink, first_was_taken
+from ajet.record.sinks import Sink, give_first_back, take_first
 
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
@@ -35,9 +34,7 @@ def shown_from(level: str) -> Sink:
 def shown_in_a_program() -> Iterator[None]:
     """Within the block a Python program shows them as a command does, where nobody has said how log lines are to look:
     the sink that loguru begins with is still there."""
-    from loguru import logger
-
-    if not first_was_taken():  # the program has its own
+    if not take_first():  # the program has its own
         yield
         return
     sink = shown_from("INFO")
@@ -45,4 +42,4 @@ def shown_in_a_program() -> Iterator[None]:
         yield
     finally:
         sink.close()
-        logger.add(sys.stderr)
+        give_first_back()

@@ -2,11 +2,13 @@
 
 Invariant: a sink of ours stays until we take it away, whatever a library or the person's own file does to the logger
 when it is imported; what they add and remove of their own is theirs. Their `logger.remove(0)`, which means the sink
-that loguru itself begins with, is no error where we have taken that one away already.
+that loguru itself begins with, is no error where we have taken that one away already, and means the one that we gave
+back for it where we did.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 from loguru import logger
 
 FIRST = 0
-"""The id of loguru's own sink."""
+"""The id of the sink that loguru itself begins with."""
+_first = FIRST
+"""Its id now: another once it was taken and given back."""
 _lock = threading.RLock()
 _kept: list[Sink] = []
 
@@ -44,13 +48,19 @@ class Sink:
 _remove: Callable[..., None] = logger.remove
 
 
-def first_was_taken() -> bool:
-    """Take away the sink that loguru itself begins with; whether it was still there."""
+def take_first() -> bool:
+    """Take away the sink that loguru itself begins with; False where somebody has."""
     try:
-        _remove(FIRST)
+        _remove(_first)
     except ValueError:
         return False
     return True
+
+
+def give_first_back() -> None:
+    """As loguru adds it."""
+    global _first
+    _first = logger.add(sys.stderr)
 
 
 def _remove_others(handler_id: int | None = None) -> None:
@@ -62,7 +72,7 @@ def _remove_others(handler_id: int | None = None) -> None:
                 each._open()
         elif not any(each.number == handler_id for each in _kept):
             try:
-                _remove(handler_id)
+                _remove(_first if handler_id == FIRST else handler_id)
             except ValueError:
                 if handler_id != FIRST:
                     raise
