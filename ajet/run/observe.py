@@ -128,13 +128,19 @@ def _key() -> str | None:
 
 def _endpoint(given: str) -> str:
     """Up to /v1. Raises UserError."""
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+    secret = "@" in given or "?" in given  # a password or a key may stand there
+    try:
+        parts = urlsplit(given)
+    except ValueError:  # of brackets
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise UserError(
-            f"{given} is no address of an endpoint.",
+            "This is no address of an endpoint, which has no user and no query."
+            if secret
+            else f"{given} is no address of an endpoint.",
             where="--endpoint",
             expected="a URL such as http://127.0.0.1:8000/v1",
-            do="" if "://" in given else f"did you mean http://{given}?",
+            do="" if secret or "://" in given else f"did you mean http://{given}?",
         )
     whole = given.rstrip("/")
     return whole if parts.path.strip("/") else f"{whole}/v1"

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import re
 import time
 
 import httpx
@@ -181,3 +182,18 @@ def test_a_key_that_is_none_opens_no_door(monkeypatch, key):
     monkeypatch.setenv(KEY_VARIABLE, key)
     with pytest.raises(UserError, match="is no key"):
         observe(None, Observing("http://127.0.0.1:8000/v1", host="0.0.0.0"))
+
+
+def test_an_address_that_is_refused_is_not_shown_where_it_may_hold_a_secret(tmp_path):
+    for refused in (
+        "http://me:hunter2@here:80/v1",
+        "http://:hunter2@here",
+        "me:hunter2@here:80",
+        "http://here?key=hunter2",
+    ):
+        with pytest.raises(UserError) as told:
+            observe(None, Observing(refused))
+        assert "hunter2" not in str(told.value) + str(vars(told.value)), refused
+    for refused in ("here:80/v1", "http://[::1"):
+        with pytest.raises(UserError, match=f"^{re.escape(refused)} is no address"):
+            observe(None, Observing(refused))
