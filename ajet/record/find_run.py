@@ -52,8 +52,9 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
 
 
 def which_runs(named: str, root: Path) -> str:
-    """What to do where there is no run of that name: the name that is nearest to it, and who lists all."""
-    near = get_close_matches(named, [folder.name for folder in _listed(root) if folder.is_dir()], 1)
+    """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all."""
+    others = [folder.name for folder in _listed(root) if folder.is_dir() and folder.name != named]
+    near = get_close_matches(named, others, 1)
     return (f"did you mean {near[0]}? " if near else "") + f"{command('runs')} lists them"
 
 

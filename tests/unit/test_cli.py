@@ -259,6 +259,9 @@ def test_a_name_that_no_run_has_is_said(project, run):
     (project / "launcher_record" / "nope_at_all").mkdir(parents=True)
     for verb in ("stop", "chat", "episodes", "prove", "audit", "view"):
         assert "did you mean nope_at_all?" in run(verb, "nope_at_al")[2], verb
+    for verb in ("stop", "chat", "episodes", "prove", "audit"):  # view shows what there is
+        code, _, shown = run(verb, "nope_at_all")
+        assert code == 2 and "did you mean" not in shown, "it is that one, which has played nothing"
 
 
 def test_a_runs_name_is_whole_on_a_narrow_terminal(project, run, monkeypatch):
