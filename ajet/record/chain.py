@@ -139,7 +139,7 @@ class Chain:
                 + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",
-                do="set it; or --fresh begins a new run (the old folder is kept)",
+                do="set it; or --fresh (in Python fresh=True) begins a new run (the old folder is kept)",
             )
 
     @property
@@ -215,7 +215,7 @@ def last_link(path: Path) -> Head:
         raise UserError(
             f"The last link of the chain is damaged ({error}).",
             where=str(path),
-            do="restore the file from a copy; or --fresh begins a new run (the old folder is kept)",
+            do="restore the file from a copy; or --fresh (in Python fresh=True) begins a new run (the old one is kept)",
         ) from error
 
 

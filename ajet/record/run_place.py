@@ -162,7 +162,7 @@ class RunPlace:
             raise UserError(
                 f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
                 where=str(self.folder),
-                do="--fresh begins a new run (the old folder is kept); or set the key in the YAML",
+                do="--fresh (in Python fresh=True) begins a new run (the old one is kept); or set the key in the YAML",
             ) from error
 
     def _earlier(self, *, anew: bool) -> RunIdentity | None:

@@ -36,7 +36,7 @@ Assign = Callable[["Sequence[Group]", int], "TrainingBatch"]
 """The groups of a step, and its number."""
 ALL_MADE = (
     "the run is at its last step, {}, and there is nothing to do: a higher trainer_common.total_training_steps "
-    "(or total_epochs) goes on from here, --fresh begins anew"
+    "(or total_epochs) goes on from here, --fresh (in Python fresh=True) begins anew"
 )
 
 

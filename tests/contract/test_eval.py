@@ -351,3 +351,10 @@ def test_marks_by_rewards():
     assert mark_of([attempt(0.2), attempt(0.2)]) == "nobody"
     assert mark_of([attempt(0.2, judged=False), attempt(0.2, judged=False)]) == "everybody"
     assert mark_of([attempt(1.0, True), attempt(None, failure="agent: x: y")]) == "teaches"
+
+
+def test_a_model_that_is_no_model_is_told_by_its_flag(project, capsys):
+    (project / "empty").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["eval", "x.yaml", "--model", "./empty"])
+    assert ended.value.code == 2 and "  where    --model ./empty\n" in capsys.readouterr().err

@@ -105,9 +105,9 @@ def play(project: Path, name: str, **options: Any) -> Any:
 
 
 @pytest.fixture
-def doors(tmp_path: Path) -> Iterator[tuple[int, str]]:
+def sockets(tmp_path: Path) -> Iterator[tuple[int, str]]:
     """What listens on this machine."""
-    path = str(tmp_path / "door")
+    path = str(tmp_path / "socket")
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as unix:
         unix.bind(path)
         unix.listen()
@@ -116,7 +116,7 @@ def doors(tmp_path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_a_workflow_plays_and_nothing_of_this_machine_is_within_its_reach(
-    project: Path, doors: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+    project: Path, sockets: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "a-secret-of-the-trainer"
     monkeypatch.setenv("AJET_TEST_TOKEN", secret)
@@ -126,7 +126,7 @@ def test_a_workflow_plays_and_nothing_of_this_machine_is_within_its_reach(
     (project / ".env").write_text(f"KEY={secret}")
     (project / "a" / "b").mkdir(parents=True)
     (project / "a" / "b" / ".env.local").write_text(f"KEY={secret}")
-    port, path = doors
+    port, path = sockets
     (project / "told.json").write_text(json.dumps({"file": str(file), "port": port, "socket": path, "secret": secret}))
     with play(project, "LooksAround") as made:
         episode = made.episode()

@@ -21,7 +21,7 @@ from ajet.record.scores import Scores, worth_of_failure
 from ajet.run.companions import beside
 from ajet.run.evaluation import record
 from ajet.run.evaluation.judged import open_judges, scores_by_judge
-from ajet.run.evaluation.models import Model
+from ajet.run.evaluation.models import BASE, Model
 from ajet.run.evaluation.record import Evaluation
 from ajet.run.judge_comparison import PLAYED, JudgeComparison, compared
 from ajet.run.rubrics import require_rubrics
@@ -211,7 +211,12 @@ def _played(evaluation: Evaluation, *, fresh: bool) -> Path:
     run = record.begin(evaluation, again)
     warn_of_unconfined(evaluation.experiment)
     with closed_by_outcome(run):
-        _play(evaluation, run)
+        try:
+            _play(evaluation, run)
+        except UserError as error:
+            if error.where == "model.path" and evaluation.model.label not in BASE:  # the YAML's own is another
+                error.where = f"--model {evaluation.model.label}"
+            raise
     return run.path
 
 
