@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -132,6 +133,42 @@ def test_one_whose_runner_misses_its_end_is_told_again(tmp_path, monkeypatch):
             made.episode()
         require_nothing_left()
     assert missed
+
+
+def test_its_tools_end_where_the_end_is_asked_for_twice(monkeypatch):
+    from aworld.runner import Runners
+
+    from ajet.integration.aworld import play
+
+    released: list[object] = []
+    runs, told = asyncio.Event(), asyncio.Event()
+
+    async def deaf_once(task):
+        with suppress(asyncio.CancelledError):
+            runs.set()
+            await asyncio.Event().wait()
+        told.set()
+        await asyncio.Event().wait()
+
+    async def release(agent):
+        released.append(agent)
+
+    monkeypatch.setattr(Runners, "run_task", deaf_once)
+    monkeypatch.setattr(play, "_prepare", lambda *_: None)
+    monkeypatch.setattr(play, "_release", release)
+    agent = SimpleNamespace(sandbox=None)
+
+    async def main():
+        playing = asyncio.ensure_future(play.play(None, [agent], "?", "s"))
+        await runs.wait()
+        playing.cancel()
+        await told.wait()
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    asyncio.run(main())
+    assert released == [agent]
 
 
 def test_one_that_loops_ends_with_the_models_room(tmp_path):

@@ -154,10 +154,12 @@ async def play(built: Any, agents: Sequence[Any], question: str, session: str) -
     try:
         answers = await asyncio.shield(running)
     finally:
-        await _ended(running)
-        lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
-        for agent in agents:
-            await _release(agent)
+        try:
+            await _ended(running)
+        finally:  # its tools end, too, where the end is asked for again meanwhile
+            lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
+            for agent in agents:
+                await _release(agent)
     if lacking:
         raise ToolFailure(f"tools did not start: {', '.join(lacking)}")
     if lost:
