@@ -148,11 +148,11 @@ def test_agentjets_yaml_names_what_is_here(tmp_path: Path) -> None:
 
 def test_what_is_demonstrated_can_be_heard_in_the_question() -> None:
     """Whoever is named lives and is another; the one before is followed most, and a friend less than anybody."""
-    wolf = of("demonstrations.py->Beginner")(2, of("game.py->introduction")(2, ROLES), random.Random(0))
-    chances = wolf._chances("Day 2. Alive: 1 2 4 5 7. Whom do you vote out? 3 is dead, a werewolf. 1 votes 5.")
+    wolf = of("demonstrations.py->Beginner")(of("game.py->introduction")(2, ROLES), random.Random(0))
+    chances = wolf._chances("Day 2. Others alive: 1 4 5 7. Whom do you vote out? 3 is dead, a werewolf. 1 votes 5.")
     assert set(chances) == {"1", "4", "5", "7"} and sum(chances.values()) == pytest.approx(1)
     assert chances["5"] > 0.7 and chances["1"] < chances["4"] == chances["7"]
-    unheard = wolf._chances("Night 1. Alive: 1 2 4 5. Whom do you kill?")
+    unheard = wolf._chances("Night 1. Others alive: 1 4 5. Whom do you kill?")
     assert unheard["1"] == pytest.approx(0.7 / 3) and unheard["4"] == unheard["5"] == pytest.approx(0.7 / 3 + 0.15)
 
 

@@ -101,7 +101,8 @@ class Game:
 
     async def _named(self, player: int, when: str, question: str, *, may: bool = False) -> int | None:
         """The living player, not itself, that its answer names. `may`: nobody is an answer."""
-        answer = await self._asked(player, f"{when} Alive: {' '.join(map(str, self.alive))}.", question)
+        others = " ".join(str(each) for each in self.alive if each != player)
+        answer = await self._asked(player, f"{when} Others alive: {others}. {question}")
         numbers = re.findall(r"\d+", answer)
         if numbers and (number := int(numbers[0][:3])) in self.alive and number != player:
             return number
@@ -111,9 +112,9 @@ class Game:
     async def _yes(self, player: int, question: str) -> bool:
         return "yes" in (await self._asked(player, question)).lower()
 
-    async def _asked(self, player: int, *texts: str) -> str:
+    async def _asked(self, player: int, question: str) -> str:
         news, self.heard[player] = self.heard[player], []
-        return await self.players[player].answer(" ".join((*texts, *news)))
+        return await self.players[player].answer(" ".join((question, *news)))
 
     def _tell(self, players: Iterable[int], text: str) -> None:
         for each in players:

@@ -1,5 +1,5 @@
 """Makes a model that knows nothing yet, `make_model.py FOLDER`: a Qwen3 of 0.6 million random weights, and a vocabulary
-in which each word of the game and each number is one token, so that a game is short."""
+in which each word of the game is one token, and a number always the same one, with or without a space before it."""
 
 import sys
 
@@ -17,7 +17,7 @@ TEMPLATE = """{%- for message in messages %}\
 def vocabulary() -> PreTrainedTokenizerFast:
     """Byte-level BPE over what werewolves hear; anything else is spelled in bytes."""
     spelled = Tokenizer(models.BPE())
-    words = pre_tokenizers.Split(Regex(" ?[A-Za-z]+| ?[0-9]"), behavior="isolated")
+    words = pre_tokenizers.Split(Regex("[0-9]| ?[A-Za-z]+ ?|[^A-Za-z0-9 ]+ ?"), behavior="isolated")
     spelled.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
     spelled.decoder = decoders.ByteLevel()
     wolves = [wolf for seed in range(60) for wolf in conversations(seed)]

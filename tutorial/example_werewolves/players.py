@@ -26,8 +26,8 @@ class Scripted:
     """Rules: whom the seer tells of is voted out, poisoned or shot; without one, a vote goes to anybody, or to whom
     the one before voted for. It never lies, and never votes for itself."""
 
-    def __init__(self, number: int, draw: random.Random) -> None:
-        self._number, self._draw = number, draw
+    def __init__(self, draw: random.Random) -> None:
+        self._draw = draw
         self._wolves: list[str] = []
 
     async def answer(self, text: str) -> str:
@@ -36,9 +36,8 @@ class Scripted:
             return "yes" if self._draw.random() < 0.5 else "no"
         if "tell it?" in text:
             return "yes"
-        alive = re.findall(r"\d+", text[text.index("Alive:") : text.index(".", text.index("Alive:"))])
-        known = [wolf for wolf in self._wolves if wolf in alive]
-        others = [each for each in alive if each != str(self._number)]
+        others = re.findall(r"\d+", text.partition("alive:")[2].partition(".")[0])
+        known = [wolf for wolf in self._wolves if wolf in others]
         if f"Or {NOBODY}." in text:
             return known[0] if known else NOBODY
         before = [each for each in re.findall(r"votes (\d+)\.", text) if each in others]

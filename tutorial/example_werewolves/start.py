@@ -30,7 +30,7 @@ class ExampleWerewolves(Workflow):
         players: dict[int, Any] = {}
         for number, role in roles.items():
             if role not in trained and opponents is None:
-                players[number] = Scripted(number, random.Random(draw.random()))
+                players[number] = Scripted(random.Random(draw.random()))
                 continue
             # target_tag: an agent whose role is not among the trained ones talks to `debug_model` and is not trained
             client = tuner.as_raw_openai_sdk_client(
