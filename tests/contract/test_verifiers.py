@@ -22,7 +22,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.command.printed import with_score
 from ajet.workflow.command.settings import filled
 from ajet.workflow.verifiers import VerifiersTasks, VerifiersWorkflow
-from ajet.workflow.verifiers.bridge import BOUNDARIES, error_of, result
+from ajet.workflow.verifiers.bridge import BOUNDARIES, SETUP, error_of, one_at_a_time, result
 from ajet.workflow.verifiers.settings import VerifiersSettings
 from tests.command_agents import agent, shell
 from tests.mcp_fixtures import lives
@@ -69,6 +69,29 @@ __all__ = ["Plays"]
 if __name__ == "__main__":
     Broken.run()
 """
+
+
+def test_a_harness_that_could_not_be_set_up_is_not_the_policys_fault() -> None:
+    assert error_of("HarnessError", f"{SETUP} RuntimeError: no room on the disk")["boundary"] == "environment"
+
+
+def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    inside, most = list[str](), list[int]()
+
+    async def prepare(runtime: str) -> str:
+        inside.append(runtime)
+        most.append(len(inside))
+        await asyncio.sleep(0.02)
+        inside.remove(runtime)
+        return runtime
+
+    async def both() -> list[str]:
+        return list(await asyncio.gather(*map(one_at_a_time(prepare), ("a", "b", "c"))))
+
+    assert asyncio.run(both()) == ["a", "b", "c"] and most == [1, 1, 1]
 
 
 @pytest.mark.parametrize("kind", [*BOUNDARIES, "KeyError"])

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import fcntl
+import functools
 import itertools
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,8 @@ BOUNDARIES = {
     "TunnelError": "environment",
 }
 """Their types of errors, and whose failure each is; any other is the environment's."""
+SETUP = "harness setup:"
+"""Begins what a HarnessError says that came before the agent did anything."""
 LONGEST = 2000
 """Characters of an error's message."""
 
@@ -104,7 +110,8 @@ def result(episode: Any) -> dict[str, Any]:
 
 def error_of(kind: str, message: str) -> dict[str, str]:
     """An error, and whose it is."""
-    return {"boundary": BOUNDARIES.get(kind, "environment"), "type": kind, "message": message[-LONGEST:]}
+    boundary = "environment" if message.startswith(SETUP) else BOUNDARIES.get(kind, "environment")
+    return {"boundary": boundary, "type": kind, "message": message[-LONGEST:]}
 
 
 def _answer(trace: Any) -> str:
@@ -117,10 +124,29 @@ def _opened(environment: dict[str, Any]) -> Any:
     return load_environment(resolve_env_config(environment))
 
 
+def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Their function that lets `uv` make the environment of a harness, for one process at a time: two that make the
+    same one at once, as the first two episodes do, get in each other's way."""
+
+    @functools.wraps(prepare)
+    async def prepared(*args: Any, **kwargs: Any) -> Any:
+        cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
+                cache.mkdir(parents=True, exist_ok=True)
+                lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
+                await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+            return await prepare(*args, **kwargs)
+
+    return prepared
+
+
 async def _played(environment: dict[str, Any], index: int) -> Any:
     import verifiers.v1 as vf
     from verifiers.v1.env import RunSlot
+    from verifiers.v1.runtimes.base import Runtime
 
+    Runtime.prepare_uv_script = one_at_a_time(Runtime.prepare_uv_script)
     opened = _opened(environment)
     task = next(itertools.islice(opened.taskset, index, None), None)
     if task is None:
