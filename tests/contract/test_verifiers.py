@@ -81,7 +81,7 @@ def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
     inside, most = list[str](), list[int]()
 
-    async def prepare(runtime: str) -> str:
+    async def prepare(runtime: str, script: str) -> str:
         inside.append(runtime)
         most.append(len(inside))
         await asyncio.sleep(0.02)
@@ -89,9 +89,10 @@ def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
         return runtime
 
     async def both() -> list[str]:
-        return list(await asyncio.gather(*map(one_at_a_time(prepare), ("a", "b", "c"))))
+        return list(await asyncio.gather(*(one_at_a_time(prepare)(each, "script") for each in ("a", "b", "c"))))
 
     assert asyncio.run(both()) == ["a", "b", "c"] and most == [1, 1, 1]
+    assert asyncio.run(both()) == ["a", "b", "c"] and max(most) > 1, "what is made waits for nobody"
 
 
 @pytest.mark.parametrize("kind", [*BOUNDARIES, "KeyError"])

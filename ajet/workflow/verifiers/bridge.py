@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import fcntl
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -126,17 +127,22 @@ def _opened(environment: dict[str, Any]) -> Any:
 
 def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Their function that lets `uv` make the environment of a harness, for one process at a time: two that make the
-    same one at once, as the first two episodes do, get in each other's way."""
+    same one at once, as the first two episodes do, get in each other's way. Later ones wait for nobody."""
 
     @functools.wraps(prepare)
-    async def prepared(*args: Any, **kwargs: Any) -> Any:
+    async def prepared(runtime: Any, script: str | bytes, *args: Any, **kwargs: Any) -> Any:
         cache = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
+        made = cache / f"ajet-made-{hashlib.sha256(script.encode() if isinstance(script, str) else script).hexdigest()}"
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
-                cache.mkdir(parents=True, exist_ok=True)
-                lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
-                await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
-            return await prepare(*args, **kwargs)
+            if not made.exists():
+                with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
+                    cache.mkdir(parents=True, exist_ok=True)
+                    lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
+                    await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+            program = await prepare(runtime, script, *args, **kwargs)
+            with contextlib.suppress(OSError):
+                made.touch()
+        return program
 
     return prepared
 
