@@ -24,10 +24,12 @@ MOST = 2
 AGAIN = 2
 """How often what failed has to pass."""
 NO_TEST = re.compile(
-    r"left behind|over budget|broken off|INTERNALERROR|node down|worker '\w+' crashed|^!{5,} |Failed: Timeout \(>"
+    r"^([\w -]+: )?(left behind(?!.*, which failed$)|over budget|broken off)|INTERNALERROR|node down|"
+    r"worker '\w+' crashed|^!{5,} |Failed: Timeout \(>"
 )
 """What a run says of failures that are no test's; exclamation marks: it was broken off, the rest did not run. And of
-a test that hangs: there is no time to see it hang again."""
+a test that hangs: there is no time to see it hang again. What a failed test left belongs to its failure: where it is
+left again, the next run fails."""
 SKIPPED = re.compile(r"\b\d+ (skipped|deselected|xfailed)\b")
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ OWN = (".pytest_cache", ".hypothesis", ".ruff_cache", ".mypy_cache", ".import_li
 SHARED_MEMORY = Path("/dev/shm")
 LAST_S = 10.0
 """How long what is left behind may take to go."""
+TICK_S = 0.02
+"""A file's times are those of the kernel's last tick."""
 
 
 class LeftBehind:
@@ -43,6 +46,9 @@ class LeftBehind:
         tempfile.tempdir = None
         self.before = self.seen()
         self.found: list[str] = []
+        self.begun: dict[str, float] = {}
+        self.failed: dict[str, float] = {}
+        """Until when each failed test ran."""
 
     def seen(self) -> set[str]:
         """What lies in the checkout that is not of it, and in shared memory."""
@@ -58,6 +64,20 @@ class LeftBehind:
         temporary = [path for path in sorted(self.temporary.iterdir()) if not path.name.startswith("pytest-of-")]
         return [*new, *(str(path) for path in temporary)]
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.begun.setdefault(report.nodeid, report.start)
+        if report.failed or report.nodeid in self.failed:
+            self.failed[report.nodeid] = report.stop
+
+    def whose(self, path: str) -> str:
+        """A failed test's last lines, which would have removed it, did not run: by the time of its last change."""
+        with suppress(OSError):
+            changed = os.stat(path).st_mtime
+            for test, ended in self.failed.items():
+                if self.begun[test] - TICK_S <= changed <= ended:
+                    return f", within {test}, which failed"
+        return ""
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         end = time.monotonic() + LAST_S
@@ -72,7 +92,7 @@ class LeftBehind:
     def pytest_unconfigure(self) -> None:
         """After the summary: where all tests passed, this is why the run failed."""
         for path in self.found:
-            print(f"left behind by the tests: {path}", flush=True)
+            print(f"left behind by the tests: {path}{self.whose(path)}", flush=True)
 
 
 def mapped(path: str) -> bool:

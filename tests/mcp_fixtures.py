@@ -18,6 +18,7 @@ import pytest
 from ajet.environment.mcp import Limits, Server, Toolset, client_of, servers_of
 from ajet.schema.tool_use import ToolUse
 from tests.mcp_servers.plain_http import PlainServer
+from tests.ports import free_port
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 PLAIN = f"{{python}} -I -S {SERVERS / 'plain_stdio.py'}"
@@ -27,9 +28,7 @@ SHORT = Limits(start=60, call=60, close=2, reply_bytes=1 << 20)
 @contextlib.contextmanager
 def started(command: Callable[[int], list[str]]) -> Iterator[str]:
     """The address, without its path, of a server that takes a port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(command(port), cwd=SERVERS.parents[1], stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 120

@@ -5,14 +5,14 @@ Where its package is not installed (`make setup` fetches it where no import find
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 try:
     from pymongo import MongoClient
@@ -34,9 +34,7 @@ class Mongod:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with closing(socket.socket()) as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"mongodb://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
         self.start()

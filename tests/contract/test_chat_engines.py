@@ -16,6 +16,7 @@ from ajet.engine.contract import ChatEngine
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.scripted import ScriptedChat
 from ajet.schema.errors import ConfigError, EngineFailure
+from tests.ports import free_port
 
 KEY = "sk-very-secret"
 REQUEST = {"model": "ajet", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}
@@ -195,9 +196,7 @@ def test_a_stream_that_is_left_is_closed(engine, server):
 
 
 def test_a_server_that_is_gone():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    engine = EndpointEngine(f"http://127.0.0.1:{port}/v1", "m")
+    engine = EndpointEngine(f"http://127.0.0.1:{free_port()}/v1", "m")
     for call in (engine.chat(saying("hi")), streamed(engine, "hi")):
         with pytest.raises(EngineFailure, match="did not answer") as failure:
             run(call)

@@ -97,16 +97,15 @@ def test_state_is_kept_only_for_those_who_ask(box: Warm) -> None:
 @pytest.mark.parametrize("calls", [3, pytest.param(1000, marks=pytest.mark.extra_slow)])
 def test_nothing_of_a_call_outlives_it(box: Warm, calls: int) -> None:
     daemon = "import os, time\nfor _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\ntime.sleep(3600)"
-    before = {each.pid for each in psutil.process_iter()}
+    before = set(psutil.Process().children(recursive=True))
     for _ in range(calls):
         box.python(daemon)
     box.python("x = 1", keep=True)
     box.python(daemon)
     assert box.python("print(x)", keep=True).stdout == b"1\n"
     box.python("raise SystemExit", keep=True)
-    left = [each for each in psutil.process_iter(["cmdline"]) if each.pid not in before]
-    mine = [each for each in left if psutil.Process().pid in (p.pid for p in each.parents())]
-    assert len(mine) <= 1  # the session
+    left = set(psutil.Process().children(recursive=True)) - before
+    assert len(left) <= 1  # the session
 
 
 def test_files_go_in_and_out_and_never_over_links(box: Warm) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from ajet.record import EpisodeFiles
 from tests.ajet_command import ajet
 from tests.docs.snippets import ROOT
 from tests.gaia_packages import packages
+from tests.ports import free_port
 
 __all__ = ["packages"]
 FOLDER = ROOT / "tutorial" / "example_mcp_agent"
@@ -33,8 +33,7 @@ def test_every_fact_is_in_the_corpus_and_held_out_towns_are_never_trained_on():
 
 @pytest.mark.slow
 def test_it_plays_on_debug_with_the_tools_that_it_starts(tmp_path: Path, packages: Path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = f"towns_port={listening.getsockname()[1]}"
+    port = f"towns_port={free_port()}"
     small = ["model.path=embedded:tiny-tools", "rollout.num_repeat=1", "debug.debug_first_n_tasks=1"]
     done = ajet("--conf", str(YAML), "--backbone", "debug", *small, port, cwd=tmp_path)
     assert done.returncode == 0, done.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from tests.ajet_command import ajet, metric_rows
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MATH = ROOT / "tutorial" / "example_math_agent" / "math_agent.yaml"
@@ -118,8 +118,7 @@ def test_the_frozen_lake_plays_on_debug_with_its_own_section(tmp_path: Path) -> 
 
 def in_world(folder: str, file: str, port: str, cwd: Path, *more: str) -> list[Episode]:
     """A tutorial in a world that a service of its own keeps, on a free port."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        free = f"{port}={listening.getsockname()[1]}"
+    free = f"{port}={free_port()}"
     found, _ = run(ROOT / "tutorial" / folder / file, "debug", cwd, free, "rollout.multi_turn.max_steps=2", *more)
     played = episodes(found, "debug")
     assert len(played) == 4 and list((found / "services").glob("*.log"))
@@ -154,8 +153,7 @@ QUICK = ["trainer_common.val_before_train=false", "trainer_common.test_freq=-1",
 def judged(kind: str, backbone: str, cwd: Path, *more: str) -> tuple[Path, list[Episode]]:
     """A tutorial with a kind of verdict; its judge is the stand-in, on a free port."""
     file, own = KINDS[kind]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = f"stand_in_port={listening.getsockname()[1]}"
+    port = f"stand_in_port={free_port()}"
     folder, _ = run(file, backbone, cwd, port, *own, *more)
     played = episodes(folder, "debug" if backbone == "debug" else "train")
     assert len(played) == (4 if backbone == "debug" else 8)

@@ -29,6 +29,7 @@ from ajet.run.companions import RunningCompanion, beside, wanted, why_not
 from ajet.run.confined import Cell
 from ajet.run.restarts import Watched
 from ajet.schema.errors import ConfigError, UserError
+from tests.ports import free_port
 from tests.world_fixtures import until
 
 SERVICE = """
@@ -53,11 +54,6 @@ with beside(experiment, Path.cwd()):
 
 def experiment(base: Path, **services: dict[str, Any]) -> Experiment:
     return Experiment.from_dict({"ajet": {"services": services}}, base=base)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def pids(folder: Path) -> list[int]:

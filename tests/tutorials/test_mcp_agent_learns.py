@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
 from tests.gaia_packages import packages
+from tests.ports import free_port
 
 __all__ = ["packages"]
 YAML = ROOT / "tutorial" / "example_mcp_agent" / "mcp_agent.yaml"
@@ -17,8 +17,7 @@ YAML = ROOT / "tutorial" / "example_mcp_agent" / "mcp_agent.yaml"
 
 @pytest.mark.extra_slow
 def test_it_learns_to_look_things_up(tmp_path: Path, packages: Path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = f"towns_port={listening.getsockname()[1]}"
+    port = f"towns_port={free_port()}"
     few = ["trainer_common.total_training_steps=6", "trainer_common.test_freq=6", "trainer_common.optim.lr=6.0e-5"]
     done = ajet("--conf", str(YAML), "--backbone", "local", "trainer_common.threads=1", *few, port, cwd=tmp_path,
                 timeout=1500)  # fmt: skip

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
+from tests.ports import free_port
 
 
 def rewards(name: str, tmp_path: Path) -> list[float]:
     """Of the attempts of each step."""
     yaml = ROOT / "tutorial" / f"example_{name}" / f"{name}.yaml"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = f"stand_in_port={listening.getsockname()[1]}"
+    port = f"stand_in_port={free_port()}"
     few = ["trainer_common.val_before_train=false", "trainer_common.test_freq=-1", "trainer_common.threads=1"]
     done = ajet("--conf", str(yaml), "--backbone", "local", *few, port, cwd=tmp_path, timeout=1500)
     assert done.returncode == 0, done.stdout

@@ -22,6 +22,7 @@ from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from tests.ajet_command import environment
 from tests.chat_templates import SMOLLM2, made, variant
+from tests.ports import free_port
 from tests.published_templates import FAMILIES, family
 
 pytestmark = pytest.mark.slow
@@ -199,8 +200,8 @@ def test_a_proxy_that_would_catch_loopback_requests_is_named(monkeypatch):
 
 
 def test_an_address_of_ray_where_nothing_answers_is_named(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = free_port()  # nobody else takes it when it is let go
+    with socket.create_server(("127.0.0.1", port)):
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
         there = states(network(None))["ray"]
     gone = states(network(None))["ray"]

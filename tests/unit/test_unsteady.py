@@ -30,6 +30,9 @@ ENDED = "import pytest" + ONCE.replace(
 UNREADABLE = "from pathlib import Path\nbefore = Path('seen').exists()\nPath('seen').touch()\nassert before"
 HANGS = "import time\ndef test_a(): time.sleep(60)"
 LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
+ITS = ONCE.replace(
+    "    assert", "    print('' if before else '\\nleft behind: a file, within test_once, which failed')\n    assert"
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,7 @@ LEFT = ONCE + "    print('\\nleft behind: a process')\n    assert False"
     [
         ({"test_a.py": ONCE}, "unsteady: test_a.py::test_once failed, and passed 2 times", 0),
         ({"test_a.py": ONCE, "test_b.py": "def test_b():\n    assert False"}, "failed again: test_b.py", 1),
+        ({"test_a.py": ITS}, "unsteady: test_a.py::test_once failed, and passed 2 times", 0),
         ({"test_a.py": LEFT}, "not tried again: left behind: a process", 1),
         ({"test_a.py": "".join(f"def test_{n}(): assert False\n" for n in range(3))}, "3 tests failed", 1),
         ({"test_a.py": "def test_a(): pass"}, "1 passed", 0),
