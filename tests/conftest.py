@@ -40,6 +40,7 @@ MARKS = pytest.StashKey[dict[str, set[str]]]()
 """The marks of every test that was found, also of those that `-m` leaves out."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bslow\b", re.MULTILINE)
 """In a file whose tests are all slow, or extra slow."""
+PATIENCE_S = 120.0
 BOOTS = "boots"
 """The mark of tests that boot Ray or vLLM."""
 
@@ -122,11 +123,15 @@ def file_of(item: pytest.Item) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Nobody looks for garbage while modules are imported, which would be a quarter of what that costs; and what was
-    imported by then is none: collections that the code under test asks for leave it alone."""
+    imported by then is none: collections that the code under test asks for leave it alone. What a test asks of a server
+    without saying how long it waits has two minutes: httpx's own five seconds pass on a busy machine."""
     gc.disable()
     try:
         return (yield)
     finally:
+        if "httpx" in sys.modules:
+            usual = sys.modules["httpx"]._config.DEFAULT_TIMEOUT_CONFIG
+            usual.connect = usual.read = usual.write = usual.pool = PATIENCE_S
         gc.collect()
         gc.freeze()
         gc.enable()

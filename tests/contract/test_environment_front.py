@@ -22,7 +22,8 @@ from ajet.environment.mcp import CallFailed
 from ajet.run.environment.lifetime import down, listed, show, up
 from ajet.schema.errors import ConfigError, UserError
 from tests.ajet_command import start
-from tests.mcp_fixtures import attempt
+from tests.mcp_fixtures import attempt, lives
+from tests.world_fixtures import until
 
 pytestmark = pytest.mark.slow
 NOTES = Path(__file__).parents[1] / "notes_server.py"
@@ -341,7 +342,7 @@ def test_it_drains_and_leaves_no_process(place, tmp_path):
     children += psutil.Process(brief.process.pid).children(recursive=True)
     down("brief")
     assert running("brief") is None and not state_file("brief").exists()
-    assert not [child for child in children if child.is_running()]
+    assert until(lambda: not any(map(lives, (child.pid for child in children))))
     with pytest.raises(UserError, match="No environment brief runs"):
         down("brief")
 

@@ -144,6 +144,23 @@ def test_a_retry_goes_on_with_the_call_that_its_leaving_aborted(way, stream):
         assert second.draws != first.draws, "the rest is drawn with random numbers of its own"
 
 
+class PatientUntil(httpx.AsyncBaseTransport):
+    """A client's connection whose time is over as soon as a reply has halted."""
+
+    def __init__(self, transport, halted):
+        self.transport, self.halted = transport, halted
+
+    async def handle_async_request(self, request):
+        answer = asyncio.ensure_future(self.transport.handle_async_request(request))
+        while not answer.done():
+            if self.halted.acquire(blocking=False):
+                answer.cancel()
+                await asyncio.wait([answer])
+                raise httpx.ReadTimeout("its time is over", request=request)
+            await asyncio.sleep(0.001)
+        return await answer
+
+
 def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
     engine = Halting(halts=2)
     with bench(engine=engine) as on:
@@ -151,9 +168,9 @@ def test_an_unmodified_client_whose_patience_ends_gets_its_one_reply():
         endpoint = session("a", "a", None)
 
         async def play():
-            http = httpx.AsyncClient(transport=endpoint.transport())
+            http = httpx.AsyncClient(transport=PatientUntil(endpoint.transport(), engine.halted))
             async with openai.AsyncOpenAI(
-                base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http, timeout=0.1, max_retries=3
+                base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http, max_retries=2
             ) as client:
                 return await client.chat.completions.create(model="m", messages=ASK)
 

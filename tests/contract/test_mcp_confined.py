@@ -22,6 +22,7 @@ from ajet.environment.sandbox.choose import tried
 from ajet.run.environment.program import server_of
 from ajet.schema.errors import ConfigError, UserError
 from tests.mcp_fixtures import attempt
+from tests.world_fixtures import until
 
 SHELL = """
 import json, subprocess, sys
@@ -63,8 +64,17 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(file: Path) -> None:
+def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = file.parent.parent / "other.txt"
+    make, made = tempfile.mkdtemp, list[Path]()
+
+    def noted(**of: str) -> str:
+        made.append(Path(make(**of)))
+        return str(made[-1])
+
+    monkeypatch.setattr("ajet.environment.mcp.confined.tempfile.mkdtemp", noted)
 
     async def plays() -> tuple[dict[str, str], list[str]]:
         asked = {
@@ -83,8 +93,9 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(f
     assert os.geteuid() or "\n0\n" not in one
     assert two.startswith("hello\nshown, too"), two
     assert (file.parent / "data.txt").exists(), "what a link leads to is nobody's to remove"
-    assert not [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "3607"]]
-    assert not [*Path(tempfile.gettempdir()).glob("ajet-tools-*")]
+    mark = ["sleep", "3607"]
+    assert until(lambda: not any(each.info["cmdline"] == mark for each in psutil.process_iter(["cmdline"])))
+    assert len(made) == 1 and not made[0].exists()
 
 
 def test_each_episode_of_an_environment_has_one_of_its_own(file: Path) -> None:

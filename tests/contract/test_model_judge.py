@@ -222,12 +222,15 @@ def test_money_is_counted_by_the_prices(judge, server):
 
 @pytest.mark.extra_slow
 def test_the_pace_and_the_number_at_once_are_kept(judge, server):
-    running, most, lock = [0], [0], threading.Lock()
+    running, most, lock, two = [0], [0], threading.Lock(), threading.Event()
 
     def say(asked):
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
+        if most[0] > 1:
+            two.set()
+        assert two.wait(60), "one at a time"
         threading.Event().wait(0.02)
         with lock:
             running[0] -= 1

@@ -179,12 +179,12 @@ def test_a_killed_run_leaves_no_sandbox(project: Path, short: Path, monkeypatch:
     environment = {**os.environ, "TMPDIR": str(short)}  # what it leaves there, the next run would remove
     run = subprocess.Popen([sys.executable, "-c", program, str(project)], env=environment)
     try:
-        assert until(lambda: _running("654.321"), 60)
+        assert until(lambda: _running("654.321"))
         its = psutil.Process(run.pid).children(recursive=True)
     finally:
         run.kill()
         run.wait()
-    assert its and until(lambda: not any(one.is_running() for one in its) and not _running("654.321"), 20)
+    assert its and until(lambda: not any(one.is_running() for one in its) and not _running("654.321"))
     (left,) = short.glob("ajet-door-*")
     monkeypatch.setattr(tempfile, "tempdir", str(short))
     other = sandbox.Door("http://127.0.0.1:9/v1")

@@ -85,8 +85,9 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The whole contract, on the disk, by the tracker's own reader."""
-    folder, home = tmp_path / "run", Path.home()
-    before = {*home.rglob("*")}
+    folder, home = tmp_path / "run", tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))  # that of all tests has what others write there meanwhile
     monkeypatch.setattr(sys, "argv", ["ajet", "of=the-command-line"])
     redact = Redactor({"MY_TOKEN": "tok-12345678"})
     played = [
@@ -125,8 +126,7 @@ def test_it_keeps_identity_configuration_numbers_and_episodes_also_where_a_run_g
         assert told.count("answer ") + told.count("answer\\n") == 16 and "-1.5" in told
         assert "tok-12345678" not in told and "redacted MY_TOKEN" in told and "x" * 600 not in told
         assert "the-command-line" not in told
-    assert {*home.rglob("*")} == before, "nothing outside the run's folder"
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert not [*home.iterdir()] and {path.name for path in tmp_path.iterdir()} == {"run", "home"}, "its folder alone"
     shown = capfd.readouterr()
     assert shown.out == "" and shown.err == "", "it is quiet"
 
@@ -175,19 +175,18 @@ class Slow(Tracker):
     told: list[str] = []
 
     def metrics(self, step: int, numbers: Any) -> None:
-        threading.Event().wait(30)
+        threading.Event().wait()
 
     def close(self) -> None:
-        threading.Event().wait(30)
+        threading.Event().wait()
 
 
 class SlowToOpen(Slow):
     def __init__(self, run: TrackedRun) -> None:
-        threading.Event().wait(30)
+        threading.Event().wait()
 
 
 def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path: Path, said: list[str]) -> None:
-    begun = time.monotonic()
     run = tracked(tmp_path / "run")
     (console,) = open_trackers(f"{__file__}->SlowToOpen", run)
     assert isinstance(console, ConsoleTracker) and "no answer within 0.05 s" in said[0]
@@ -198,7 +197,6 @@ def test_one_that_does_not_answer_costs_its_patience_and_stops_nothing(tmp_path:
     metrics.trackers.opened.append(Slow(run))
     metrics.close()
     assert len(said) == 3 and READERS[TOY](run.folder)[1] == [("x", 1, 1), ("x", 2, 2)]
-    assert time.monotonic() - begun < 10
 
 
 def test_an_installed_package_may_bring_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:

@@ -169,9 +169,12 @@ def test_what_cannot_be_played_is_said_before_a_run(tmp_path: Path, monkeypatch:
 def test_a_step_that_is_not_done_in_time_ends_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(venvs, "LIMIT_S", 1.0)
     words = ["/bin/sh", "-c", 'sleep 60 & echo $! > "$0"; wait', str(tmp_path / "pid")]
-    assert venvs.ran(words, "the packages") == "the packages: not done in 1 s"
+    for seconds in (1.0, 10.0, 50.0):  # on a busy machine it may not have begun by then
+        monkeypatch.setattr(venvs, "LIMIT_S", seconds)
+        assert venvs.ran(words, "the packages") == f"the packages: not done in {seconds:g} s"
+        if (tmp_path / "pid").exists():
+            break
     pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
     while lives(pid) and time.monotonic() < until:
         time.sleep(0.01)

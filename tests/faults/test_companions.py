@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,13 @@ def pids(folder: Path) -> list[int]:
     return [int(word) for word in [line for line in lines if line.startswith("pids")][-1].split()[1:3]]
 
 
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; none of one that has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cmdline()
+    return []
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -91,9 +99,13 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
         assert all(psutil.pid_exists(pid) for pid in started)
         keeper = psutil.Process(started[0]).parent()
         assert keeper is not None
-        woken = keeper.num_ctx_switches().voluntary
-        time.sleep(0.5)
-        assert keeper.num_ctx_switches().voluntary < woken + 2, "nobody wants to know what it uses"
+
+        def sleeps() -> bool:
+            woken = keeper.num_ctx_switches().voluntary
+            time.sleep(0.5)
+            return keeper.num_ctx_switches().voluntary < woken + 2
+
+        assert any(sleeps() for _ in range(20)), "nobody wants to know what it uses"
     assert all(gone(pid) for pid in started)
 
 
@@ -183,10 +195,10 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             with urllib.request.urlopen(address, timeout=60) as answer:
                 found = json.load(answer)
             ours = psutil.Process().children(recursive=True)
-            keepers = [each for each in ours if any("keeper.py" in word for word in each.cmdline())]
+            keepers = [each for each in ours if any("keeper.py" in word for word in words(each))]
             assert keepers  # bubblewrap, whose variables can be read inside, has those of its keeper
             assert not any("SOME_SECRET" in each.environ() for each in keepers), "bubblewrap gets it from them"
-            first = next(each for each in ours if "looks.py" in each.cmdline())
+            first = next(each for each in ours if "looks.py" in words(each))
             first.kill()
             assert until(lambda: gone(first.pid) and not why_not(address), 60), "it comes back, at the same port"
             left = set(psutil.Process().children(recursive=True)).difference(before)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -163,8 +164,11 @@ def test_terminal_bounds_time_output_and_processes(tmp_path: Path, monkeypatch: 
     assert "more bytes of output were dropped" in said and "[exit code 3]" in said and len(said) < 4200
     assert "its time was over" in quick.says("execute_command", command="sleep 60", timeout=30)
     child = int((tmp_path / "pid").read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    state, end = Path(f"/proc/{child}/stat"), time.monotonic() + 60
+    with suppress(OSError):  # it is gone
+        while state.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            assert time.monotonic() < end, "it outlived the command that started it"
+            time.sleep(0.01)
     assert json.loads(quick.says("get_command_history", count=1, output_format="json"))[0]["exit_code"] is None
 
 
