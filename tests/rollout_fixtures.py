@@ -107,7 +107,7 @@ def stage(
 ) -> Iterator[Stage]:
     """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it. `words`: a
     renderer, if not `renderer()`."""
-    settings = {"num_repeat": 2, "episode_timeout": 60, **rollout}
+    settings = {"num_repeat": 2, "episode_timeout": 300, **rollout}
     whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": settings}}
     experiment = Experiment.from_dict(whole, base=folder or Path.cwd())
     words = words or renderer()

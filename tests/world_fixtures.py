@@ -302,7 +302,7 @@ class Failing:
             self.heard.append(name)
             answer = self._answers.get(name, self.WELL[name])
             if answer == "hang":
-                self._over.wait(20)
+                self._over.wait(600)
             elif answer == "close":
                 return
             elif isinstance(answer, bytes):

@@ -29,7 +29,7 @@ from ajet.environment.sandbox.contract import Limits
 from ajet.environment.sandbox.identity import fresh_uid
 from ajet.environment.sandbox.inside import door
 from ajet.environment.sandbox.program import Walled, Walls, walled
-from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, run_to_its_end, sweep
+from ajet.rollout.isolation.sandbox import dotenv_files, holds_more, listen_at, run_to_its_end, sweep
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 
@@ -95,8 +95,7 @@ class Cell:
         try:
             self._at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._at.bind(("127.0.0.1", port))  # it listens once the service answers
-            inside.bind(str(self._root / "door"))
-            inside.listen(BACKLOG)
+            listen_at(str(self._root / "door"), inside)
             self._says, says = os.pipe()
             try:
                 told = {"port": port, "listening": inside.fileno(), "says": says, "folder": str(folder)}

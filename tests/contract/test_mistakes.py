@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ajet.cli import launcher
 from ajet.config import load_experiment
+from ajet.rollout.isolation import worker_handle
 from ajet.rollout.wiring import workflow_of
 from ajet.run import episode_panel
 from ajet.schema.errors import AgentFailure, UserError
@@ -205,8 +206,9 @@ def released() -> Iterator[None]:
 )  # fmt: skip
 def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tmp_path, monkeypatch):
     monkeypatch.setenv(IN_ANOTHER, str(tmp_path / "held"))
+    monkeypatch.setattr(worker_handle, "ANSWERS_S", 60.0)  # a worker gives way to whoever wants the processor
     held = (tmp_path / "held").exists if isolation == "process" else HELD.is_set
-    with time_is_up(held), stage(workflow, episode_timeout=30, isolation=isolation) as made:
+    with time_is_up(held), stage(workflow, isolation=isolation) as made:
         failure = made.episode().failure
     line = workflow.go.__code__.co_firstlineno
     assert failure is not None and failure.kind == "timeout"

@@ -189,7 +189,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
     """A sampler that stood still between two documents of an attempt, which another played meanwhile."""
     address = mongod.empty()
     trainer = open_shared(address, rolls=True, run="run")
-    late, other = open_shared(address, lease_seconds=1), open_shared(address)
+    late, other = open_shared(address), open_shared(address)
     (lease,) = late.lease(1)
     inserted, insert = list[str](), records.Records._insert
 

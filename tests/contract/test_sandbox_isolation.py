@@ -239,6 +239,20 @@ def test_a_folder_for_sockets_with_too_long_a_name_is_said(tmp_path: Path, monke
     assert "TMPDIR" in refused.value.do and list(long.iterdir()) == []
 
 
+def test_a_door_that_is_being_made_is_not_swept_away_by_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = socket.socket.listen
+
+    def listens(one: socket.socket, backlog: int) -> None:
+        if one.family == socket.AF_UNIX:
+            sandbox.sweep(sandbox._FOLDERS, "gateway")  # as another process that begins now
+        listen(one, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", listens)
+    door = sandbox.Door("http://127.0.0.1:1/v1")
+    assert Path(door.path).exists()
+    door.close()
+
+
 def test_a_door_may_be_closed_before_anybody_stands_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)

@@ -75,7 +75,7 @@ ajet:
     num_repeat: 2
     max_response_length_in_one_turn: 8
     max_model_len: 512
-    episode_timeout: 5
+    episode_timeout: 120
     max_retries: 0
     compute_madness_checklist: []
   data: {train_batch_size: 2, max_prompt_length: 256, max_response_length: 128}
@@ -164,7 +164,8 @@ def test_a_prompt_longer_than_the_model(project):
     ],
 )
 def test_a_broken_workflow_is_a_failed_episode(project, workflow, expected):
-    done = launch(project, f"rollout.user_workflow=workflow.py->{workflow}", "rollout.episode_timeout=2")
+    late = ["rollout.episode_timeout=2"] if workflow == "Hangs" else []
+    done = launch(project, f"rollout.user_workflow=workflow.py->{workflow}", *late)
     assert "4 failed" in done.stdout and "hint (agent)" in done.stdout, done.stdout
     for words in expected:
         assert words in done.stdout, done.stdout

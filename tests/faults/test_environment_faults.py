@@ -70,12 +70,15 @@ def test_a_step_that_fails_is_an_environment_lost_and_is_asked_once(fault: str) 
 
 def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worlds, "RESERVE", 1.0)
-    monkeypatch.setattr(worlds, "MOST_RESERVED_S", 59.0)  # of a minute
-    service = Failing(step="hang")
-    with in_service(world_workflows.Swallows, service.url, episode_timeout=60.0) as made:
-        assert "/step: no answer within 0." in lost(made.episode())
-    assert service.heard == ["create", "step", "release"]
-    service.close()
+    for left in (1.0, 10.0, 50.0):  # on a busy machine the step may come later than that
+        monkeypatch.setattr(worlds, "MOST_RESERVED_S", 120.0 - left)
+        service = Failing(step="hang")
+        with in_service(world_workflows.Swallows, service.url, episode_timeout=120.0) as made:
+            why = lost(made.episode())
+        service.close()
+        if "step" in service.heard:
+            break
+    assert "/step: no answer within " in why and service.heard == ["create", "step", "release"]
 
 
 @pytest.mark.parametrize(

@@ -279,17 +279,24 @@ def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any,
 
 
 def _listening(path: str) -> socket.socket:
-    """A socket at this path that everybody may reach; there from its first moment on, so that no sweep takes it for one
-    that was left. Raises OSError."""
+    """A socket at this path that everybody may reach. Raises OSError."""
     listening = socket.socket(socket.AF_UNIX)
     try:
-        listening.bind(path)
-        listening.listen(BACKLOG)
+        listen_at(path, listening)
         os.chmod(path, 0o666)
     except OSError:
         listening.close()
         raise
     return listening
+
+
+def listen_at(path: str, listening: socket.socket) -> None:
+    """The socket is there when it listens: no `sweep` of another process takes it for one that was left, as one is that
+    is bound and does not listen yet. Raises OSError."""
+    coming = f"{path[:-1]}~"  # as long: longer ones cannot be had
+    listening.bind(coming)
+    listening.listen(BACKLOG)
+    os.rename(coming, path)
 
 
 def sweep(folders: str, name: str) -> None:
