@@ -319,7 +319,7 @@ def whole(body: bytes, status: str = "200 OK") -> bytes:
     return f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 240.0) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

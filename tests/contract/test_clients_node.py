@@ -26,7 +26,7 @@ def play(on: Stage, streaming: bool, dialect: str) -> Told:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

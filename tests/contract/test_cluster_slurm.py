@@ -108,7 +108,7 @@ def sbatch(script, tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[by
     yield start
     for process in processes:
         process.terminate()  # its trap ends what it has started
-        process.wait(timeout=60)
+        process.wait(timeout=240)
 
 
 def started(script: Path, told: Path, **more: str) -> tuple[subprocess.Popen[bytes], str]:

@@ -366,7 +366,7 @@ def test_in_the_foreground_its_token_is_the_one_that_is_given_and_episodes_that_
     client = Client(pod, left, Authorization="Bearer abc")
     assert client.ask("ping").status_code == 404, "who is gone for a second has left"
     process.terminate()
-    assert process.wait(60) == 0 and running("pod") is None, log.read_text()
+    assert process.wait(240) == 0 and running("pod") is None, log.read_text()
 
 
 @pytest.mark.parametrize(

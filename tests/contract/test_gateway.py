@@ -420,7 +420,7 @@ def test_a_client_that_leaves_frees_the_slot_and_its_tokens_are_kept(way, stream
 
         async def leave():
             task = asyncio.create_task(complete(endpoint, way, messages=ASK, stream=stream))
-            await asyncio.to_thread(engine.halted.wait, 20)
+            await asyncio.to_thread(engine.halted.wait, 240)
             task.cancel()
             await asyncio.wait([task])
 
@@ -533,7 +533,7 @@ def test_where_the_gateway_says_it_is():
 def test_ten_thousand_calls_may_wait_at_once():
     renderer = Renderer(tokenizer("qwen25"))
     ids = renderer.encode("3").tolist()
-    engine = ScriptedEngine(lambda request: ids, latency=0.5, end_id=renderer.end_ids[0])
+    engine = ScriptedEngine(lambda request: ids, latency=5.0, end_id=renderer.end_ids[0])
     with bench(engine=engine) as on:
         peak = []
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from ajet.rollout import attempts
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import digest_of
@@ -58,7 +59,7 @@ def released() -> Iterator[None]:
     flows.RELEASE.set()
 
 
-def until(true: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(true: Callable[[], bool], seconds: float = 240.0) -> bool:
     """Whether it becomes true in time."""
     end = time.monotonic() + seconds
     while not true():
@@ -170,7 +171,7 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
 def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
     isolation: str, workflow: type[Any], hung: Callable[[], bool]
 ) -> None:
-    with time_is_up(hung), stage(workflow, isolation=isolation, episode_timeout=60, max_env_worker=1) as made:
+    with time_is_up(hung), stage(workflow, isolation=isolation, episode_timeout=300, max_env_worker=1) as made:
         episode = made.episode()
         assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
         assert len(episode.calls) == 1
@@ -199,6 +200,8 @@ def test_what_an_attempt_opened_is_closed_with_it(
     log = tmp_path / "opened"
     monkeypatch.setenv(flows.OPENED, str(log))
     late = time_is_up(hung) if workflow not in (flows.Opens, flows.OpensAndRaises) else nullcontext()
+    if workflow is flows.OpensAndAwaits:  # it closes by itself, however busy the machine is
+        monkeypatch.setattr(attempts, "HANGS_S", 60.0)
     with late, stage(workflow, isolation=isolation, num_repeat=1, max_retries=0) as made:
         episode = made.episode()
         kind = {flows.Opens: None, flows.OpensAndRaises: "ValueError"}.get(workflow, "timeout")
@@ -232,10 +235,10 @@ def test_close_is_prompt_while_user_code_hangs(isolation: str) -> None:
     with stage(flows.HangsBlocking, isolation=isolation, episode_timeout=None) as made:
         player = threading.Thread(target=lambda: made.play(1), daemon=True)
         player.start()
-        assert until(lambda: made.engine.requests >= 1, 60), "the agent made its call, and hangs"
+        assert until(lambda: made.engine.requests >= 1), "the agent made its call, and hangs"
         closing = threading.Thread(target=made.rollout.close)
         closing.start()
-        closing.join(60)
+        closing.join(240)
         assert not closing.is_alive(), "what hangs is let go of by nobody"
 
 
@@ -309,24 +312,24 @@ def test_the_watchdog_names_the_line_that_blocks_and_the_loop_is_left_behind() -
 
     said: list[str] = []
     blocked = 0
+    source = Path(flows.__file__).read_text().splitlines()
+    number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
+    where = f"blocks the shared loop for over a second at {Path(flows.__file__)}:{number} in execute"
 
     def named() -> bool:
         """One more than when it was asked last."""
         nonlocal blocked
-        before, blocked = blocked, sum("blocks the shared loop" in line for line in said)
+        before, blocked = blocked, sum(where in line for line in said)
         return blocked > before
 
     handler = logger.add(said.append, format="{message}", level="WARNING")
     try:
         with (
             time_is_up(named),
-            stage(flows.HangsBlocking, isolation="loop", episode_timeout=60, max_env_worker=1) as made,
+            stage(flows.HangsBlocking, isolation="loop", episode_timeout=300, max_env_worker=1) as made,
         ):
             first, second = made.play(1)[0].episodes
     finally:
         logger.remove(handler)
     assert len(first.calls) == len(second.calls) == 1, "the second ran on another loop than the blocked one"
-    lines = [line for line in said if "blocks the shared loop" in line]
-    source = Path(flows.__file__).read_text().splitlines()
-    number = next(n for n, text in enumerate(source, start=1) if "# the line that blocks" in text)
-    assert [f"rollout_workflows.py:{number} in execute" in line for line in lines] == [True, True]
+    assert sum(where in line for line in said) == 2, said

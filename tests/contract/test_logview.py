@@ -72,10 +72,10 @@ def test_episodes_can_be_looked_at_while_the_run_goes_on(tmp_path, ending):
         process = psutil.Process(viewer["pid"])
         if ending == "finished":
             (tmp_path / "go on").touch()
-            assert run.wait(60) == 0, log.read_text()
+            assert run.wait(240) == 0, log.read_text()
         else:
             run.kill()
-        process.wait(60)
+        process.wait(240)
         with pytest.raises(urllib.error.URLError):
             asked(address, "runs")
     finally:
@@ -105,7 +105,7 @@ def test_a_finished_run_is_recorded_before_its_pages_are_left(tmp_path):
         address = next(line.split()[-1] for line in log.read_text().splitlines() if "Viewer:" in line)
         assert asked(address, "runs")["runs"]
         run.send_signal(signal.SIGINT)
-        assert run.wait(60) == 0, log.read_text()
+        assert run.wait(240) == 0, log.read_text()
         assert json.loads(status.read_text())["outcome"] == "finished"
         with pytest.raises(urllib.error.URLError):
             asked(address, "runs")

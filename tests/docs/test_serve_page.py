@@ -54,7 +54,7 @@ def written(title: str, folder: Path) -> Path:
 
 def recorded(run: Path, count: int) -> list[Episode]:
     """The last `count` episodes, once the last one that ended is on the disk."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while True:
         found = EpisodeFiles(run / "episodes").read(0, "debug")
         if len(found) >= count:

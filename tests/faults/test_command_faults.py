@@ -96,7 +96,7 @@ while True:
 
 
 def test_a_fork_bomb_is_ended(mark, tmp_path):
-    failure = fails(tmp_path, command=["{python}", "-c", FORKS], limits={"processes": 20}, timeout=30)
+    failure = fails(tmp_path, command=["{python}", "-c", FORKS], limits={"processes": 20}, timeout=120)
     assert "more than 20 processes" in str(failure) and living(mark) == []
 
 
@@ -275,7 +275,7 @@ def _line(process: psutil.Process) -> str:
 
 
 def _until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline, "it did not come to be"
         time.sleep(0.02)

@@ -115,8 +115,8 @@ def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
     with beside(experiment(tmp_path, lake=lake), tmp_path):
         first = pids(tmp_path)
         os.kill(first[0], signal.SIGKILL)
-        assert until(lambda: all(gone(pid) for pid in first), 60), "what it started went with it"
-        assert until(lambda: pids(tmp_path) != first and not why_not(address), 60)
+        assert until(lambda: all(gone(pid) for pid in first)), "what it started went with it"
+        assert until(lambda: pids(tmp_path) != first and not why_not(address))
         again = pids(tmp_path)
     assert all(gone(pid) for pid in again)
 
@@ -134,8 +134,8 @@ def test_a_keeper_that_is_killed_leaves_nothing_and_the_service_comes_back(
         keepers = psutil.Process(first[0]).parents()[:2]
         assert all("keeper.py" in " ".join(each.cmdline()) for each in keepers)
         os.killpg(os.getpgid(keepers[which].pid), signal.SIGKILL)
-        assert until(lambda: all(gone(pid) for pid in [*first, *(each.pid for each in keepers)]), 60)
-        assert until(lambda: pids(tmp_path) != first and not why_not(address), 60)
+        assert until(lambda: all(gone(pid) for pid in [*first, *(each.pid for each in keepers)]))
+        assert until(lambda: pids(tmp_path) != first and not why_not(address))
         again = pids(tmp_path)
     assert all(gone(pid) for pid in again)
 
@@ -200,7 +200,7 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             assert not any("SOME_SECRET" in each.environ() for each in keepers), "bubblewrap gets it from them"
             first = next(each for each in ours if "looks.py" in words(each))
             first.kill()
-            assert until(lambda: gone(first.pid) and not why_not(address), 60), "it comes back, at the same port"
+            assert until(lambda: gone(first.pid) and not why_not(address)), "it comes back, at the same port"
             left = set(psutil.Process().children(recursive=True)).difference(before)
     assert all(gone(each.pid) for each in left) and why_not(address)
     assert len(made) == 2 and not any(map(os.path.exists, made))
@@ -400,7 +400,7 @@ def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
         started = pids(tmp_path)
         assert not any(gone(pid) for pid in started)
         run.send_signal(signal.SIGKILL)
-    assert until(lambda: all(gone(pid) for pid in started), 60)
+    assert until(lambda: all(gone(pid) for pid in started))
 
 
 @pytest.mark.parametrize(

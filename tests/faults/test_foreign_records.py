@@ -174,10 +174,10 @@ def test_at_a_terminal_the_person_is_asked_and_nothing_is_fetched_before_the_ans
             assert b"evil/model" in asked.recv(4096)
         process.kill()  # what the hub would answer is no matter of this test
     else:
-        assert "--fetch gets it" in read_to(keyboard, None) and process.wait(60) == 2
+        assert "--fetch gets it" in read_to(keyboard, None) and process.wait(240) == 2
         with pytest.raises(BlockingIOError):
             hub.accept()
-    process.wait(60)
+    process.wait(240)
     os.close(keyboard)
 
 

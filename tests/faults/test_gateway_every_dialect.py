@@ -167,7 +167,7 @@ def test_an_engine_that_dies_mid_stream(language):
             async for chunk in super().generate(request):
                 yield chunk
                 if len(chunk.ids) == 2:
-                    await asyncio.to_thread(heard.wait, 20)
+                    await asyncio.to_thread(heard.wait, 240)
                     raise EngineFailure("it died")
 
     renderer = Renderer(tokenizer("qwen25"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.environment.mcp import CallFailed, Limits, Server
+from ajet.environment.mcp import CallFailed, Limits, Server, processes
 from ajet.environment.mcp.loop import on_tools_loop
 from tests.contract.mcp_two import installed
 from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
@@ -68,7 +68,9 @@ def test_a_server_that_is_killed_in_a_call_is_a_transport_failure_and_no_timeout
 
 
 @pytest.mark.parametrize("client", ["thin", slow("sdk")])
-def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(client):
+def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(client, monkeypatch):
+    monkeypatch.setattr(processes, "ENDS_S", 60.0)
+
     async def plays():
         async with attempt(PLAIN, client=client, limits=PATIENT) as tools:
             with pytest.raises(CallFailed) as failed:
@@ -100,7 +102,8 @@ def test_a_tool_that_hangs_on_pipes_does_not_keep_its_process(client):
                 assert (await tools.use("hang", {})).error == "timeout"
         return pid
 
-    assert not lives(asyncio.run(plays()))
+    pid = asyncio.run(plays())
+    assert until(lambda: not lives(pid))
 
 
 @pytest.mark.parametrize(

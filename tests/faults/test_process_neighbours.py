@@ -156,7 +156,7 @@ def test_a_worker_whose_run_is_killed_closes_what_its_attempt_opened_and_ends(tm
     assert _ended(int(first.removeprefix("open "))), "the worker outlived the run that started it"
 
 
-def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 120.0) -> bool:
+def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 240.0) -> bool:
     """Whether it becomes true in time, and before the run ends."""
     end = time.monotonic() + seconds
     while not true():
@@ -169,7 +169,7 @@ def until(true: Callable[[], bool], *, run: Any = None, seconds: float = 120.0) 
 def _ended(pid: int) -> bool:
     try:
         process = psutil.Process(pid)
-        return process.status() == psutil.STATUS_ZOMBIE or process.wait(60) is None or pid == os.getpid()
+        return process.status() == psutil.STATUS_ZOMBIE or process.wait(240) is None or pid == os.getpid()
     except psutil.NoSuchProcess:
         return True
     except psutil.TimeoutExpired:

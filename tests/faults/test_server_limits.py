@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.gateway.limits import Limits
+from ajet.gateway.limits import Limits, Shared
 from tests.served_fixtures import Counter, counter
 
 pytestmark = pytest.mark.slow
@@ -214,7 +214,9 @@ def test_a_server_takes_all_descriptors_that_it_may_have():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_who_guesses_keys_waits_and_who_has_one_does_not(shared):
+def test_who_guesses_keys_waits_and_who_has_one_does_not(shared, monkeypatch):
+    pause = Shared.pause_after_guess
+    monkeypatch.setattr(Shared, "pause_after_guess", lambda self, address: 60.0 if pause(self, address) else 0.0)
     url = shared.client.base_url
     opened = shared.open(task="a", train=False)
     wrong = b"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: wrong\r\n\r\n"

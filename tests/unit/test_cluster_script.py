@@ -96,8 +96,10 @@ def finished(script: Path, process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """Its exit code and what it said; with it goes all that it left."""
     code: int | None = None
     with suppress(subprocess.TimeoutExpired):
-        code = process.wait(timeout=60)
-    left = alive(process.pid)
+        code = process.wait(timeout=300)
+    end = time.monotonic() + 60
+    while (left := alive(process.pid)) and code is not None and time.monotonic() < end:
+        time.sleep(0.02)  # one that has ended is there until the system has taken note of it
     if left:
         os.killpg(process.pid, signal.SIGKILL)
     assert code is not None, "the script waits for what nobody asked to end"

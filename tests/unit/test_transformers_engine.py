@@ -294,10 +294,10 @@ def run_held(engine: TransformersEngine, calls: list[Any]) -> Any:
     thread = threading.Thread(target=lambda: result.extend(all_of(*calls)))
     with engine._wake:
         thread.start()
-        assert engine._wake.wait_for(lambda: len(engine._arrived) == len(calls), timeout=30)
+        assert engine._wake.wait_for(lambda: len(engine._arrived) == len(calls), timeout=240)
 
     def wait() -> list[Reply]:
-        thread.join(60)
+        thread.join(240)
         return result
 
     return wait

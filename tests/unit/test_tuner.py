@@ -23,7 +23,7 @@ def test_importing_it_loads_no_framework():
         "found = {'agentscope', 'openai', 'torch', 'transformers', 'ray', 'debugpy'} & set(sys.modules)\n"
         "assert not found, found"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
 def test_both_names_are_one_class():

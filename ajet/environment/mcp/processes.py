@@ -28,6 +28,8 @@ from ajet.schema.errors import ConfigError, SandboxFailure
 MARK = "AJET_TOOL_SERVER"
 KEPT = 2_000
 """Bytes of standard error, the last ones."""
+ENDS_S = 0.2
+"""Seconds in which one that has closed its pipes ends, and its exit code is known."""
 _GIVEN = "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TERM TMPDIR VIRTUAL_ENV LD_LIBRARY_PATH NODE_PATH SSL_CERT_FILE"
 
 
@@ -96,7 +98,7 @@ class ServerProcess:
     async def gone(self) -> CallFailed:
         """The failure of what was asked of a process that has closed its pipes."""
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), 0.2)
+            await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with exit code {code}"
         said = self._said.decode("utf-8", "replace").strip()
