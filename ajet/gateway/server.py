@@ -11,6 +11,7 @@ import concurrent.futures
 import functools
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -139,11 +140,13 @@ class Gateway:
         model_name: str = "ajet",
         inspect: Inspect | None = None,
         terminate_on_inspect: bool = False,
+        began: float | None = None,
         models: Mapping[str, str | None] | None = None,
     ) -> Session:
         """A session for one episode. `key` is (seed, task order, repeat): it names the episode's random numbers.
         `inspect` names the abnormal-output checks that a reply fires. `models`: names that its clients may ask for,
-        each with the adapter that answers to it (None: none), rather than one for each agent. Thread-safe."""
+        each with the adapter that answers to it (None: none), rather than one for each agent. `began`: when the episode
+        did, in seconds since the epoch (None: now): a template that writes a date writes that day's. Thread-safe."""
         return Session(
             self._serving,
             Reach(self._base_url, self.transport, self.on_loop),
@@ -154,6 +157,7 @@ class Gateway:
             model_name=model_name,
             inspect=inspect,
             terminate_on_inspect=terminate_on_inspect,
+            began=time.time() if began is None else began,
             models=models,
         )
 

@@ -50,6 +50,7 @@ class Session:
         model_name: str,
         inspect: Inspect | None,
         terminate_on_inspect: bool,
+        began: float,
         models: Mapping[str, str | None] | None = None,
     ) -> None:
         self.episode, self.model_name = episode, model_name
@@ -71,7 +72,7 @@ class Session:
             self._tokens = TokenTurns(
                 self._ledger,
                 cast(TokenEngine, serving.engine),
-                serving.renderer.on_day(date.today()),
+                serving.renderer.on_day(date.fromtimestamp(began)),
                 serving.aside,
                 serving.heard,
                 key=key,

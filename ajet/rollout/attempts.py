@@ -83,7 +83,7 @@ class Attempts:
             self._workflow_class,
             task,
             self._config,
-            lambda trainable: self._open_session(identity, sampling, trainable),
+            lambda trainable: self._open_session(identity, sampling, trainable, played.started),
             self._replay.walk(identity.task, identity.repeat) if self._replay is not None else None,
             self._pins,
         )
@@ -124,7 +124,9 @@ class Attempts:
 
         return await asyncio.wrap_future(self._gateway.call(close()))
 
-    def _open_session(self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None) -> Session:
+    def _open_session(
+        self, identity: Identity, sampling: Sampling, trainable: Collection[str] | None, began: float
+    ) -> Session:
         return self._gateway.open(
             identity.uuid,
             key=(self._settings.seed, identity.order, identity.repeat),
@@ -132,6 +134,7 @@ class Attempts:
             trainable=trainable,
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
+            began=began,
         )
 
     def release(self, task: WorkflowTask | None) -> None:

@@ -6,18 +6,23 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ajet.engine.contract import DrawKey, TokenRequest
 from ajet.engine.scripted import ScriptedReply
-from ajet.rollout import Closed, GivenBack, verdicts
+from ajet.rollout import Closed, GivenBack, attempts, verdicts
+from ajet.schema.call import prompt_ids
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, EngineFailure, JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
+from ajet.tokens import Renderer
 from ajet.workflow import Workflow
 from tests import rollout_workflows as flows
+from tests.published_templates import family
 from tests.rollout_fixtures import AnswerJudge, HoldsNothing, deadline_passes, stage, tasks, time_is_up
 
 pytestmark = pytest.mark.slow
@@ -95,6 +100,15 @@ def test_each_split_has_its_own_repeats_and_sampling(split: str, repeats: int) -
     assert len(group.episodes) == repeats
     assert {request.sampling.temperature for request in asked} == {0.0 if split == "validation" else 0.7}
     assert sorted(request.key for request in asked) == [DrawKey(0, 0, repeat, 0) for repeat in range(repeats)]
+
+
+def test_a_date_in_prompts_is_that_of_the_episodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the proof has it, whenever its session was opened: its world, or its process, may have come after midnight."""
+    words, then = Renderer(family("llama3.2")), datetime(2024, 5, 6, 23, 59).timestamp()
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda: then))
+    with stage(flows.Asks, words=words) as made:
+        episode = made.episode()
+    assert episode.started == then and "06 May 2024" in words.decode(prompt_ids(episode.calls, 0))
 
 
 def test_one_failed_episode_leaves_the_others() -> None:

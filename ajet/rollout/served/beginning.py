@@ -7,6 +7,7 @@ that is held out is a validation where anybody trains.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class Beginnings:
         step = version + 1 if self._trained_on else 0
         named, order = group.name if group is not None else "", lease.order
         identity = ServedIdentity(self._run_id, split, step, task, order, order, repeat, uuid.uuid4().hex, named)
+        began = time.time()
         session = self._gateway.open(
             identity.uuid,
             key=(self._settings.seed, order, repeat),
@@ -51,10 +53,11 @@ class Beginnings:
             trainable=opening.trainable if opening.trains else (),
             inspect=self._inspect,
             terminate_on_inspect=self._settings.rollout.agent_madness_termination,
+            began=began,
         )
         endpoint = session(opening.agent, opening.agent, None)
         stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return Served(identity, session, endpoint, lease, group, stopped, probe=probe, given=given)
+        return Served(identity, session, endpoint, lease, group, stopped, probe=probe, given=given, began=began)
 
 
 def told(served: Served, version: int) -> dict[str, Any]:
