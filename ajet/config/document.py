@@ -125,6 +125,7 @@ class _Loader(yaml.SafeLoader):
         return self.construct_yaml_float(node)
 
 
+_PLACEHOLDER = "`{{…}}` is a place that a template leaves open"
 _EXCESSIVE = f"it holds more than {MOST_NODES:,} values (aliases counted each time), or is nested deeper than {DEEPEST}"
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
@@ -185,7 +186,9 @@ def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Mark], path: Path,
                     _mark(source, at, places, path, open_nodes)
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be text", problem_mark=key.start_mark)
+                left_open = isinstance(key, yaml.MappingNode) and [each[1].value for each in key.value] == [""]
+                problem = _PLACEHOLDER if left_open else "a key must be text"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             name = _scalar(key)
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
@@ -215,6 +218,8 @@ def _place(key: yaml.Node, value: yaml.Node) -> Mark:
 def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
     if error.problem == _EXCESSIVE:
         return "put data into a file of its own"
+    if error.problem == _PLACEHOLDER:
+        return "write the value there that the template leaves open"
     if "\t" in text and "\\t" in str(error.problem):
         return "indent with spaces; YAML takes no tabs"
     if "occurs twice" in str(error.problem):

@@ -1,7 +1,7 @@
 """Keys of a backbone's own by the nearest key of ours.
 
 Invariant: the layers that compose its configuration out of ours are the only list: a key of its own that one of them
-fills from a key of ours is that key's.
+fills from a key of ours is that key's. What a layer fills from a value that no YAML can set is nobody's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ajet.config.compose import leaves
 from ajet.config.document import read_document
+from ajet.config.keys import find_key
 
 _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)\}")
 
@@ -38,6 +39,6 @@ def _known(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
     for layer in layers:
         for path, value in leaves(read_document(layer).tree):
             filled = _FILLED.match(value) if isinstance(value, str) else None
-            if filled is not None:
+            if filled is not None and find_key(filled["key"].split(".")[1:]) is not None:
                 found[path] = Nearest(filled["key"], not filled["translated"] and filled.end() == len(value))
     return found

@@ -110,9 +110,21 @@ def require_ready(
         do = "add it to the YAML, or as key=value"
         if stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
             do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
+        elif (other := _under_another_name(layers)) is not None:
+            do = f"write `ajet:` for `{other}:`, which is read as a section of your own"
         elif not missing(config, serving=True) and names_tasks(config):
             do += f"; agents that ajet does not start: {command('serve', '--conf', 'FILE.yaml')}"
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do=do)
+
+
+def _under_another_name(layers: Layers) -> str | None:
+    """A root of the YAML that holds what belongs below `ajet:`: misspelled, or as earlier versions called it."""
+    users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
+    if users.get("ajet"):
+        return None
+    ours = set(first_names())
+    held = {name: tree for name, tree in users.items() if isinstance(tree, dict)}
+    return next((name for name, tree in held.items() if len(ours & {*tree}) > 1 and not {*tree} - ours), None)
 
 
 def _able(wanted: Capability) -> list[str]:

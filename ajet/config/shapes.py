@@ -22,6 +22,8 @@ from ajet.schema.errors import ConfigError
 _HYDRAS_FOLDERS = ("run", "output_subdir")
 """Where Hydra would put what it writes: nothing, here."""
 _SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(?P<of>\w+))?/?|pkg://ajet\.default_config.*")
+_VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
+"""verl's own defaults, which its backbone brings."""
 
 
 def roots_of(chosen: Descriptor) -> tuple[str, ...]:
@@ -100,35 +102,40 @@ def _check_hydra(block: Any, document: Document) -> None:
     if block is None:
         return
     if not isinstance(block, dict):
-        raise _odd("hydra", block, ("hydra",), document, "searchpath")
+        raise _odd("hydra", [block], ("hydra",), document, "searchpath")
     for name, value in block.items():
         if name in _HYDRAS_FOLDERS:
             continue
         if name != "searchpath":
-            raise _odd(f"hydra.{name}", value, ("hydra", name), document, "searchpath only; other settings have no use")
-        for index, entry in enumerate(value if isinstance(value, list) else [value]):
-            if entry is not None and not (isinstance(entry, str) and _is_ours(entry)):
-                *names, last = (f"/{name}" for name in shipped())
-                expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
-                raise _odd("hydra.searchpath", entry, ("hydra", name, index), document, expected)
+            expected = "searchpath only; other settings have no use"
+            raise _odd(f"hydra.{name}", [value], ("hydra", name), document, expected)
+        entries = value if isinstance(value, list) else [value]
+        odd = {at: entry for at, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
+        if odd:
+            *names, last = (f"/{name}" for name in shipped())
+            expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
+            raise _odd("hydra.searchpath", [*odd.values()], ("hydra", name, min(odd)), document, expected)
 
 
-def _is_ours(entry: str) -> bool:
-    found = _SEARCHPATH.fullmatch(entry)
-    return found is not None and (found["of"] is None or found["of"] in shipped())
+def _is_ours(entry: Any) -> bool:
+    found = _SEARCHPATH.fullmatch(entry) if isinstance(entry, str) else None
+    return entry in _VERLS or (found is not None and (found["of"] is None or found["of"] in shipped()))
 
 
 def _check_defaults(block: Any, document: Document) -> None:
     known = ("ajet_default", *(f"{name}_default" for name in shipped()), "_self_")
-    for index, entry in enumerate(block if isinstance(block, list) else [] if block is None else [block]):
-        if entry not in known:
-            raise _odd("defaults", entry, ("defaults", index), document, ", ".join(known))
+    entries = block if isinstance(block, list) else [] if block is None else [block]
+    odd = {at: entry for at, entry in enumerate(entries) if entry not in (*known, *_VERLS)}
+    if odd:
+        raise _odd("defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(known))
 
 
-def _odd(name: str, value: Any, path: KeyPath, document: Document, expected: str) -> ConfigError:
+def _odd(name: str, values: list[Any], path: KeyPath, document: Document, expected: str) -> ConfigError:
+    """`path`: of the first of them."""
+    several = len(values) > 1
     return ConfigError(
-        f"`{name}` holds {value!r}, which means nothing here.",
+        f"`{name}` holds {' and '.join(map(repr, values))}, which mean{'' if several else 's'} nothing here.",
         where=document.where(path, value=True),
         expected=expected,
-        do="take it out; the installed defaults are used in any case",
+        do=f"take {'them' if several else 'it'} out; the installed defaults are used in any case",
     )

@@ -24,6 +24,7 @@ from ajet.schema.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"<YOUR_[^<>]*>")
 _SHOWN = 8
+_NONE = "YAML has no None: [] is an empty list, null is no value"
 
 
 def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
@@ -113,7 +114,7 @@ def _refused(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
         f"ajet.{'.'.join(map(str, path))} is {value!r}.",
         where=layers.where(("ajet", *path), value=True),
         expected=expected,
-        do=f"did you mean {near[0]}?" if near else "",
+        do=f"did you mean {near[0]}?" if near else _NONE if value == "None" else "",
     )
 
 

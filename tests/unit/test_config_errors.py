@@ -39,7 +39,7 @@ def refused(tmp_path, text, *overrides, **more) -> ConfigError:
         ("ajet:\n  seed: 1\n  seed: 2\n", ":3:3", ["'seed' occurs twice"]),
         ("ajet: 5\n", ":1:7", ["not a mapping"]),
         ("- ajet\n", ":1:1", ["not a mapping"]),
-        ("own:\n  a: {{x}}\n", ":2:", ["a key must be text"]),
+        ("own:\n  a: {{x}}\n", ":2:", ["a place that a template leaves open"]),
         ("ajet:\n  experiment_name: a/b\n", ":2:20", ["the name of one folder"]),
     ],
 )
