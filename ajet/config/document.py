@@ -45,9 +45,13 @@ class Document:
     text: str
     tree: dict[Any, Any]
     places: dict[KeyPath, Mark] = field(repr=False)
+    in_python: bool = False
+    """Whether a program gave it, and nobody wrote a file of that path."""
 
     def where(self, path: KeyPath, *, value: bool = False) -> str:
         """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
+        if self.in_python:
+            return f"{'.'.join(map(str, path)) or 'settings'}, as given in Python"
         while path and path not in self.places:
             path = path[:-1]
         place = self.places.get(path)

@@ -60,11 +60,14 @@ class Experiment:
     """The composed tree before interpolations were resolved."""
 
     @classmethod
-    def from_dict(cls, tree: Mapping[str, Any], *, base: Path, exp_dir: Path | None = None) -> Experiment:
-        """The experiment that a YAML with this content, in the folder `base`, would give. Raises ConfigError."""
+    def from_dict(
+        cls, tree: Mapping[str, Any], *, base: Path, exp_dir: Path | None = None, in_python: bool = False
+    ) -> Experiment:
+        """The experiment that a YAML with this content, in the folder `base`, would give. `in_python`: nobody has such
+        a file, and errors name none. Raises ConfigError."""
         named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{named}.yaml"
-        return _build(parse_document(dump_yaml(tree), path), exp_dir=exp_dir)
+        return _build(replace(parse_document(dump_yaml(tree), path), in_python=in_python), exp_dir=exp_dir)
 
     @classmethod
     def from_text(cls, yaml: str, path: Path, *, root: Path) -> Experiment:
@@ -87,7 +90,9 @@ class Experiment:
         """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
         `serving`: agents and tasks may come from outside. `evaluating`: no training task is read. `looking`: nothing is
         launched now, and who does may name a store that samplers fill."""
-        told_in = str(self.yaml_path) if self.yaml_path.exists() else "command line"
+        (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
+        written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
+        told_in = users.where(()) if users.in_python else written
         require_ready(self.ajet, self.layers, told_in, serving=serving, evaluating=evaluating, looking=looking)
 
     @property

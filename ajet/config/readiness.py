@@ -107,7 +107,10 @@ def require_ready(
     if lacking:
         named = [f"{name} ({meaning})" for name, meaning in lacking]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
-        do = "add it to the YAML, or as key=value"
+        in_python = any(layer.document.in_python for layer in layers.stack if layer.document is not None)
+        do = "add it to `settings=` of ajet.tune, or by `set(…)` of a job"
+        if not in_python:
+            do = "add it to the YAML, or as key=value"
         if stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
             do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
         elif (other := _under_another_name(layers)) is not None:

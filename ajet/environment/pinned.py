@@ -18,6 +18,7 @@ from typing import Any
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import EnvironmentFailure, UserError
 
 FILE = "tools.json"
@@ -67,8 +68,9 @@ class Pinned:
         ]  # fmt: skip
         more = f"\n… and {len(lines) - LINES} lines more" if len(lines) > LINES else ""
         raise ToolsChanged(
-            "the tools have changed since the run began; begin a new run with them (--fresh), or bring the old ones "
-            "back:\n" + "\n".join(lines[:LINES]) + more
+            f"the tools have changed since the run began; bring the old ones back, or {ANEW}:\n"
+            + "\n".join(lines[:LINES])
+            + more
         )
 
 

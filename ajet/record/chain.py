@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ajet.record import write_errors
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.files import append_lines
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 FILE = "chain.jsonl"
@@ -139,7 +140,7 @@ class Chain:
                 + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",
-                do="set it; or --fresh (in Python fresh=True) begins a new run (the old folder is kept)",
+                do=f"set it; or {ANEW}",
             )
 
     @property
@@ -215,7 +216,7 @@ def last_link(path: Path) -> Head:
         raise UserError(
             f"The last link of the chain is damaged ({error}).",
             where=str(path),
-            do="restore the file from a copy; or --fresh (in Python fresh=True) begins a new run (the old one is kept)",
+            do=f"restore the file from a copy; or {ANEW}",
         ) from error
 
 

@@ -35,6 +35,7 @@ from ajet.record.checkpoint import (
 )
 from ajet.record.files import sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 
@@ -226,7 +227,7 @@ def _unsound(damaged: dict[Path, str]) -> UserError:
         f"There is no sound checkpoint to continue from: {rows}.",
         where=", ".join(map(str, damaged)),
         expected="a checkpoint whose files are what ajet wrote",
-        do="restore the folder from a copy, name an earlier one with --resume, or begin anew with --fresh",
+        do=f"restore the folder from a copy; or name an earlier one in the launch, with --resume FOLDER; or {ANEW}",
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.record.bounded_json import next_line, parse_object
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 
@@ -106,7 +107,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                     f"A line of the record is damaged: {error}.",
                     where=f"{path}:{number}",
                     expected="one JSON object a line, as ajet writes it",
-                    do="restore the file from a copy, or start anew with --fresh",
+                    do=f"restore the file from a copy; or {ANEW}",
                 ) from error
             yield row, line
 

@@ -17,6 +17,7 @@ from typing import Any
 from ajet.config.resolution import is_secret
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 FILE = "run.json"
@@ -57,7 +58,7 @@ class RunIdentity:
                 f"What tells which run is in {folder} is damaged ({type(error).__name__}: {error}).",
                 where=str(folder / FILE),
                 expected="the JSON object that ajet wrote there: run_id, backbone, training",
-                do="restore the file from a copy, or begin anew with --fresh: the folder is kept under another name",
+                do=f"restore the file from a copy; or {ANEW}",
             ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -70,6 +70,7 @@ class RunDirectory:
     def __init__(self, experiment: Experiment, place: RunPlace, kind: Kind, redact: Redactor) -> None:
         self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
         self.experiment = experiment
+        self._place = place
         self._lock: RunLock | None = place.lock
         self.run_id = place.run_id
         self.redact = redact
@@ -207,11 +208,14 @@ class RunDirectory:
                 logger.warning("{}", error)
 
     def discard(self) -> None:
-        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays."""
+        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode. Any other stays, but
+        for one that took the place of an earlier run, which is put back."""
         self.close("failed")
-        if not self._own_folder or self.episodes.folder.exists():
-            return
-        _remove(self.path)
+        if not self._own_folder:
+            if (meanwhile := self._place.put_back()) is not None:
+                logger.warning("nothing came of this run: {} is {} again", meanwhile, self.name)
+        elif not self.episodes.folder.exists():
+            _remove(self.path)
 
     def __enter__(self) -> RunDirectory:
         return self

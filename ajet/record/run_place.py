@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from ajet.record.plain_json import dumps
 from ajet.record.resume import RunIdentity, refuse
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.record.status import read_status
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class RunPlace:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.chain: Chain | None = None
         """Of what trains."""
+        self._aside: Path | None = None
+        """Where the run is now whose place this one has."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -162,7 +166,7 @@ class RunPlace:
             raise UserError(
                 f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
                 where=str(self.folder),
-                do="--fresh (in Python fresh=True) begins a new run (the old one is kept); or set the key in the YAML",
+                do=f"set the key in the YAML; or {ANEW}",
             ) from error
 
     def _earlier(self, *, anew: bool) -> RunIdentity | None:
@@ -205,6 +209,7 @@ class RunPlace:
         while (old := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
             number += 1
         os.replace(self.folder, old)
+        self._aside = old
         elsewhere = self.checkpoints.folder
         if elsewhere.exists():
             os.replace(elsewhere, elsewhere.with_name(old.name))
@@ -221,6 +226,21 @@ class RunPlace:
             )
         self.notes.append(f"the earlier run of {self.name} was kept as {old.name}")
         return old
+
+    def put_back(self) -> str | None:
+        """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the
+        name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now."""
+        if self._aside is None or not self._nothing_came() or (lock := RunLock(self.folder)).take() is not None:
+            return None
+        gone, checkpoints = self.folder.with_name(f".{self.folder.name}.{self.run_id}"), self.checkpoints.folder
+        os.replace(self.folder, gone)
+        os.replace(self._aside, self.folder)
+        kept = checkpoints.with_name(self._aside.name)
+        if kept.exists() and not checkpoints.exists():
+            os.replace(kept, checkpoints)
+        shutil.rmtree(gone)
+        lock.release()
+        return self._aside.name
 
 
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:

@@ -82,5 +82,5 @@ def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
         f"{first.kind}: {first.message}",
         where=f"task {episodes[0].task.task_id}",
         expected="at least one episode that ends with a reward",
-        do="run the same YAML with --backbone debug: it shows each episode and its traceback",
+        do='run the same with --backbone debug (in Python backbone="debug"): it shows each episode and its traceback',
     )

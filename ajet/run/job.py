@@ -141,7 +141,7 @@ class AgentJetJob:
         """What `tune()` runs, composed. Raises ConfigError."""
         from ajet.config import Experiment
 
-        return Experiment.from_dict({"ajet": self._tree, **self._own}, base=self._base)
+        return Experiment.from_dict({"ajet": self._tree, **self._own}, base=self._base, in_python=True)
 
 
 def _named(kind: Any) -> str:

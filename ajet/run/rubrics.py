@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ajet.record.console import printable
 from ajet.record.files import write_atomically
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
             where=f"{run.path / NAME}, and {judge.path}",
             expected="the same rubrics for all of a run",
             do="restore the examples and settings that they were made of, name its file in "
-            "task_judge.rubrics_auto_grader.path, or begin anew with --fresh",
+            f"task_judge.rubrics_auto_grader.path; or {ANEW}",
         )
     for line in agreement_lines(rubrics.told):
         logger.info("{}", line)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 HOME = Path(__file__).parents[2]
 """The clone, or the folder of installed packages."""
+ANEW = "the launch of the run with --fresh (in Python fresh=True) begins a new one and keeps the old folder"
+"""What a person can do where a run cannot go on; the option is not one of all commands that read runs."""
 
 
 def command(*words: object) -> str:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.schema.commands import ANEW
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 
@@ -87,7 +88,7 @@ class TaskOrder:
                 raise TaskError(
                     f"The saved task order cannot be continued: {name} changed since.",
                     expected=f"{key} {saved[key]}, found {now[key]}",
-                    do="restore what changed, or start anew with --fresh",
+                    do=f"restore what changed; or {ANEW}",
                 )
 
     def _digest(self, parts: Iterable[str]) -> str:

@@ -158,3 +158,15 @@ def test_what_it_dumps_is_readable(tmp_path):
     text = path.read_text()
     assert "名字" in text and "!!python" not in text
     assert list(yaml.safe_load(text)) == ["ajet"]
+
+
+def test_what_python_gave_is_not_said_to_stand_in_a_file_that_nobody_wrote():
+    job = AgentJetJob(name="tune").set(rollout__mode="async")
+    said = {each.keys: each.where for each in job.experiment().idle()}
+    assert said["ajet.rollout.mode",] == "ajet.rollout.mode, as given in Python"
+    with pytest.raises(ConfigError) as caught:
+        job.experiment().require_ready()
+    assert caught.value.where == "settings, as given in Python" and "`set(…)` of a job" in caught.value.do
+    with pytest.raises(ConfigError) as caught:
+        job.set(rollout__num_repat=2, rollout__temperature="hot").experiment()
+    assert "tune.yaml" not in str(caught.value) and "ajet.rollout.num_repat, as given in Python" in str(caught.value)

@@ -216,6 +216,23 @@ def test_fresh_keeps_the_old_folder_under_another_name(tmp_path: Path, how: dict
     assert (tmp_path / "demo.old-2").exists()
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_fresh_start_of_which_nothing_came_leaves_the_earlier_run_where_it_was(tmp_path, elsewhere):
+    more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}} if elsewhere else {}
+    first = trained(tmp_path / "runs", 1, **more)
+    for _ in range(2):
+        RunDirectory.open(experiment(tmp_path / "runs", **more), root=tmp_path / "runs", fresh=True).discard()
+        assert os.listdir(tmp_path / "runs") == ["demo"]
+        assert not elsewhere or os.listdir(tmp_path / "disk") == ["demo"]
+    with RunDirectory.open(experiment(tmp_path / "runs", **more), root=tmp_path / "runs", fresh=True) as run:
+        run.episodes.folder.mkdir()
+        run.discard()
+    assert sorted(os.listdir(tmp_path / "runs")) == ["demo", "demo.old-1"], "something came of it"
+    old = str(tmp_path / ("disk" if elsewhere else "runs") / "demo.old-1")
+    with RunDirectory.open(experiment(tmp_path / "runs", **more), root=tmp_path / "runs", resume=old) as run:
+        assert run.resumed is not None and run.resumed.step == 1 and run.run_id != first
+
+
 def test_fresh_without_an_earlier_run_says_nothing(tmp_path: Path) -> None:
     with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as run:
         assert run.notes == [] and sorted(os.listdir(tmp_path)) == ["demo"]
