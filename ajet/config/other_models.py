@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ajet.schema.errors import UserError
+from ajet.schema.errors import ConfigError, UserError
 
 OUTSIDE = "AJET_OUTSIDE_"
 """Before the name of a variable: what it was in the run's environment."""
@@ -25,6 +25,20 @@ def outside(name: str, environment: Mapping[str, str] | None = None) -> str:
     return given.get(OUTSIDE + name, given.get(name, "")).strip()
 
 
+def key_in(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """The key that a variable holds; "" for none. Raises ConfigError for one that a header cannot carry: clients
+    refuse it with an error of their own, or take it apart where nobody looks."""
+    key = outside(name, environment)
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"The key in {name} holds a character that no request can carry.",
+            where=f"the environment variable {name}",
+            expected="ASCII letters, digits and signs on one line",
+            do="copy it again, without quotes and dashes that an editor changed",
+        )
+    return key
+
+
 class OtherServer(NamedTuple):
     """An OpenAI-compatible server."""
 
@@ -35,16 +49,20 @@ class OtherServer(NamedTuple):
 
 def other_server(environment: Mapping[str, str] | None = None) -> OtherServer:
     """Of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at DASHSCOPE_BASE_URL or
-    DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is set."""
+    DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is set, and for a key
+    that is none."""
     given = os.environ if environment is None else environment
 
     def value(name: str) -> str:
         return outside(name, given)
 
-    keys = _keys(value("DASHSCOPE_API_KEY")) + _keys(value("DASHSCOPE_API_KEY_BACKUP"))
+    def keys_of(name: str) -> tuple[str, ...]:
+        return tuple(key.strip() for key in key_in(name, given).split("|") if key.strip())
+
+    keys = keys_of("DASHSCOPE_API_KEY") + keys_of("DASHSCOPE_API_KEY_BACKUP")
     if keys:
         return OtherServer(value("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
-    base, own = value("OPENAI_BASE_URL"), _keys(value("OPENAI_API_KEY"))
+    base, own = value("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
     if base or own:
         return OtherServer(base or OPENAI, own or ("none",))
     raise UserError(
@@ -53,7 +71,3 @@ def other_server(environment: Mapping[str, str] | None = None) -> OtherServer:
         expected="the address and the key of any server that speaks OpenAI's protocol",
         do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env beside the YAML",
     )
-
-
-def _keys(text: str) -> tuple[str, ...]:
-    return tuple(key.strip() for key in text.split("|") if key.strip())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from loguru import logger
 
-from ajet.config.other_models import outside
+from ajet.config.other_models import key_in, outside
 from ajet.config.services import Service, why_no_model
 from ajet.engine.asked_server import AskedServer
 from ajet.schema.errors import ConfigError, EngineFailure
@@ -48,7 +48,7 @@ class EndpointEngine:
     def for_model(cls, name: str) -> EndpointEngine:
         """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
         in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
-        base_url, key = outside(URL_VARIABLE), outside(KEY_VARIABLE)
+        base_url, key = outside(URL_VARIABLE), key_in(KEY_VARIABLE)
         return _shared(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
             where=f"rollout.endpoint.{missing}",
             expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
         )
-    return base_url.rstrip("/"), chosen.model, outside(chosen.api_key_env) or None
+    return base_url.rstrip("/"), chosen.model, key_in(chosen.api_key_env) or None
 
 
 def services_of(experiment: Experiment) -> Iterator[Service]:

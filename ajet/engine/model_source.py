@@ -8,12 +8,12 @@ without a network. Needs neither torch nor transformers unless a .gguf has to be
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet.config.cache import cache_root
+from ajet.config.other_models import key_in
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.errors import UserError
 
@@ -193,7 +193,7 @@ def _check_reachable(name: str, where: str, do: str) -> None:
     local = f"There is no folder {name!r} and the model is not in the hub's cache"
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{local}; HF_HUB_OFFLINE forbids to download it.", where=where, expected=_EXPECTED)
-    token = os.environ.get("HF_TOKEN")
+    token = key_in("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         reply = httpx.get(f"{constants.ENDPOINT}/api/models/{name}", headers=headers, timeout=_HUB_SECONDS)

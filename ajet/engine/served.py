@@ -6,11 +6,11 @@ vLLM where it does not say sglang; what is neither is refused by the engine's ow
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import httpx
 
+from ajet.config.other_models import key_in
 from ajet.engine.contract import Sampling
 from ajet.schema.errors import UserError
 
@@ -28,7 +28,7 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
     """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs."""
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
-    key = os.environ.get(settings.api_key_env) or None
+    key = key_in(settings.api_key_env) or None
     kind = _kind(settings.base_url, key, settings.api_key_env)
     made = kind(settings.base_url, vocabulary=vocabulary, max_model_len=rollout.max_model_len, api_key=key)
     made.require_said(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))

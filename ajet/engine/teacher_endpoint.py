@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 from loguru import logger
 
-from ajet.config.other_models import outside
+from ajet.config.other_models import key_in
 from ajet.config.schema.choices import is_reference
 from ajet.config.services import Service, why_no_model
 from ajet.engine.asked_server import RETRYABLE
@@ -44,13 +44,7 @@ class TeacherEndpoint:
         assert settings.base_url is not None and settings.model is not None
         self._url, self._model = settings.base_url.rstrip("/"), settings.model
         self._retries, self._timeout = settings.max_retries, settings.timeout
-        self._key = outside(settings.api_key_env) or None
-        if self._key and not (self._key.isascii() and self._key.isprintable()):
-            raise ConfigError(
-                f"The key in {settings.api_key_env} holds a character that no request can carry.",
-                where=f"{KEY}.api_key_env",
-                expected="letters, digits and signs on one line",
-            )
+        self._key = key_in(settings.api_key_env) or None
         self._places = asyncio.Semaphore(settings.max_parallel)
         self._client: httpx.AsyncClient | None = None
 
@@ -166,7 +160,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
     teacher = algorithm.teacher
     if teacher.base_url is None or teacher.model is None:
         return
-    base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, outside(teacher.api_key_env) or None
+    base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, key_in(teacher.api_key_env) or None
     yield Service(
         "teacher",
         base_url,

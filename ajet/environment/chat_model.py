@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from ajet.config.other_models import OPENAI, outside
+from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
 from ajet.environment.addresses import parts_of
 from ajet.environment.files import said
@@ -77,7 +77,7 @@ def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
         model_at(
             each.base_url or outside("OPENAI_BASE_URL") or OPENAI,
             each.model,
-            outside(each.api_key_env),
+            key_in(each.api_key_env),
             where=f"{key}[{place}].base_url",
         )
         for place, each in enumerate(models)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from ajet.config.other_models import outside
+from ajet.config.other_models import key_in, outside
 from ajet.environment.agent_config import EXAMPLE, KEY, section_of
 from ajet.environment.chat_model import Model
 from ajet.environment.files import said
@@ -76,6 +76,6 @@ def _of_environment(named: str | None) -> Model:
             do=f"`cp {EXAMPLE} agent_config.yml`, mend it, and set ajet.environment.agent_config: agent_config.yml",
         )
     try:
-        return Model(base_url=url, model=model, api_key=SecretStr(outside(KEY_VARIABLE)))
+        return Model(base_url=url, model=model, api_key=SecretStr(key_in(KEY_VARIABLE)))
     except ValidationError as error:
         raise ConfigError(f"{URL_VARIABLE}: {said(error)}.", where=URL_VARIABLE) from None

@@ -7,7 +7,6 @@ read from the environment here; neither they nor headers are in a `Server`'s rep
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ajet.config.other_models import key_in
 from ajet.environment.addresses import ToolKind, checked, tool_kind
 from ajet.environment.files import expanded, file_for, read_yaml, refused
 from ajet.environment.sandbox.engine import OF_THE_ENGINE, one_line
@@ -221,7 +221,7 @@ def _addressed(url: str) -> Server:
     from ajet.environment.deployment.state import token_for
 
     checked(url, KEY, *_SERVERS)
-    token = os.environ.get(TOKEN) or token_for(url)
+    token = key_in(TOKEN) or token_for(url)
     return Server(urlsplit(url).netloc, tool_kind(url) or "http", url=url, headers=_bearer(token))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import ssl
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from ajet.config.other_models import key_in
 from ajet.environment.addresses import parts_of
 from ajet.schema.errors import EnvironmentFailure
 
@@ -150,7 +150,7 @@ class EnvService:
         return f"{urlsplit(self.url).path.rstrip('/')}/{request}"
 
     def _headers(self) -> dict[str, str]:
-        token = self.token if self.token is not None else os.environ.get(TOKEN, "")
+        token = self.token if self.token is not None else key_in(TOKEN)
         headers = {"Content-Type": "application/json", "Connection": "close"}
         return headers | {"Authorization": f"Bearer {token}"} if token else headers
 

@@ -7,13 +7,13 @@ is told by its files, so that a record is never taken for another model's.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.config.other_models import key_in
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
 from ajet.record.checkpoints import checkpoints_of
 from ajet.run.export import checkpoint_of, model_folder
@@ -160,7 +160,7 @@ def _served_at(url: str, experiment: Experiment) -> str:
     """The only model that the server has. Raises UserError."""
     import httpx
 
-    key = os.environ.get(experiment.ajet.rollout.endpoint.api_key_env)
+    key = key_in(experiment.ajet.rollout.endpoint.api_key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     names: list[str] = []
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
 
-from ajet.config.other_models import other_server, outside
+from ajet.config.other_models import key_in, other_server
 from ajet.environment.chat_model import Model
 from ajet.environment.files import said
 from ajet.schema.errors import ConfigError
@@ -31,7 +31,7 @@ def named_model(experiment: Experiment) -> Model:
     if url is None:
         server = other_server()
         url, key = server.base_url, key or server.keys[0]
-    key = key or outside("OPENAI_API_KEY")
+    key = key or key_in("OPENAI_API_KEY")
     try:
         return Model(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:

@@ -18,7 +18,7 @@ import numpy as np
 from loguru import logger
 
 from ajet.config.cache import cache_root
-from ajet.config.other_models import other_server, outside
+from ajet.config.other_models import key_in, other_server
 from ajet.environment.chat_model import Model, configured, model_at
 from ajet.environment.mcp.loop import tools_loop
 from ajet.record.progress import Progress
@@ -281,7 +281,7 @@ def _question(task: Task) -> str:
 
 
 def _embedded(texts: Sequence[str], params: Any) -> list[list[float]]:
-    key = params.api_key.get_secret_value() if params.api_key else outside("OPENAI_API_KEY")
+    key = params.api_key.get_secret_value() if params.api_key else key_in("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = {"model": params.model, "input": list(texts)}
     where = f"{SECTION}.deduplication_filter.params"
