@@ -8,13 +8,16 @@ without a network. Needs neither torch nor transformers unless a .gguf has to be
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet.config.cache import cache_root
 from ajet.config.other_models import key_in
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
+from ajet.schema.commands import lists_runs, python
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -112,9 +115,23 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
             f"There is no model at {path!r}.",
             where="model.path",
             expected=_EXPECTED,
-            do="Correct the path, or use embedded:smollm2-135m, which needs no other files.",
+            do=_who_makes(path, base) or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
-    return ModelSource(path, folder=_from_hub(path, progress, weights), hub=path)
+    do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
+    return ModelSource(path, folder=_from_hub(path, progress, weights, do), hub=path)
+
+
+def _who_makes(path: str, base: Path | None) -> str:
+    """What to do first where something makes the model that is not there: a `make_model.py` beside the YAML, or a run
+    that the path names; "" where nothing is known to."""
+    if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
+        listed = lists_runs(Path(of_run[1] or "."))
+        return f"The run {of_run[2]} makes it, and has not yet: begin with that. `{listed}` lists those there are."
+    if base is None or not (script := base / "make_model.py").is_file():
+        return ""
+    near = os.path.relpath(script)
+    named = str(script.absolute()) if near.startswith(os.pardir) else near
+    return f"`{python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
 
 
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"
@@ -163,7 +180,7 @@ def _cached(name: str, weights: bool) -> Path | None:
     return cached if whole else None
 
 
-def _from_hub(name: str, progress: Progress, weights: bool) -> Path:
+def _from_hub(name: str, progress: Progress, weights: bool, do: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
@@ -171,7 +188,7 @@ def _from_hub(name: str, progress: Progress, weights: bool) -> Path:
     cached = _cached(name, weights)
     if cached is not None:
         return cached
-    where, do = "model.path", "Check the name and the network, or use a local folder or embedded:smollm2-135m."
+    where = "model.path"
     _check_reachable(name, where, do)
     progress(f"downloading {name}", 0, 0)
     try:
@@ -192,7 +209,7 @@ def _check_reachable(name: str, where: str, do: str) -> None:
 
     local = f"There is no folder {name!r} and the model is not in the hub's cache"
     if constants.HF_HUB_OFFLINE:
-        raise UserError(f"{local}; HF_HUB_OFFLINE forbids to download it.", where=where, expected=_EXPECTED)
+        raise UserError(f"{local}; HF_HUB_OFFLINE forbids to download it.", where=where, expected=_EXPECTED, do=do)
     token = key_in("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:

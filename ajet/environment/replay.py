@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ajet.environment.pinned import FILE, read_pinned
 from ajet.record.episodes import EpisodeFiles, recorded_uses
 from ajet.record.tool_uses import bounded, canonical
-from ajet.schema.commands import command
+from ajet.schema.commands import lists_runs
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 from ajet.schema.task import Task
 from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
@@ -169,5 +169,5 @@ def replayed_run(named: str, *, base: Path, root: Path) -> Path:
         f"There is no recorded run {named} to replay.",
         where="ajet.environment.replay",
         expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
-        do=f"`{command('runs')}` lists them: name one, or its folder",
+        do=f"`{lists_runs(root)}` lists them: name one, or its folder",
     )

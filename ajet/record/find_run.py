@@ -11,7 +11,7 @@ import os
 from difflib import get_close_matches
 from pathlib import Path
 
-from ajet.schema.commands import command
+from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
 
 
@@ -55,7 +55,7 @@ def which_runs(named: str, root: Path) -> str:
     """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all."""
     others = [folder.name for folder in _listed(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
-    return (f"did you mean {near[0]}? " if near else "") + f"{command('runs')} lists them"
+    return (f"did you mean {near[0]}? " if near else "") + f"{lists_runs(root)} lists them"
 
 
 def _is_path(named: str) -> bool:

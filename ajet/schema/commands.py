@@ -68,6 +68,12 @@ def run_named(folder: Path, name: str) -> str:
     return name if Path("launcher_record", name).resolve() == folder.resolve() else _shown(folder)
 
 
+def lists_runs(root: Path) -> str:
+    """What lists the runs of `root`."""
+    usual = Path("launcher_record").resolve() == root.resolve()
+    return command("runs") if usual else command("runs", "--exp-dir", _shown(root))
+
+
 def _installer() -> str:
     from importlib.util import find_spec
 

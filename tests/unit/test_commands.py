@@ -14,6 +14,7 @@ import pytest
 from ajet.record import find_run
 from ajet.run import view
 from ajet.schema import commands
+from ajet.schema.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,3 +139,11 @@ def test_no_command_is_printed_that_was_not_made_here():
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("print", "echo"):
                 found += [f"{file.name}:{node.lineno}: {text}" for text in said(node) if bare.search(text)]
     assert not found, "\n".join(found)
+
+
+def test_runs_are_listed_where_they_are(environment):
+    assert commands.lists_runs(environment / "launcher_record") == ".venv/bin/ajet runs"
+    assert commands.lists_runs(Path("my runs")) == ".venv/bin/ajet runs --exp-dir 'my runs'"
+    with pytest.raises(UserError) as caught:
+        find_run.known_run("nobody", environment / "other", holding="metrics.jsonl", expected="a run")
+    assert caught.value.do == ".venv/bin/ajet runs --exp-dir other lists them"

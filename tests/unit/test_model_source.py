@@ -105,6 +105,22 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         locate("nobody/nothing-of-this-name")
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("player", "make_model.py player` makes it."),
+        ("a model", "make_model.py 'a model'` makes it."),
+        ("launcher_record/desk/checkpoints/step-40", "The run desk makes it, and has not yet"),
+    ],
+)
+def test_who_makes_a_model_that_is_not_there_is_named(tmp_path, monkeypatch, path, says):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "make_model.py").touch()
+    with pytest.raises(UserError) as caught:
+        locate(path, base=tmp_path)
+    assert says in caught.value.do
+
+
 def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
     import torch
 

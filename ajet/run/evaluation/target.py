@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.run.evaluation.models import BASE, Model, chosen_models
-from ajet.schema.commands import command
+from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def opened_target(
         raise UserError(
             "There is nothing to evaluate.",
             expected=f"{command('eval', 'RUN')}, or {command('eval', 'FILE.yaml')}",
-            do=f"`{command('runs')}` lists the runs",
+            do=f"`{lists_runs(Path(exp_dir or DEFAULT_ROOT))}` lists the runs",
         )
     if overrides:
         raise UserError(
