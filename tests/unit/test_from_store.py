@@ -122,7 +122,13 @@ def test_a_group_that_was_changed_while_it_waited_is_named_and_no_step_is_made_o
         changed = "UPDATE ends SET line = replace(line, '\"reward\": 1.0', '\"reward\": 9.0') WHERE uuid = '0-1'"
         assert base.execute(changed).rowcount == 1
         base.commit()
-    step = made.step()
+    said: list[str] = []
+    sink = announcer.logger.add(lambda message: said.append(str(message)), level="WARNING")
+    try:
+        step = made.step()
+    finally:
+        announcer.logger.remove(sink)
+    assert [f"task-0 (position 0) is given up: {ALTERED}" in each for each in said].count(True) == 1
     assert step["groups"] == [1] and list(step["given_up"]) == [0]
     (why,) = step["given_up"][0]
     assert why.startswith(f"{ALTERED}: episode 0-1 of position 0: it is not what was put")

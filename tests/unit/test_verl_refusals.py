@@ -154,6 +154,10 @@ def test_on_a_cpu_sequences_are_split_with_trees_alone():
     error = refusal(split)
     assert "flash attention" in error.what and "ajet_trees: true" in str(error)
     passes(split, **{"verl": {"actor_rollout_ref": {"ajet_trees": True}}})
+    summed = {"ajet_trees": True, "actor": {"calculate_sum_pi_squared": True}}
+    error = refusal(split, **{"verl": {"actor_rollout_ref": summed}})
+    assert "Sums of squared probabilities" in error.what and "calculate_sum_pi_squared: false" in error.expected
+    passes({}, **{"verl": {"actor_rollout_ref": summed}})
     passes({"trainer_common.ulysses_sequence_parallel_size": 2})
 
 

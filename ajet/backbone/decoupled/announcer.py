@@ -17,8 +17,10 @@ from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
+from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, note_elsewhere, open_shared
+from ajet.store.seal import ALTERED
 from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
@@ -138,7 +140,8 @@ class Announcer:
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in dead.keys() - self._given_up}
         for order, why in new.items():
             name = tasks.task(order).task_id
-            logger.warning("task {} (position {}) is given up after {} attempts: {}", name, order, len(why), why[-1])
+            after = "" if why[-1].startswith(ALTERED) else f" after {counted(len(why), 'attempt')}"
+            logger.warning("task {} (position {}) is given up{}: {}", name, order, after, why[-1])
         self._given_up = set(dead)
         return new
 

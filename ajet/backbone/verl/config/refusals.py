@@ -163,6 +163,14 @@ def _trees(s: Settings) -> Iterator[ConfigError]:
         yield s.problem(
             "Trees need the model's own forward pass.", "actor_rollout_ref.model.use_fused_kernels", expected="false"
         )
+    attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
+    summed = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
+    if summed and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
+        yield s.problem(
+            "Sums of squared probabilities are of verl's own passes, which split sequences by flash attention alone.",
+            f"{ACTOR}.calculate_sum_pi_squared",
+            expected=f"calculate_sum_pi_squared: false, or {s.name(*ULYSSES)}: 1",
+        )
     for key in (f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"):
         if not s.value(key, True):
             yield s.problem("Trees fill a pass by tokens, not by rows.", key, expected=f"true, or {off}")
