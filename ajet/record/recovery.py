@@ -1,7 +1,8 @@
 """What a run that goes on has done and what it had under way, counted from the record and the ledger.
 
 Invariant: consumed positions come from the rows of metrics, those under way from the store as it was opened at the
-checkpoint: two files that two writers keep. Where they disagree, a position is counted as skipped or as doubled.
+checkpoint: two files that two writers keep. Where they disagree, a position is counted as skipped or as doubled. One
+that the store gives out no more, with a reason, is neither: it is counted as given up.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ class Recovery:
     """Neither consumed nor under way, though later ones are."""
     doubled: int
     """Consumed more than once, or consumed and about to be played again."""
+    given_up: int = 0
+    """Not consumed, and given out no more: the store keeps what went wrong."""
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int) -> Recovery:
+    def of(
+        cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int, dead: Iterable[int] = ()
+    ) -> Recovery:
         """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
-        checkpoint."""
+        checkpoint; `dead`: those that are given out no more."""
         taken: Counter[int] = Counter()
         for row in rows:
             if row.get("step", 0) <= step:
                 taken.update({*row.get("tasks", ()), *row.get("discarded", ())})
         waiting = {*begun}
-        known = taken.keys() | waiting
+        given_up = {*dead} - taken.keys() - waiting
+        known = taken.keys() | waiting | given_up
         whole = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
         places = range(0 if whole else min(known, default=0), max(known, default=-1) + 1)
         return cls(
@@ -40,11 +46,13 @@ class Recovery:
             under_way=len(waiting),
             skipped=sum(position not in known for position in places),
             doubled=sum(count - 1 for count in taken.values()) + len(waiting & taken.keys()),
+            given_up=len(given_up),
         )
 
     def __str__(self) -> str:
         """Part of the line that a resume prints."""
+        given_up = f", given up {self.given_up} (`given_up` in metrics.jsonl says why)" if self.given_up else ""
         return (
             f"{self.consumed} tasks consumed, {self.under_way} under way come first; "
-            f"skipped {self.skipped}, doubled {self.doubled}"
+            f"skipped {self.skipped}, doubled {self.doubled}{given_up}"
         )

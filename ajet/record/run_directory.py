@@ -178,14 +178,15 @@ class RunDirectory:
         if found := going(self.path, self.checkpoints, self._bounds):
             remove(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
 
-    def recovery(self, begun: Iterable[int], left: Sequence[int] = ()) -> str:
-        """What of the run that goes on is consumed, under way, skipped and doubled, in words; "" where its rows of
-        metrics are gone. `begun`: as the store says it at the checkpoint; `left`: what is over and in no row."""
+    def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
+        """What of the run that goes on is consumed, under way, skipped, doubled and given up, in words; "" where its
+        rows of metrics are gone. `begun`, `dead`: as the store says it at the checkpoint; `left`: what is over and in
+        no row."""
         assert self.resumed is not None, "it goes on from something"
         own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
         path = self.metrics.path if own else self.resumed.path.parents[1] / self.metrics.path.name
         rows = [*read_rows(path), {"discarded": left}]
-        return f": {Recovery.of(rows, begun, step=self.resumed.step)}" if path.exists() else ""
+        return f": {Recovery.of(rows, begun, step=self.resumed.step, dead=dead)}" if path.exists() else ""
 
     def close(self, outcome: str) -> None:
         """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""

@@ -136,6 +136,7 @@ class FromStore:
 
     def _announce(self, training: Training, *, over: bool = False) -> None:
         """The present policy, where what may be played has changed with it or with positions that are over."""
+        size = training.parts.experiment.ajet.data.train_batch_size
         self._says.announce(
             training.step,
             training.parts.backbone.version,
@@ -143,6 +144,7 @@ class FromStore:
             began=self._began,
             probe=self._probe,
             stale=self._stale,
+            wanted=size * max(0, training.total_steps - training.step),
             over=over,
         )
 

@@ -43,12 +43,15 @@ def learn(
 ) -> float | None:
     """The second half of a step: episodes -> credit -> update -> record. `began`: the step's start, monotonic;
     `unused` groups, and episodes of no group, are recorded only; those `held_out` are a validation, recorded with the
-    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`. `reuse`: of groups that
-    samplers elsewhere played, which were trained on before, and which may be again. Answers `Update.fresh_gap`."""
+    step; `unfinished` are to be leased again; `given_up`, `dead`: see `Trained`, None: the store is asked. `reuse`: of
+    groups that samplers elsewhere played, which were trained on before, and which may be again. Answers
+    `Update.fresh_gap`."""
     parts, run, store = training.parts, training.run, training.store
     settings = parts.experiment.ajet
     step = training.step + 1
     played = time.monotonic()
+    if given_up is None:  # whoever plays elsewhere has asked
+        given_up, dead = training.given_up.newly(training.tasks), training.given_up.count
     unused, elsewhere, reuse = unused or {}, reuse is not None, reuse or Reuse()
     left = [group for each in unused.values() for group in each]
     episodes = episodes_of(groups)
@@ -94,7 +97,7 @@ def learn(
             aside=left,
             discarded=[group.order for group in left],
             waiting=waiting,
-            given_up=given_up or {},
+            given_up=given_up,
             dead=dead,
         )
         if alone:

@@ -21,6 +21,7 @@ from ajet.run.gaming import GamingWatch
 from ajet.run.step_proof import StepProof
 from ajet.store import open_store as open_ledger
 from ajet.store import todays_state
+from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
 
 if TYPE_CHECKING:
@@ -73,8 +74,10 @@ class Training:
     proof: StepProof = field(init=False)
     gaming: GamingWatch = field(init=False)
     algorithm: Algorithm = field(init=False)
+    given_up: GivenUp = field(init=False)
 
     def __post_init__(self) -> None:
+        self.given_up = GivenUp(self.store)
         self.algorithm = opened(self.parts.experiment.ajet, base=self.parts.experiment.base)
         settings, tokenizer = self.parts.experiment.ajet, self.parts.backbone.tokenizer
         self.proof = StepProof(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
@@ -91,7 +94,7 @@ class Training:
             training.last_validation = dict(run.resumed.state.get("validation", {}))
             training.validated = run.resumed.state.get("validated", training.step)
             training.left = [int(order) for order in run.resumed.state.get("left", ())]
-            counted = run.recovery(store.begun(), training.left)
+            counted = run.recovery(store.begun(), training.left, dead=[each.order for each in dead_of(store)])
             logger.info("resumed after step {} from {}{}", training.step, run.resumed.path, counted)
             if 0 < training.total_steps <= training.step:
                 logger.info(ALL_MADE, training.step)

@@ -325,3 +325,26 @@ def test_an_episode_that_somebody_changes_while_it_waits_is_trained_on_by_no_ste
     audited = audit_whole(run)
     assert audited.ok and [each.partition(": ")[2] for each in audited.altered] == [why[-1]]
     assert prove_recorded(str(run), run.parent, ids_only=True).altered == audited.altered
+    resumed = (run / "logs" / "sums_trainer_0.log").read_text().rpartition("resumed after step ")[2]
+    assert "skipped 0, doubled 0, given up 1" in resumed.partition("\n")[0], "it has a reason"
+
+
+@pytest.mark.extra_slow
+def test_what_was_given_up_in_a_store_of_one_process_is_in_its_rows_and_skipped_by_no_line(tmp_path: Path) -> None:
+    """It trains where samplers failed before."""
+    project = project_in(tmp_path)
+    alone = ("trainer_common.mode=sync", "store.type=sqlite", f"store.uri=sqlite:{tmp_path}/store.db")
+    run = project / "runs" / "sums"
+    launch(experiment(project, *alone, "trainer_common.total_training_steps=1"), LaunchOptions(rehearsal=False))
+    store = open_shared(f"sqlite:{tmp_path}/store.db", max_attempts=2)
+    for _ in range(2):
+        store.fail(store.lease(1)[0], "its server is down")
+    (dead,) = store.dead()
+    assert dead.order == GROUPS
+    launch(experiment(project, *alone, "trainer_common.total_training_steps=2"), LaunchOptions(rehearsal=False))
+    rows = [row for row in metric_rows(run) if "tasks" in row]
+    assert [row["tasks"] for row in rows] == [[0, 1], [3, 4]]
+    assert [row.get("given_up") for row in rows] == [None, {"2": ["its server is down"] * 2}]
+    tally = Tally.of(rows)
+    assert (tally.trained, tally.skipped, tally.doubled, len(tally.given_up)) == (4, 0, 0, 1)
+    assert "skipped 0, doubled 0, given up 1" in (run / "logs" / "sums_trainer_0.log").read_text()

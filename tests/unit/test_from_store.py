@@ -14,7 +14,7 @@ import pytest
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
-from ajet.backbone.decoupled.announcer import LONGEST_REASON, Announcer, ahead
+from ajet.backbone.decoupled.announcer import Announcer, ahead
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
 from ajet.backbone.decoupled.terms import Terms
 from ajet.run import from_store as module
@@ -24,6 +24,7 @@ from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, SharedStore, open_shared
+from ajet.store.given_up import LONGEST_REASON
 from ajet.store.seal import ALTERED
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -44,7 +45,10 @@ class Trainer:
         self.backbone = SimpleNamespace(version=0)
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
-            parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config), backbone=self.backbone), run=run, step=0
+            parts=SimpleNamespace(experiment=SimpleNamespace(ajet=config), backbone=self.backbone),
+            run=run,
+            step=0,
+            total_steps=100,
         )
         self.steps: list[dict[str, Any]] = []
         self.gaps: list[float | None] = []
@@ -217,6 +221,29 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
     monkeypatch.setattr(module.time, "sleep", lambda seconds: made.play(2, version=2))
     third = made.step()  # begins with the stale one alone, and would wait for ever for another
     assert below == [2, 3] and (third["groups"], [group.order for group in third["unused"]["stale"]]) == ([2], [1])
+
+
+def test_nothing_is_played_that_no_step_is_left_for(
+    trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, below = trainer(**{AGE: 5}), list[int]()
+    monkeypatch.setattr(made.source, "_weights", lambda step: None)
+    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
+    monkeypatch.setattr(made.store, "announce", below.append)
+    made.training.total_steps = 3
+    made.source._announce(made.training)
+    made.play(0)
+    lost = made.store.lease(1)
+    for _ in range(2):
+        made.store.fail(lost[0], "its server is down")
+        lost = lost if made.store.dead() else made.store.lease(1)
+    made.source._announce(made.training)
+    made.step()
+    made.source._announce(made.training)
+    assert below == [3, 4], "three steps of one group each; another in the place of the one that is given up"
+    made.training.total_steps = 9
+    made.source._announce(made.training)
+    assert below == [3, 4, 8], "and on, where the run is made longer: six ahead"
 
 
 def test_who_watches_a_run_sees_where_its_positions_are(

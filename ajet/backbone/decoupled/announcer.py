@@ -1,7 +1,7 @@
 """Announcer: what the trainer of a shared store says in it: which policy, up to which position, and that it lives.
 
-Invariant: no position is given out that could only become stale if all goes in order (`Policy.below`); a policy is
-announced with weights that are on the disk, which its caller sees to.
+Invariant: no position is given out that could only become stale if all goes in order (`Policy.below`), or that no step
+is left for; a policy is announced with weights that are on the disk, which its caller sees to.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from loguru import logger
 
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, Terms
-from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, note_elsewhere, open_shared
-from ajet.store.seal import ALTERED
+from ajet.store.given_up import GivenUp
 from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 BACKLOG = 2
 """Batches that may be played ahead where no staleness is too much."""
-LONGEST_REASON = 300
-"""Characters of why an attempt failed."""
 TOLD_EVERY = 30.0
 """Seconds between two signs of life, and between two lines that say what is waited for."""
 SHOWN_EVERY = 2.0
@@ -61,13 +58,12 @@ class Announcer:
         self._ahead = ahead(settings)
         self._below = -1
         self._told = -math.inf
-        self._given_up: set[int] = set()
-        """Positions of which that was said, and that are so still."""
+        self._given_up = GivenUp(store)
 
     @property
     def dead(self) -> int:
         """How many positions were given up, as of the last `newly_dead`."""
-        return len(self._given_up)
+        return self._given_up.count
 
     def announce(
         self,
@@ -78,14 +74,16 @@ class Announcer:
         began: int,
         probe: Probe | None = None,
         stale: int = 0,
+        wanted: int | None = None,
         over: bool = False,
     ) -> None:
         """That policy, where what may be played has changed since the last time. `weights`: None for those of
         model.path; `began`: the version that this trainer went on from; `stale`: closed groups that no step will
-        train on."""
+        train on; `wanted`: groups that the steps to come are made of, None: nobody knows how many."""
         depths = self._store.depths()
         open_ones = depths.waiting + depths.leased + depths.closed - stale
-        below = max(self._below, depths.next - open_ones + self._ahead)
+        most = self._ahead if wanted is None else min(self._ahead, wanted)
+        below = max(self._below, depths.next - open_ones + most)
         self._show_depths(depths, max(0, below - depths.next) + depths.waiting)
         if below == self._below and not over:
             return
@@ -136,14 +134,7 @@ class Announcer:
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
-        dead = {each.order: each.reasons for each in self._store.dead()}
-        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in dead.keys() - self._given_up}
-        for order, why in new.items():
-            name = tasks.task(order).task_id
-            after = "" if why[-1].startswith(ALTERED) else f" after {counted(len(why), 'attempt')}"
-            logger.warning("task {} (position {}) is given up{}: {}", name, order, after, why[-1])
-        self._given_up = set(dead)
-        return new
+        return self._given_up.newly(tasks)
 
 
 def open_for_training(

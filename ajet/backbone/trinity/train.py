@@ -70,7 +70,7 @@ def train_on_trinity(
         tickets.ended()
         return
     if run.resumed is not None:
-        counted = run.recovery(tickets.begun())
+        counted = run.recovery(tickets.begun(), dead=tickets.dead())
         logger.info("resumes after step {} from {}{}", begun, run.resumed.path, counted)
     sink.begin(words, total=steps)
     record = TrinityRecord(experiment, run, sink, tickets)

@@ -21,6 +21,7 @@ from ajet.backbone.verl.mailbox import Credited, Grant
 from ajet.record.files import read_rows
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, earlier_verl, open_store, todays_state
+from ajet.store.given_up import GivenUp, dead_of
 
 if TYPE_CHECKING:
     from ajet.record import RunDirectory
@@ -108,6 +109,7 @@ class Tickets:
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
         """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
         self._store, self._order = store, order
+        self._dead_letters = GivenUp(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
         """Groups that had closed before; None: not looked at yet."""
@@ -162,7 +164,8 @@ class Tickets:
         for group in (*over, *stale):
             del self._steps[group.order]
             del self._places[group.order]
-        return Taken(over, stale)
+        given_up = self._dead_letters.newly(self._order)
+        return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count)
 
     def open(self) -> list[int]:
         """Positions that are leased and not over."""
@@ -175,6 +178,10 @@ class Tickets:
     def begun(self) -> list[int]:
         """Positions that were leased once and are not over."""
         return self._store.begun()
+
+    def dead(self) -> list[int]:
+        """Positions that are given out no more."""
+        return [each.order for each in dead_of(self._store)]
 
     def commit(self) -> dict[str, Any]:
         """What the next checkpoint is to hold."""

@@ -78,7 +78,7 @@ def train_on_verl(
     announce_staleness(config)
     logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
     if run.resumed is not None:
-        counted = run.recovery(tickets.begun())
+        counted = run.recovery(tickets.begun(), dead=tickets.dead())
         logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
     sink.begin(words, total=steps)
     record = Record(experiment, run, sink, tickets)
