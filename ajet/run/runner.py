@@ -33,17 +33,16 @@ class InProcessRunner(Runner):
         from ajet.run.train import train
 
         both_sides = experiment.ajet.trainer_common.mode == "async" and options.from_store is None
-        if both_sides:
-            experiment = half_of_the_cores(experiment)
-        with (
-            assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run)) as parts,
-            ExitStack() as stack,
-        ):
+        source = FromStore(options.from_store) if options.from_store is not None else None
+        with ExitStack() as stack:
+            if both_sides:  # first, and before torch is loaded: both sides load at the same time
+                source = stack.enter_context(sampler_beside(experiment, run))
+                experiment = half_of_the_cores(experiment)
+            parts = stack.enter_context(
+                assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))
+            )
             if options.rehearsal:
                 rehearse(parts)
-            source = FromStore(options.from_store) if options.from_store is not None else None
-            if both_sides:
-                source = stack.enter_context(sampler_beside(experiment, run))
             train(parts, run, interrupts, sink.on_step, source)
 
 

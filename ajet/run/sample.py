@@ -11,7 +11,8 @@ import math
 import os
 import socket
 import time
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -67,7 +68,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
     store = open_shared(options.store, lease_seconds=options.lease_seconds, redact=redactor_of(experiment))
     interrupts, played = Interrupts(), Played()
     try:
-        with interrupts.installed():
+        with interrupts.installed(), _warm(experiment) as opens:
             announced: Announced | None = _awaited(experiment, store, interrupts, options, name)
             with (
                 beside(experiment, experiment.root / experiment.name / "samplers" / name)
@@ -76,7 +77,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
             ):
                 require_services(experiment)
                 while announced is not None and not announced.policy.told.get(OVER):
-                    announced = _played(experiment, store, announced, interrupts, options, name, played)
+                    announced = _played(experiment, store, announced, interrupts, options, name, played, opens)
     finally:
         console.print(_said(name, played), markup=False, soft_wrap=True)
         store.leave()
@@ -92,12 +93,11 @@ def _played(
     options: SampleOptions,
     name: str,
     played: Played,
+    opens: Callable[[Experiment], FollowingBackbone],
 ) -> Announced | None:
     """Play with one engine. Answers the policy to go on with, where another engine is needed for it."""
-    from ajet.backbone.following import FollowingBackbone
-
     run = announced.policy.run
-    with assemble(experiment, run_id=run, opens=FollowingBackbone) as parts, ExitStack() as given_back:
+    with assemble(experiment, run_id=run, opens=opens) as parts, ExitStack() as given_back:
         tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
         Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
         sampler = Sampler(
@@ -125,6 +125,21 @@ def _played(
             raise
         sampler.drain(interrupts, grace)
     return store.announced()
+
+
+@contextmanager
+def _warm(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
+    """Opens a backbone each time that it is asked. The first is there by the time that a trainer is waited for, which
+    loads meanwhile; a vLLM is not: it measures the memory that a trainer at the same device leaves it, and a server
+    elsewhere may begin later than this process. Raises UserError."""
+    from ajet.backbone.following import FollowingBackbone
+
+    first = [FollowingBackbone(experiment)] if experiment.ajet.rollout.engine != "vllm" else []
+    try:
+        yield lambda experiment: first.pop() if first else FollowingBackbone(experiment)
+    finally:
+        for unused in first:
+            unused.close()
 
 
 def _awaited(

@@ -111,6 +111,8 @@ class Sampler:
         self._trainer = 0
         """Who announced it, by number; 0: nobody yet."""
         self._looked = self._renewed = self._begun = -math.inf
+        self._gets_more = False
+        """Whether the last look found weights to play with, and nobody since found that there are no positions."""
         self._missed = 0.0
         """Since when, or since which warning, announced weights are not to be found; 0: they are."""
         self.played = played
@@ -122,6 +124,7 @@ class Sampler:
             with interrupts.held():
                 self._look()
                 self._take_in(LOOK)
+                self._begin()
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
         """Begin nothing new, take in what ends within `grace` seconds, give the rest back. Raises KeyboardInterrupt
@@ -188,7 +191,7 @@ class Sampler:
         """Once in a while: the newest policy, a sign of life, and as many groups as there is room for."""
         if time.monotonic() - self._looked < LOOK:
             return
-        self._looked = time.monotonic()
+        self._looked, self._gets_more = time.monotonic(), False
         announced = self._store.announced()
         if announced is None:
             return
@@ -197,10 +200,9 @@ class Sampler:
             return
         self._require_known(announced)
         self._trainer = announced.trainer
-        follows = self._follow(announced.policy)
+        self._gets_more = self._follow(announced.policy)
         self._renew()
-        if follows:
-            self._begin(announced.policy)
+        self._begin()
 
     def _require_known(self, announced: Announced) -> None:
         """That the trainer is the one that was followed, or knows what it had announced. Raises WentBack: another one
@@ -287,12 +289,15 @@ class Sampler:
         silent = f"weights are being loaded for {LONGEST_LOAD:g} s: others play on"
         return signs_of_life(renew, self._renew_every, longest=LONGEST_LOAD, silent=silent)
 
-    def _begin(self, policy: Policy) -> None:
-        while sum(each.left for each in self._under_way.values()) < self._most:
+    def _begin(self) -> None:
+        """As many groups as there is room for."""
+        while self._gets_more and sum(each.left for each in self._under_way.values()) < self._most:
             if time.monotonic() - self._begun < self._pause:
                 return
-            leases = self._store.lease(1, below=policy.below)
+            assert self._policy is not None, "`_look` found one"
+            leases = self._store.lease(1, below=self._policy.below)
             if not leases:
+                self._gets_more = False
                 return
             self._begun = time.monotonic()
             self._play(leases[0])

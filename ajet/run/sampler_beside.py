@@ -1,8 +1,9 @@
 """`trainer_common.mode: async` in one command: a sampler as a child of the trainer, over a store in its run folder.
 
 Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, and nothing else; the child ends with
-the trainer, however that ends. On a CPU the cores are dealt out by plan, half to each side, so that neither slows the
-other down: the engine's copy of the weights is what that costs in memory.
+the trainer, however that ends. It begins before the trainer loads anything, so that both load at once. On a CPU the
+cores are dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights
+is what that costs in memory.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
+from ajet.backbone.local.cores import cores
 from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
 from ajet.run.from_store import FromStore
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ajet.config import Experiment
+    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
     from ajet.schema.episode import Episode
 
@@ -38,12 +41,20 @@ LITTLE = 0.1
 
 def half_of_the_cores(experiment: Experiment) -> Experiment:
     """The same with torch's threads of one side, where the machine's cores are to be shared and nobody said how."""
-    from ajet.backbone.local.machine import choose_device, cores
+    from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common
-    if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS") or choose_device(trainer.device).type != "cpu":
+    threads = _threads_of_a_side(trainer)
+    if threads == trainer.threads or choose_device(trainer.device).type != "cpu":
         return experiment
-    return experiment.with_defaults({"ajet.trainer_common.threads": max(1, cores() // 2)})
+    return experiment.with_defaults({"ajet.trainer_common.threads": threads})
+
+
+def _threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
+    """If it computes on a CPU."""
+    if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
+        return trainer.threads
+    return max(1, cores() // 2)
 
 
 @contextmanager
@@ -52,7 +63,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
-    command += [f"ajet.trainer_common.threads={experiment.ajet.trainer_common.threads}"]
+    command += [f"ajet.trainer_common.threads={_threads_of_a_side(experiment.ajet.trainer_common)}"]
     child = RunningCompanion(
         "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ajet.backbone import following
 from ajet.engine.followed import server_of
 from ajet.run import sample as waiting
 from ajet.run import sampler as module
@@ -20,7 +21,7 @@ from ajet.run.interrupt import Interrupts
 from ajet.run.sampler import Played, Sampler, WentBack
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Address, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store import Address, Lease, Policy, SharedStore, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -99,6 +100,73 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     (closed,) = ledger.closed()
     assert [kept.episode.uuid for kept in closed.kept] == ["again0", "again1"]
     assert {kept.episode.sampler for kept in closed.kept} == {"one"}, "the record says who played it"
+
+
+def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
+    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks the store is asked for positions only where there is room, and once where there are none."""
+    asked: list[int] = []
+    lease = sampler._store.lease
+
+    def noted(count: int, **more: Any) -> list[Lease]:
+        asked.append(count)
+        return lease(count, **more)
+
+    monkeypatch.setattr(sampler._store, "lease", noted)
+    ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
+    sampler._look()
+    sampler._looked = float("inf")  # no other look
+    sampler._begin()
+    assert (len(rollout.begun), len(asked)) == (1, 1), "there is room for two attempts"
+
+    def end(number: int) -> None:
+        _, ended, group = rollout.begun[number]
+        for repeat in (0, 1):
+            ended(episode(f"{number}-{repeat}", order=number, repeat=repeat))
+        group.set_result(None)
+        sampler._take_in(0.0)
+        sampler._begin()
+
+    end(0)
+    assert (len(rollout.begun), len(asked)) == (2, 2)
+    end(1)
+    sampler._begin()
+    assert (len(rollout.begun), len(asked)) == (2, 3)
+    sampler._looked = float("-inf")
+    ledger.announce(Policy("run", 0, "", below=9, told={"version": 0, "over": True}))
+    sampler._gets_more = True
+    sampler._look()
+    sampler._begin()
+    assert (len(rollout.begun), len(asked)) == (2, 3) and ledger.depths().next == 2
+
+
+@pytest.mark.parametrize(("engine", "loaded"), [("auto", ["loads"]), ("vllm", [])])
+def test_an_engine_of_ones_own_is_there_before_a_trainer_is_waited_for(
+    engine: str, loaded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Backbone:
+        def __init__(self, experiment: Any) -> None:
+            said.append("loads")
+
+        def close(self) -> None:
+            said.append("closes")
+
+    monkeypatch.setattr(following, "FollowingBackbone", Backbone)
+    experiment: Any = SimpleNamespace(ajet=config_of(rollout__engine=engine))
+    with waiting._warm(experiment) as opens:
+        assert said == loaded
+        opens(experiment)
+        assert said == ["loads"], "the first is the one that was there"
+        opens(experiment)
+        assert said == ["loads", "loads"]
+    assert said == ["loads", "loads"], "who took one closes it"
+    said.clear()
+    with pytest.raises(KeyboardInterrupt), waiting._warm(experiment):
+        raise KeyboardInterrupt
+    assert said == loaded + ["closes" for _ in loaded], "nobody took it"
 
 
 def test_nothing_is_begun_while_the_announced_weights_are_not_there(

@@ -3,6 +3,8 @@ time outside of the model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,14 @@ import pytest
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
+from ajet.run import parts, train
+from ajet.run import sampler_beside as sampler_beside_module
 from ajet.run.companions import RunningCompanion
+from ajet.run.runner import InProcessRunner
 from ajet.run.sampler_beside import STORE, sampler_beside, warn_of_no_waiting
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
-from tests.local_fixtures import episode_of
+from tests.local_fixtures import config_of, episode_of
 
 
 def played(outside: float) -> Episode:
@@ -60,3 +65,24 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
         source._watch()
         assert events == ["start", "require_running"]
     assert events[-1] == "close"
+
+
+def test_the_sampler_loads_while_the_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def noted(name: str) -> Iterator[str]:
+        events.append(name)
+        yield name
+        events.append(f"{name} ends")
+
+    monkeypatch.setattr(sampler_beside_module, "sampler_beside", lambda *given: noted("sampler"))
+    monkeypatch.setattr(sampler_beside_module, "half_of_the_cores", lambda experiment: experiment)
+    monkeypatch.setattr(parts, "assemble", lambda *given, **more: noted("trainer"))
+    monkeypatch.setattr(parts, "pins_of", lambda run: None)
+    monkeypatch.setattr(train, "train", lambda given, run, interrupts, on_step, source: events.append(source))
+    experiment: Any = SimpleNamespace(ajet=config_of(mode="async"))
+    options: Any = SimpleNamespace(from_store=None, rehearsal=False)
+    one: Any = SimpleNamespace(run_id="run", on_episode=None, on_step=None)
+    InProcessRunner().train(experiment, one, options, one, one)
+    assert events == ["sampler", "trainer", "sampler", "trainer ends", "sampler ends"]

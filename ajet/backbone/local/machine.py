@@ -8,12 +8,12 @@ import math
 import os
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import torch
 from loguru import logger
 
+from ajet.backbone.local.cores import cores
 from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3
@@ -92,21 +92,6 @@ def leave_start_out() -> bool:
         return False
     gc.freeze()
     return True
-
-
-def cores() -> int:
-    """Physical cores within this process's affinity and its control group's quota."""
-    logical = os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or logical
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    count = max(1, min(physical, math.ceil(allowed * physical / logical)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            count = max(1, min(count, math.floor(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return count
 
 
 def _busy_cores() -> float:
