@@ -31,8 +31,8 @@ from ajet.gateway.session import Session
 from ajet.gateway.turn import Refused
 
 
-def build_app(serving: Serving) -> App:
-    """The gateway's routes."""
+def build_app(serving: Serving, *, opens_later: bool = False) -> App:
+    """The gateway's routes. `opens_later`: there will be more, and until then one that is not there is there soon."""
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -56,6 +56,9 @@ def build_app(serving: Serving) -> App:
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 404 and app.opens_later:  # who was served before it was started again asks once more
+            soon = Refused("The server is being started.", status=503, code="starting")
+            return JSONResponse(error_body(request, soon), status_code=503, headers={"retry-after": "1"})
         told = Refused(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
         return JSONResponse(error_body(request, told), status_code=error.status_code)
 
@@ -87,20 +90,31 @@ def build_app(serving: Serving) -> App:
         exception_handlers={Refused: refused, HTTPException: http_error, Exception: failed},
     )
     others.router.redirect_slashes = False  # a redirect would lose the key of a path
-    return App(endpoints, others, failed)
+    app = App(endpoints, others, failed, opens_later=opens_later)
+    return app
 
 
 class App:
     """Sends requests to where they belong: those of the dialects straight to them, the rest to `others`. A path
     `/s/KEY/…` is that of a client which can set no key. `failed` answers where a mistake of ours shows."""
 
-    def __init__(self, endpoints: Mapping[str, ASGIApp], others: Starlette, failed: ExceptionHandler) -> None:
+    def __init__(
+        self,
+        endpoints: Mapping[str, ASGIApp],
+        others: Starlette,
+        failed: ExceptionHandler,
+        *,
+        opens_later: bool = False,
+    ) -> None:
         self._endpoints, self._others = endpoints, others
+        self.opens_later = opens_later
+        """Whether there are routes to come."""
         self._guarded = ServerErrorMiddleware(self._dispatch, handler=failed)
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Serve these too."""
+        """Serve these too: they are all."""
         self._others.router.routes.extend(routes)
+        self.opens_later = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._guarded(scope, receive, send)

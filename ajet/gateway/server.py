@@ -43,7 +43,7 @@ class Gateway:
     `max_model_len` bounds prompt + reply, `max_response_tokens` one reply, `max_calls` the calls under way at
     once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
     without it, such agents talk to the engine, untrained. `limits`: what clients are held to. `adapters`: those that
-    the engine's model has, each for agents of its own.
+    the engine's model has, each for agents of its own. `opens_later`: routes are added once it serves.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Gateway:
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
         limits: Limits | None = None,
         adapters: Adapters | None = None,
+        opens_later: bool = False,
     ) -> None:
         if isinstance(engine, TokenEngine) and renderer is None:
             raise ValueError("a TokenEngine needs a Renderer")
@@ -77,7 +78,7 @@ class Gateway:
             heard=Heard(),
             adapters=adapters or Adapters([]),
         )
-        self.app = build_app(self._serving)
+        self.app = build_app(self._serving, opens_later=opens_later)
         self._host, self._port, self._advertise = host or "127.0.0.1", port, advertise
         self._base_url = ""
         self._limits = limits

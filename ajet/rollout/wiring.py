@@ -79,9 +79,11 @@ def open_gateway(
     images: ImageTokens | None = None,
     *,
     adapters: Adapters | None = None,
+    opens_later: bool = False,
 ) -> Gateway:
     """The gateway before the backbone's engine, started. `images`: how a model that sees images is shown them.
-    `adapters`: which agents have which of the engine's."""
+    `adapters`: which agents have which of the engine's. `opens_later`: who asks for what is not there yet is to ask
+    again."""
     from ajet.engine.endpoint import EndpointEngine
     from ajet.gateway import Gateway
     from ajet.rollout.rounds import RoundEngine
@@ -102,4 +104,5 @@ def open_gateway(
         force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
         chat_engine_for=EndpointEngine.for_model,
         adapters=adapters,
+        opens_later=opens_later,
     ).start()

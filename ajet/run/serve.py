@@ -142,7 +142,7 @@ def assembled(experiment: Experiment, run: RunDirectory, *, keeper: Keeper | Non
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = _order(experiment, reader, backbone) if reader and known else None
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
-        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters)
+        gateway = open_gateway(experiment, backbone, adapters=backbone.adapters, opens_later=True)
         if reader is not None and backbone.trains:
             held_out = who_validates(experiment, run, reader, judge, backbone, gateway)
         desk = Desk(

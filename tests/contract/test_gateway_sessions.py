@@ -578,6 +578,21 @@ def test_a_plain_post_still_works():
         assert post(on.open()("a", "a", None), {"messages": ASK}).status_code == 200
 
 
+def test_who_comes_before_all_routes_are_there_is_asked_to_come_again():
+    """A client of a server that was started again knows addresses that are there in a moment."""
+
+    async def there(request):
+        return JSONResponse({})
+
+    with bench(opens_later=True) as on:
+        url = f"{on.gateway.base_url.removesuffix('/v1')}/soon"
+        early = httpx.get(url, timeout=60)
+        assert (early.status_code, early.headers["retry-after"]) == (503, "1")
+        assert early.json()["error"]["code"] == "starting"
+        on.gateway.add_routes([Route("/soon", there)])
+        assert [httpx.get(each, timeout=60).status_code for each in (url, f"{url}er")] == [200, 404]
+
+
 def test_what_is_just_being_answered_at_the_end_is_answered():
     """Nobody is told of a mistake of ours because the gateway ends."""
     begun = threading.Event()

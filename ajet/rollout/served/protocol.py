@@ -142,7 +142,7 @@ _REFUSALS = {
     409: "it has ended otherwise",
     413: "too large",
     429: "too many episodes, or of this task, or the trainer is busy: again after `Retry-After` seconds",
-    503: "closing, not recorded, the store is away, or an outage: again after `Retry-After` seconds",
+    503: "starting, closing, not recorded, the store is away, or an outage: again after `Retry-After` seconds",
 }
 
 
