@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,7 +108,7 @@ def test_it_opens_on_what_is_outside_and_may_mend(failures: list[Failure | None]
 
 def test_probes_come_one_by_one_and_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(breaker.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(breaker, "time", SimpleNamespace(monotonic=lambda: clock[0]))  # not that of every loop
     monkeypatch.setattr(breaker, "FIRST_PAUSE", 1.0)
     monkeypatch.setattr(breaker, "LONGEST_PAUSE", 60.0)
 

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterator
@@ -37,10 +38,12 @@ STARTED = ("subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.ex
 REACHED = ("socket.connect", "socket.getaddrinfo", "socket.sendto")
 TINY = Path(ajet.engine.embedded.__file__).parent / "tiny_tools"
 _watched: list[list[str]] = []
+_others: set[int | None] = set()
+"""Threads of other tests, which may reach for what is theirs: a database, a service."""
 
 
 def _note(event: str, arguments: Any) -> None:
-    if _watched and event in STARTED + REACHED:
+    if _watched and event in STARTED + REACHED and threading.get_ident() not in _others:
         _watched[-1].append(f"{event} {arguments!r}"[:300])
 
 
@@ -52,9 +55,11 @@ def hook() -> None:
 @pytest.fixture
 def events() -> Iterator[list[str]]:
     """What was started or reached for."""
+    _others.update(each.ident for each in threading.enumerate() if each is not threading.current_thread())
     _watched.append([])
     yield _watched[-1]
     _watched.pop()
+    _others.clear()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -218,7 +219,8 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
     assert below == [2], "one under way is all that there may be"
     made.store.give_back(late)
     made.play(1)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: made.play(2, version=2))
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: made.play(2, version=2))
+    monkeypatch.setattr(module, "time", clock)  # its own: other threads sleep, too
     third = made.step()  # begins with the stale one alone, and would wait for ever for another
     assert below == [2, 3] and (third["groups"], [group.order for group in third["unused"]["stale"]]) == ([2], [1])
 
