@@ -354,7 +354,7 @@ def test_in_the_foreground_its_token_is_the_one_that_is_given_and_episodes_that_
     process = start(
         "env", "up", "pod.yaml", "--foreground", "--port", "0", cwd=tmp_path, log=log, MCP_SERVER_TOKEN="abc"
     )
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while running("pod") is None and time.monotonic() < until:
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
