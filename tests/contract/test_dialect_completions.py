@@ -331,12 +331,16 @@ def test_raw_and_chat_calls_of_an_episode_do_not_mix():
         assert [len(call.messages) for call in calls] == [0, 2, 0]
 
 
+@pytest.fixture(scope="module")
+def collected():
+    """Nothing is left of other tests that asyncio would complain of in this one."""
+    gc.collect()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("bad", [[1 << 30], [-1], [], "word " * 2000, [40] * 2000], ids="abcde")
 @pytest.mark.parametrize("at", [0, 2])
-def test_one_bad_prompt_of_several_refuses_them_all_before_anything_is_sampled(stream, bad, at, caplog):
-    gc.collect()  # of what other tests left asyncio may complain, too
-    caplog.clear()
+def test_one_bad_prompt_of_several_refuses_them_all_before_anything_is_sampled(stream, bad, at, collected, caplog):
     prompts = [[40, 41], [42], [43]]
     prompts[at] = bad if isinstance(bad, list) else [40] * 2000
     if isinstance(bad, str):

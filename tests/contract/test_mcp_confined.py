@@ -67,7 +67,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = file.parent.parent / "other.txt"
+    elsewhere, mark = file.parent.parent / "other.txt", ["sleep", str(3600 + os.getpid())]  # nobody else's
     make, made = tempfile.mkdtemp, list[Path]()
 
     def noted(**of: str) -> str:
@@ -81,7 +81,7 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
             "one__shell": f"cat {file.parent}/data.txt {file.parent}/.env {elsewhere}; env; id -u; echo x > "
             f"{file.parent}/left; cat /proc/1/environ; ls {file.parent.parent}/more; echo hello > a; pwd",
             "two__shell": f"cat a {file.parent.parent}/more/book.txt; ln -s {file.parent} link; "
-            "setsid sleep 3607 > /dev/null 2>&1 &",
+            f"setsid {' '.join(mark)} > /dev/null 2>&1 &",
         }
         async with attempt(*servers_of("tools.json", file.parent)) as tools:
             return {name: (await tools.use(name, {"command": told})).text for name, told in asked.items()}
@@ -93,7 +93,6 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
     assert os.geteuid() or "\n0\n" not in one
     assert two.startswith("hello\nshown, too"), two
     assert (file.parent / "data.txt").exists(), "what a link leads to is nobody's to remove"
-    mark = ["sleep", "3607"]
     assert until(lambda: not any(each.info["cmdline"] == mark for each in psutil.process_iter(["cmdline"])))
     assert len(made) == 1 and not made[0].exists()
 

@@ -280,11 +280,12 @@ def test_only_the_named_targets_train():
 
 
 def test_a_group_closes_at_its_deadline_with_what_it_has():
-    with counter(backlog=9, num_repeat=4, group_deadline=0.4, min_group=2) as served:
+    with counter(backlog=9, num_repeat=4, group_deadline=600, min_group=2) as served:
         slow = served.open(task="q")
         served.ask(slow)
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
+        served.overdue()
         group = take_group(served)
         assert [episode.status for episode in group.episodes] == ["aborted", "completed", "completed"]
         assert group.episodes[0].ending == "group_deadline"
@@ -401,10 +402,11 @@ def kept_in(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
 
 
 def test_a_group_that_its_deadline_closed_takes_no_more_attempts_after_a_restart(tmp_path):
-    with counter(backlog=9, pending=tmp_path, num_repeat=3, group_deadline=0.3, min_group=2) as served:
+    with counter(backlog=9, pending=tmp_path, num_repeat=3, group_deadline=600, min_group=2) as served:
         served.open(task="q")
         for reward in (0.0, 1.0):
             served.play(reward, task="q")
+        served.overdue()
         assert len(take_group(served).episodes) == 3
     with counter(backlog=9, pending=tmp_path, num_repeat=3) as served:
         assert len(take_group(served).episodes) == 3 and served.play(task="q")["repeat"] == 0
