@@ -216,7 +216,7 @@ class ServedWorld:
         client.opened = client.end = None
 
     async def _look(self) -> None:
-        looks = asyncio.run_coroutine_threadsafe(self._server.desk._look(), self._server.desk._loop)
+        looks = asyncio.run_coroutine_threadsafe(self._server.desk._deadlines.look(), self._server.desk._loop)
         await asyncio.wrap_future(looks)
 
     async def _learn(self) -> None:

@@ -16,8 +16,7 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits
-from ajet.rollout.served import Desk, Keeper, routes
-from ajet.rollout.served import desk as desk_room
+from ajet.rollout.served import Desk, Keeper, deadlines, routes
 from ajet.schema.task import Task
 from ajet.store import RunStore
 from ajet.task_judge import Judge
@@ -114,7 +113,7 @@ def counter(
     split = "debug" if backlog is None else "train"
     store = store or RunStore(pending, at=at)
     patch = pytest.MonkeyPatch()
-    patch.setattr(desk_room, "LONGEST_GLANCE", GLANCE_S)
+    patch.setattr(deadlines, "LONGEST_GLANCE", GLANCE_S)
     desk = Desk(
         experiment,
         served,

@@ -10,13 +10,9 @@ code nor the gateway runs, and which waits for no store. The coroutines may be a
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import queue
 import threading
-import time
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,9 +21,9 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.rollout.attempt_result import AttemptResult
 from ajet.rollout.breaker import Breaker
-from ajet.rollout.group import closes_late
 from ajet.rollout.served.admission import Admission
 from ajet.rollout.served.beginning import Beginnings, told
+from ajet.rollout.served.deadlines import Deadlines
 from ajet.rollout.served.ended import Ended
 from ajet.rollout.served.ending import Endings, Keeper
 from ajet.rollout.served.episode import Opening, Served, given_up, outcome_of, shown
@@ -49,14 +45,10 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 T = TypeVar("T")
-LONGEST_GLANCE = 2.0
-"""Seconds between two looks for episodes whose time is over, at most."""
 CLOSING = "closing"
 """What ends the episodes that are under way when the desk closes: they are no attempts that count."""
 STOP_TIME = 5.0
 """Seconds that the desk's thread gets to end."""
-PATIENCE = 600.0
-"""Seconds after which an end that cannot be recorded is given up, where gateway.idle_timeout says nothing."""
 
 
 class Desk:
@@ -97,8 +89,10 @@ class Desk:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-desk", daemon=True)
         self._thread.start()
-        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
-        self._watching.add_done_callback(_report)
+        self._deadlines = Deadlines(
+            settings, self._open, self._groups, end=self._end, give_up=self._give_up, close=self._close_early
+        )
+        self._deadlines.watch(self._loop)
 
     async def open(self, opening: Opening) -> dict[str, Any]:
         """Begin an episode. Answers its name, task, address and key. Raises Refused."""
@@ -359,41 +353,6 @@ class Desk:
             self._ended.changed(outcome_of(episode))
         self.results.put(group.group())
 
-    async def _watch(self) -> None:
-        """Look again and again, often enough for the shortest limit."""
-        rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
-        limits = [limit for limit in (rollout.episode_timeout, idle, rollout.group_deadline) if limit]
-        while True:
-            await asyncio.sleep(min([LONGEST_GLANCE, *(limit / 10 for limit in limits)]))
-            await self._look()
-
-    async def _look(self) -> None:
-        """End those whose time is over; close groups whose deadline has passed."""
-        rollout, idle = self._settings.rollout, self._settings.gateway.idle_timeout
-        for served in list(self._open.values()):
-            failure = None
-            if idle and served.quiet > idle:
-                why = f"no model call for {idle:g} seconds (gateway.idle_timeout)"
-                failure = Failure("agent", "timeout", why, retryable=True)
-            elif rollout.episode_timeout and time.time() - served.began > rollout.episode_timeout:
-                why = f"not finished within {rollout.episode_timeout:g} seconds (rollout.episode_timeout)"
-                failure = Failure("agent", "timeout", why)
-            if served.unrecorded is not None:
-                await self._record_again(served, idle or PATIENCE)
-            elif failure and served.ending is None:
-                with contextlib.suppress(Refused):  # not recorded: the next look tries again
-                    await self._end(served, AttemptResult(failure=failure), "timeout")
-        for group in self._groups.older_than(rollout.group_deadline or math.inf):
-            await self._overdue(group)
-
-    async def _record_again(self, served: Served, patience: float) -> None:
-        assert served.unrecorded is not None
-        try:
-            await self._end(served, AttemptResult(), served.ended_by)
-        except Refused:
-            if time.monotonic() - served.unrecorded > patience:
-                self._give_up(served, "given up", "server")
-
     async def _end_or_give_up(self, served: Served, reason: str, by: str) -> None:
         """For an end that nobody asks for again."""
         while served.identity.uuid in self._open:
@@ -403,12 +362,8 @@ class Desk:
                 if by != CLOSING:
                     self._give_up(served, reason, by)
 
-    async def _overdue(self, group: OpenGroup) -> None:
-        under_way = [served for served in self._open.values() if served.group is group]
-        least = self._settings.rollout.min_group
-        waiting = sum(map(waits, group.episodes))
-        if under_way and not closes_late(group.episodes, min_group=least, repeats=group.places, waiting=waiting):
-            return
+    async def _close_early(self, group: OpenGroup, under_way: list[Served]) -> None:
+        """Its deadline has passed: it ends with the episodes it has."""
         group.close()
         await self._stop(under_way, "group_deadline", "server")
         if group.episodes:
@@ -423,7 +378,7 @@ class Desk:
         await asyncio.gather(*(self._end_or_give_up(served, reason, by) for served in these))
 
     async def _close(self) -> None:
-        self._watching.cancel()
+        self._deadlines.stop()
         await self._ranking.stop()
         await self._stop(list(self._open.values()), "interrupted", CLOSING)
         await self._groups.settled()
@@ -436,9 +391,3 @@ class Desk:
 def closing() -> Refused:
     """What clients get as the desk closes."""
     return Refused("The server is closing.", status=503, code="closing")
-
-
-def _report(watching: Future[None]) -> None:
-    problem = None if watching.cancelled() else watching.exception()
-    if problem is not None:
-        logger.opt(exception=problem).error("episodes are no longer ended when their time is over")
