@@ -295,7 +295,7 @@ def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
 
 
 def test_why_its_sides_do_not_run_apart(settings, tmp_path):
-    """Its buffer between the modes explore and train: what `ajet.backbone.trinity.config.APART` says of it."""
+    """Its buffer between the modes explore and train: what `ajet.backbone.trinity.users_section.APART` says of it."""
     from trinity.buffer.storage.sql import SQLExperienceStorage
     from trinity.common.config import StorageConfig
     from trinity.common.experience import EID, Experience

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ajet.backbone.trinity.config import OWNED, demand_of, refuse, trinity_config, trinitys_keys
+from ajet.backbone.trinity.config import demand_of, refuse, trinity_config
 from ajet.backbone.trinity.launch import TrinityRunner
 from ajet.backbone.trinity.package import ASIDE, require_trinity
+from ajet.backbone.trinity.users_section import OWNED, trinitys_keys
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 

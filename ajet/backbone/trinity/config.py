@@ -1,104 +1,27 @@
 """Composition of Trinity's config: our layers, the user's `trinity:` section over them.
 
-Invariant: the answer is fully resolved and holds Trinity's keys alone; what ajet owns on this backbone (`OWNED`) has
-one source, the keys under `ajet:`; neither Trinity nor ray is imported, so what is wrong is said within a second.
+Invariant: the answer is fully resolved and holds Trinity's keys alone; what ajet owns on this backbone
+(`users_section.OWNED`) has one source, the keys under `ajet:`; neither Trinity nor ray is imported, so what is wrong is
+said within a second.
 """
 
 from __future__ import annotations
 
-import ast
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.backbone.trinity.users_section import BOTH, TRAIN, of_section
 from ajet.backbone.verl.cluster.gpus import gpus
 from ajet.backbone.verl.cluster.resources import Demand
 from ajet.backbone.verl.config.resolvers import register
 from ajet.config.locations import default_config
 from ajet.config.validate import together
-from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
-
-OWNED: Mapping[str, str] = {
-    "project": "ajet.project_name",
-    "group": "",
-    "name": "ajet.experiment_name",
-    "ray_namespace": "",
-    "checkpoint_root_dir": "ajet.trainer_common.checkpoint_base_dir",
-    "checkpoint_job_dir": "ajet.trainer_common.checkpoint_base_dir",
-    "continue_from_checkpoint": "ajet.trainer_common.resume",
-    "stages": "",
-    "model.model_path": "ajet.model.path",
-    "model.temperature": "ajet.rollout.temperature",
-    "model.top_p": "ajet.rollout.top_p",
-    "model.top_k": "ajet.rollout.top_k",
-    "model.max_model_len": "ajet.rollout.max_model_len",
-    "model.lora_configs": "",
-    "model.tinker": "",
-    "model.external_model": "",
-    "cluster.node_num": "ajet.trainer_common.nnodes",
-    "cluster.gpu_per_node": "ajet.trainer_common.n_gpus_per_node",
-    "algorithm.algorithm_type": "ajet.trainer_common.algorithm.adv_estimator",
-    "algorithm.repeat_times": "ajet.rollout.num_repeat",
-    "algorithm.sample_strategy": "",
-    "algorithm.advantage_fn": "ajet.trainer_common.algorithm.adv_estimator",
-    "algorithm.policy_loss_fn": "ajet.trainer_common.algorithm.policy_loss",
-    "algorithm.kl_loss_fn": "ajet.trainer_common.use_kl_loss",
-    "algorithm.kl_penalty_fn": "ajet.trainer_common.algorithm.use_kl_in_reward",
-    "algorithm.loss_agg_mode": "ajet.trainer_common.algorithm.loss_aggregation",
-    "algorithm.rollout_correction": "ajet.trainer_common.algorithm.importance_weight_cap_ratio",
-    "algorithm.bypass_old_logprobs": "ajet.trainer_common.algorithm.old_policy",
-    "buffer.batch_size": "ajet.data.train_batch_size",
-    "buffer.train_batch_size": "ajet.data.train_batch_size",
-    "buffer.total_epochs": "ajet.trainer_common.total_epochs",
-    "buffer.total_steps": "ajet.trainer_common.total_training_steps",
-    "buffer.explorer_input": "ajet.task_reader",
-    "buffer.trainer_input": "",
-    "explorer.concurrent_mode": "ajet.rollout.isolation",
-    "explorer.max_repeat_times_per_runner": "",
-    "explorer.max_retry_times": "ajet.rollout.max_retries",
-    "explorer.max_timeout": "ajet.rollout.episode_timeout",
-    "explorer.dynamic_timeout": "ajet.rollout.episode_timeout",
-    "explorer.auxiliary_models": "",
-    "explorer.rollout_model.enable_openai_api": "",
-    "explorer.rollout_model.engine_type": "ajet.rollout.name",
-    "explorer.rollout_model.engine_num": "ajet.rollout.n_vllm_engine",
-    "explorer.rollout_model.tensor_parallel_size": "ajet.rollout.tensor_model_parallel_size",
-    "explorer.over_rollout": "",
-    "explorer.eval_interval": "",
-    "explorer.eval_on_startup": "",
-    "synchronizer.sync_style": "ajet.trainer_common.mode",
-    "synchronizer.sync_interval": "",
-    "synchronizer.explorer_sync_interval": "",
-    "synchronizer.trainer_sync_interval": "",
-    "synchronizer.sync_offset": "",
-    "trainer.trainer_type": "",
-    "trainer.total_steps": "ajet.trainer_common.total_training_steps",
-    "trainer.save_interval": "ajet.trainer_common.save_freq",
-    "trainer.max_checkpoints_to_keep": "ajet.trainer_common.max_checkpoints_to_keep",
-    "monitor.monitor_type": "ajet.trainer_common.logger",
-}
-"""Trinity's keys that its section may not set, and ours that says it; "": what follows from how ajet plays and trains.
-"""
-Keys = Mapping[str, Mapping[str, str]]
-"""Dataclass -> field -> the name of its type."""
-BOTH, TRAIN, EXPLORE = "both", "train", "explore"
-"""Trinity's modes that mean something here."""
-APART = {
-    TRAIN: "train with --from-store ADDRESS, and samplers beside it. Without a store of ours Trinity's SQL buffer "
-    "would stand between the sides: it marks rows as used when they are read, not when a checkpoint has them, and "
-    "hands out the newest first, so that a trainer that was killed has lost rows, and a step mixes those of others",
-    EXPLORE: "`ajet sample`, which plays the same episodes into a store. Trinity's own explorer would play into its "
-    "SQL buffer, which marks rows as used when they are read, not when a checkpoint has them",
-}
-"""What stands for a mode of one side. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +99,7 @@ def device_of(experiment: Experiment) -> str:
 
 def refuse(experiment: Experiment, device: str) -> None:
     """Raises ConfigError that names every setting that cannot hold on this backbone."""
-    problems = [*_refused(experiment, device), *_of_section(experiment)]
+    problems = [*_refused(experiment, device), *of_section(experiment, mode_of(experiment))]
     if problems:
         raise together(problems)
 
@@ -302,97 +225,6 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
             "The gap of engine and trainer is not measured on Trinity.",
             "auto or null",
         )
-
-
-def _of_section(experiment: Experiment) -> Iterator[ConfigError]:
-    users = experiment.backbone_overrides.get("trinity", {})
-    layers = experiment.layers
-    if not isinstance(users, Mapping):
-        yield ConfigError(
-            f"`trinity` is {users!r}.",
-            where=layers.where(("trinity",), value=True),
-            expected="a mapping of Trinity's own keys",
-        )
-        return
-    wanted, mode = mode_of(experiment), users.get("mode")
-    if mode not in (None, wanted):
-        conf, store = ("--conf", "FILE.yaml"), "sqlite:PATH"
-        trains = command("train", *conf, "--backbone", "trinity", "--with-ray", "--from-store", store)
-        sides = f"`{trains}` and `{command('sample', *conf, '--store', store)}`"
-        yield ConfigError(
-            f"trinity.mode is {mode!r}.",
-            where=layers.where(("trinity", "mode"), value=True),
-            expected=APART.get(str(mode), f"{wanted}, or no such key"),
-            do=f"two commands over one store: {sides}" if mode in APART else "",
-        )
-    for key, ours in OWNED.items():
-        path = tuple(key.split("."))
-        if _holds(users, path):
-            yield ConfigError(
-                f"trinity.{key} is ajet's to say.",
-                where=layers.where(("trinity", *path)),
-                expected="no such key in your trinity section",
-                do=f"set {ours}" if ours else "",
-            )
-    known = trinitys_keys()
-    if known:
-        yield from _unknown(experiment, users, known, "Config", ())
-
-
-def _unknown(
-    experiment: Experiment,
-    users: Mapping[str, Any],
-    known: Mapping[str, Mapping[str, str]],
-    kind: str,
-    at: tuple[str, ...],
-) -> Iterator[ConfigError]:
-    fields = known[kind]
-    for name, value in users.items():
-        path = (*at, str(name))
-        if name not in fields:
-            near = get_close_matches(str(name), fields, 1)
-            yield ConfigError(
-                f"Trinity has no key {'.'.join(path)}.",
-                where=experiment.layers.where(("trinity", *path)),
-                expected=", ".join(sorted(fields)),
-                do=f"did you mean {near[0]}?" if near else "",
-            )
-        elif isinstance(value, Mapping) and fields[name] in known:
-            yield from _unknown(experiment, value, known, fields[name], path)
-
-
-@lru_cache(maxsize=1)
-def trinitys_keys() -> Keys:
-    """The fields of Trinity's configuration, read as text; empty where Trinity is not installed."""
-    from importlib.metadata import distributions
-
-    from ajet.backbone.trinity.package import DISTRIBUTION, require_trinity
-    from ajet.schema.errors import UserError
-
-    try:
-        folder = require_trinity()
-    except UserError:  # said by whoever needs it
-        return {}
-    places = [str(folder)] if folder is not None else sys.path
-    (found, *_) = distributions(name=DISTRIBUTION, path=places)
-    file = Path(str(found.locate_file("trinity/common/config.py")))
-    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    return {each.name: dict(_fields(each.body)) for each in classes}
-
-
-def _fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for each in body:
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-            kind = ast.unparse(each.annotation)
-            yield each.target.id, kind.removeprefix("Optional[").removesuffix("]")
-
-
-def _holds(tree: Any, path: tuple[str, ...]) -> bool:
-    for name in path:
-        if not isinstance(tree, Mapping) or name not in tree:
-            return False
-        tree = tree[name]
-    return True
 
 
 def _where(experiment: Experiment, key: str) -> str:
