@@ -7,6 +7,7 @@ obey.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rich.text import Text
 from ajet.record.console import console, counted, printable
 from ajet.record.plain_json import strict_json
 from ajet.run.own_frames import Frames, frames_of
-from ajet.schema.commands import program
+from ajet.schema.commands import installs, program
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Failure
@@ -80,8 +81,13 @@ def show_episode(episode: Episode) -> None:
     console.print(Panel(lines, title=told, subtitle=Text(_footer(episode)), title_align="left"))
 
 
+_NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
+
+
 def hint_of(failure: Failure) -> str:
     """What to do about it; of the person's own code, the line where it ended."""
+    if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
+        return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", program())
     if (known := KIND_HINTS.get(failure.kind)) is not None:
@@ -102,7 +108,10 @@ def _append_failure(lines: Text, failure: Failure) -> None:
             lines.append(f"    {printable(frame.code)}\n", style="bold")
     if frames.own:
         lines.append(_others(frames), style="dim")
-    elif failure.kind not in KIND_HINTS:  # of those the message says all, and ajet's own frames nothing
+    elif failure.kind not in (
+        *KIND_HINTS,
+        "JudgeFailure",
+    ):  # of those the message says all, and ajet's own frames nothing
         lines.append("\n".join(_last_frames(failure)), style="red")
 
 

@@ -118,6 +118,11 @@ def advice(groups: Sequence[Group], settings: AjetConfig) -> str:
     if not scored:
         if all(episode.failure for episode in episodes):
             return "mend what the hints above name"
+        if any(settings.task_judge.named()):
+            return (
+                "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
+                "out; a wrong answer is 0"
+            )
         return (
             "no episode has a reward: name a judge (ajet.task_judge.judge_protocol), models that rank attempts "
             "(ajet.task_judge.judges), or return one in WorkflowOutput"

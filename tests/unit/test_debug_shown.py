@@ -92,6 +92,13 @@ def test_a_reward_that_is_none_is_no_traceback_of_ajets_and_a_lost_client_has_a_
     assert "/home/me/site/tools.py:2;" in lost and lost.endswith("give it `tuner.as_oai_baseurl_apikey()`")
 
 
+def test_what_a_judge_gave_is_no_traceback_of_ajets_and_what_is_not_installed_is_named(monkeypatch) -> None:
+    said = shown(monkeypatch, Failure("judge", "JudgeFailure", "it is 'good'", traceback=f"Traceback:\n{OTHERS}"))
+    assert said[1:-1] == ["✗ judge: JudgeFailure: it is 'good'"]
+    lacking = Failure("agent", "ModuleNotFoundError", "No module named 'textarena.envs'", traceback=CHAIN)
+    assert hint_of(lacking).startswith("install textarena, ") and hint_of(lacking).endswith(" textarena")
+
+
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown(monkeypatch, Failure("agent", "no_model_call", "it never called"))[1:-1] == [
         "✗ agent: no_model_call: it never called"

@@ -48,6 +48,8 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
     assert advice([failed], AjetConfig()) == "mend what the hints above name"
     assert "name a judge" in advice([group(None)], AjetConfig())
+    judged = settings(task_judge__judge_protocol="judge.py->judge")
+    assert "the judge decided none" in advice([group(None)], judged)
     assert "easier tasks" in advice([group(0.0, 0.0), group(0.0)], AjetConfig())
     assert "harder tasks" in advice([group(1.0, 1.0)], AjetConfig())
     assert "rollout.num_repeat to 4" in advice([group(0.0)], settings(rollout__num_repeat=1))
