@@ -3,6 +3,7 @@
 Agents of the tool template, whose tool takes so long that an episode waits at least as long as a step computes (that is
 measured first). The bound is what no overlap of the two sides can beat: the longer side of each step, sampling or
 training, each as it takes with one core by itself, and once the shorter one before there is anything to overlap with.
+The sampler is a process of its own: what of its start the trainer's does not hide is in the time, and not in the bound.
 
     ratio   bound / time of async; the limit is 0.9
     reward  of the last quarter of the steps, over the seeds: async must not be worse within noise (two standard errors)
@@ -62,6 +63,11 @@ class Run:
         """From the beginning of the first step to the end of the last, checkpoints included."""
         first = self.rows[0]
         return float(self.rows[-1]["time"] - first["time"] + first["seconds/step"])
+
+    @property
+    def first(self) -> float:
+        """Seconds until the first batch is there; with async what is left of the sampler's start is in it."""
+        return float(self.rows[0]["seconds/rollout"])
 
     @property
     def reward(self) -> float:
@@ -158,7 +164,10 @@ def measured(setting: Setting, seeds: int, latency: float | None) -> int:
         print(line(f"seed {seed}: sync, all cores", sync), flush=True)
         print(
             line(
-                f"seed {seed}: async", both, f"bound / time {ratios[-1]:.2f}; {sync.seconds / both.seconds:.2f} x sync"
+                f"seed {seed}: async",
+                both,
+                f"bound / time {ratios[-1]:.2f}; {sync.seconds / both.seconds:.2f} x sync; "
+                f"the first batch after {both.first:.1f} s, alone {alone.first:.1f} s",
             )
         )
     nobody = setting.sync("nobody-sync", 0.0, cores=None, seed=1), setting.asynchronous("nobody-async", 0.0, seed=1)

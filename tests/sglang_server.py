@@ -11,13 +11,19 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+
+from tests.ports import free_port
 
 CONTEXT = 512
 KEPT = 6
@@ -44,6 +50,49 @@ def sglang_server() -> Iterator[str]:
         server.should_exit = True
         thread.join(60)
         app.engine.close()
+
+
+class SglangProcess:
+    """The same in a process of its own, which may be killed and started again at its address."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin, and wait until it answers."""
+        command = [sys.executable, "-m", "tests.sglang_server", str(self.port)]
+        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+        until = time.monotonic() + 300
+        while True:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self.url}/v1/models", timeout=60).status_code == 200:
+                    return
+            assert self._process.poll() is None and time.monotonic() < until, "it does not begin to answer"
+            time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> None:
+        """As a power cut does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def main(port: int) -> None:
+    """In a process of its own, until it is ended."""
+    import torch
+    import uvicorn
+
+    torch.set_num_threads(1)
+    uvicorn.run(SglangApp().routes(), port=port, log_level="error", lifespan="off")
 
 
 class SglangApp:
@@ -179,3 +228,7 @@ def _json(content: dict[str, Any], status: int = 200) -> Any:
     from starlette.responses import JSONResponse
 
     return JSONResponse(content, status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -13,12 +13,16 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from ajet.schema.errors import EngineFailure
+from ajet.schema.errors import EngineFailure, UserError
 
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 """Seconds between bytes of a reply, and to connect."""
 RETRYABLE = {408, 409, 425, 429}
+
+
+class ServerAway(UserError):
+    """It did not answer: it may be being started again."""
 
 
 class AskedServer:

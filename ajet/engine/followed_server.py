@@ -10,12 +10,14 @@ sample from one server one `leads` and gives it weights; the others wait until i
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.engine.asked_server import ServerAway
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import Crossed
 from ajet.record.checkpoint import Checkpoint, look_at
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.probe import Probe
 
+AWAY = 600.0
+"""Seconds for which a server may be away before who samples from it ends."""
 UNKNOWN = -1
 """Version of a server whose weights nobody has looked at yet, or that were changed by somebody else."""
 
@@ -40,6 +44,8 @@ class FollowedServer:
         self._known = False
         self._looked = UNKNOWN
         """The newest version at which a server that cannot be given weights was looked at."""
+        self._away = 0.0
+        """Since when it does not answer; 0: it does."""
 
     @property
     def version(self) -> int:
@@ -56,7 +62,22 @@ class FollowedServer:
         leads: bool = True,
     ) -> bool:
         """See `Followed`. False: it cannot be given these; `version` says what it has. Raises UserError, also for a
-        server that has none of the announced weights."""
+        server that has none of the announced weights, and for one that is away for long: for a while it is one whose
+        weights are not there, since it may be being started again."""
+        try:
+            taken = self._take(folder, version, probe, waits, leads=leads)
+        except ServerAway as away:
+            now = time.monotonic()
+            self._away = self._away or now
+            if now - self._away > AWAY:
+                raise
+            raise FileNotFoundError(away.what) from away
+        self._away = 0.0
+        return taken
+
+    def _take(
+        self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None], *, leads: bool
+    ) -> bool:
         if probe is None:
             raise self._refusal(
                 "the trainer announces no probe by which they would be known",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import TIMEOUT, AskedServer
+from ajet.engine.asked_server import TIMEOUT, AskedServer, ServerAway
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.limits import reply_limit
 from ajet.engine.streams import Stream
@@ -176,7 +176,8 @@ class RemoteEngine:
                 return self._wire.scored(self._ask(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
-            raise UserError(
+            kind = ServerAway if isinstance(error, httpx.TransportError) else UserError
+            raise kind(
                 f"The {self._wire.kind} server cannot score a text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error

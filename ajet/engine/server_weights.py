@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import httpx
 
+from ajet.engine.asked_server import ServerAway
 from ajet.schema.errors import UserError
 
 CHANGING = "ajet-changing"
@@ -67,6 +68,8 @@ class ServerWeights(ABC):
         try:
             with httpx.Client(base_url=self._url, headers=self._headers, timeout=TIMEOUT) as client:
                 return client.request(method, route, json=body)
+        except httpx.TransportError as error:
+            raise self._refusal(f"{type(error).__name__}: {error}", route, ServerAway) from error
         except httpx.HTTPError as error:
             raise self._refusal(f"{type(error).__name__}: {error}", route) from error
 
@@ -80,8 +83,8 @@ class ServerWeights(ABC):
             raise self._refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
         return found if isinstance(found, dict) else {}
 
-    def _refusal(self, why: str, asked: str) -> UserError:
-        return UserError(
+    def _refusal(self, why: str, asked: str, kind: type[UserError] = UserError) -> UserError:
+        return kind(
             f"The {self.kind} server cannot be asked {asked}: {why}",
             where=f"ajet.rollout.vllm.base_url: {self._url}",
             expected=self.expected,

@@ -1,6 +1,6 @@
-"""kill -9 of trainer, samplers and the store's server at random moments, started again, and a stop (SIGSTOP) of
-each for longer than a lease: nothing lost, nothing trained twice, nothing stuck, counted from the ledger and from the
-trained batches, each by itself. Sixty kills and ten stops in all."""
+"""kill -9 of trainer, samplers, the store's server and the server that samplers sample from at random moments, started
+again, and a stop (SIGSTOP) of each for longer than a lease: nothing lost, nothing trained twice, nothing stuck, counted
+from the ledger and from the trained batches, each by itself. Eighty kills and fourteen stops in all."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ajet.store import open_shared
 from tests.ajet_command import Forked, metric_rows, start
 from tests.mongod import Mongod
 from tests.sample_fixtures import project_in
+from tests.sglang_server import SglangProcess
 
 STEPS, GROUPS, REPEATS, KILLS = 24, 2, 2, 20
 TIMES = "trainer_common.algorithm.max_trained_count"
@@ -29,10 +30,12 @@ LAST, HELD_AT = 14, 16
 """The step at which the last one falls, if the run is no faster; the step at which the trainer waits for the rest."""
 LEASE = 5
 """Seconds: a stop is longer, so that what was held is played by another, and whoever goes on finds it lost."""
-STOPPED_AFTER = {4: "one", 9: "trainer", 14: "two", 17: "mongod"}
+STOPPED_AFTER = {4: "one", 9: "trainer", 14: "two", 17: "server"}
 """Who is stopped for a while after so many kills; a server only where there is one."""
 ORDER = ("trainer", "one", "two", "one", "two")
-"""Whom the kills hit, in turn; a server of MongoDB is one more."""
+"""Whom the kills hit, in turn; a server is one more: that of MongoDB, or the engine's."""
+ENGINE = ["model.dtype=float32", "rollout.breaker.window=2"]
+"""Where samplers share a server: it computes in float32, and few attempts tell that it is away."""
 SETTINGS = [
     f"trainer_common.total_training_steps={STEPS}", f"data.train_batch_size={GROUPS}", f"rollout.num_repeat={REPEATS}",
     "trainer_common.max_staleness=2", "rollout.max_env_worker=2",
@@ -71,34 +74,48 @@ def by_mongodb(server: Mongod) -> Told:
 
 
 @pytest.mark.extra_slow
-@pytest.mark.parametrize(("kind", "seed", "times"), [("sqlite", 1, 1), ("sqlite", 2, 2), ("mongodb", 3, 2)])
+@pytest.mark.parametrize(
+    ("kind", "seed", "times"), [("sqlite", 1, 1), ("sqlite", 2, 2), ("mongodb", 3, 2), ("engine", 4, 1)]
+)
 def test_kill_9_of_trainer_and_samplers_at_random_moments(
     kind: str, seed: int, times: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     draw, log = random.Random(seed), tmp_path / "log"
     run, server = tmp_path / "runs" / "sums", None
     order, address = list(ORDER), f"sqlite:{tmp_path}/store.db"
+    settings, engine = [*SETTINGS, f"{TIMES}={times}"], list[str]()
     if kind == "mongodb":
         server = request.getfixturevalue("mongod")
-        order, address = ["mongod", *ORDER], server.empty()
+        order, address = ["server", *ORDER], server.empty()
+    elif kind == "engine":
+        server = SglangProcess()
+        request.addfinalizer(server.kill)
+        order, settings, engine = ["server", *ORDER], [*settings, *ENGINE], ["--engine", server.url]
     yaml = str(project_in(tmp_path) / "sums.yaml")
     commands = {
         "trainer": ("train", "--conf", yaml, "--backbone", "local", "--exp-dir", "runs", "--no-rehearsal",
                     "--from-store", address),
-        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", str(LEASE), "--store", address)
+        **{name: ("sample", "--conf", yaml, "--name", name, "--lease", str(LEASE), "--store", address, *engine)
            for name in ("one", "two")},
     }  # fmt: skip
     ledger = open_shared(address)
 
     def begun(name: str) -> Forked:
-        return start(*commands[name], *SETTINGS, f"{TIMES}={times}", cwd=tmp_path, log=log)  # type: ignore[return-value]
+        return start(*commands[name], *settings, cwd=tmp_path, log=log)  # type: ignore[return-value]
 
     def wait_for(steps: int) -> None:
         while len(metric_rows(run)) < steps and running["trainer"].poll() is None:
             assert time.monotonic() < patience, log.read_text()
             for letter in ledger.dead():  # so often was whoever played it killed
                 ledger.revive(letter.order)
+            for name in ("one", "two"):
+                begin_again(name)
             time.sleep(0.05)
+
+    def begin_again(name: str) -> None:
+        """Where its engine's server was away as it began, which it says and ends."""
+        if engine and running[name].poll() == 2:
+            running[name] = begun(name)
 
     running = {name: begun(name) for name in commands}
     killed, stopped = Counter[str](), Counter[str]()
@@ -114,7 +131,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
             time.sleep(min(0.05, left))
 
     def stop(name: str) -> None:
-        process = server if name == "mongod" else running[name]
+        process = server if name == "server" else running[name]
         if process is None:
             return
         os.kill(process.pid, signal.SIGSTOP)
@@ -131,12 +148,12 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
                 stop(STOPPED_AFTER[number])
             name = order[number % len(order)]
             killed[name] += 1
-            if name == "mongod":
+            if name == "server":
                 assert server is not None
                 server.kill()
                 server.start()
                 continue
-            assert running[name].poll() is None, log.read_text()
+            assert running[name].poll() is None or (engine and name != "trainer"), log.read_text()
             running[name].kill()
             running[name].wait()
             running[name] = begun(name)
@@ -144,10 +161,13 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
         wait_for(STEPS)
         assert running["trainer"].wait(300) == 0, log.read_text()
         for name in ("one", "two"):
+            running[name].wait(120)
+            begin_again(name)
             assert running[name].wait(120) == 0, log.read_text()
     finally:
         for process in running.values():
             process.kill()
+    assert "error  The SGLang server" not in log.read_text(), "who has begun outlives its server"
     assert killed.total() == KILLS and stopped.total() == len(STOPPED_AFTER) - (server is None)
 
     # by the trained batches alone
@@ -168,7 +188,7 @@ def test_kill_9_of_trainer_and_samplers_at_random_moments(
     assert len(used) == STEPS * GROUPS + len(dropped)
 
     # by the ledger alone
-    told = by_sqlite(tmp_path / "store.db") if server is None else by_mongodb(server)
+    told = by_mongodb(server) if isinstance(server, Mongod) else by_sqlite(tmp_path / "store.db")
     assert set(told.uses.values()) <= {*range(times + 1)}
     names = {"running": "leased", "completed": "closed"}
     states = {place: names.get(state, state) for place, state in told.states.items()}

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet.engine import followed_server
 from ajet.engine.followed_server import UNKNOWN, FollowedServer, name_of
 from ajet.engine.probe import Probe
 from ajet.engine.server_weights import CHANGING
@@ -27,6 +28,7 @@ from tests.local_fixtures import config_of
 from tests.unit.test_vllm_remote import KEY, Server, reply
 
 IDS = (4, 8, 16)
+REAL = httpx.Client
 
 
 def said(weights: float) -> tuple[float, ...]:
@@ -156,6 +158,42 @@ def test_a_checkpoint_that_is_not_there_changes_nothing(monkeypatch: pytest.Monk
     with pytest.raises(FileNotFoundError):
         engine.take(tmp_path / "step-1", 1, PROBE, nothing)
     assert (engine.version, server.names) == (0, ["ajet-0"])
+
+
+def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Changeable()
+    engine = followed(server, monkeypatch)
+    assert engine.take(None, 0, PROBE, nothing)
+    folder, answers = checkpoint(tmp_path, 1, 0.2), server.model
+
+    def away(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused")
+
+    def ends_in_the_load(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/collective_rpc":
+            raise httpx.ReadError("")
+        return answers(request)
+
+    for gone in (away, ends_in_the_load):
+        down = followed_beside(engine, gone, monkeypatch)
+        with pytest.raises(FileNotFoundError, match="cannot be asked"):
+            down.take(folder, 1, PROBE, nothing)
+    server.name, server.weights = "default", 0.1
+    back = followed_beside(engine, answers, monkeypatch)
+    assert back.take(folder, 1, PROBE, nothing) and (back.version, server.name) == (1, name_of(folder, 1))
+    monkeypatch.setattr(followed_server, "AWAY", -1.0)
+    with pytest.raises(UserError, match="cannot be asked"):
+        followed_beside(engine, away, monkeypatch).take(folder, 2, PROBE, nothing)
+
+
+def followed_beside(
+    engine: FollowedServer, answers: Callable[[httpx.Request], httpx.Response], monkeypatch: pytest.MonkeyPatch
+) -> FollowedServer:
+    """The same, whose server answers so from now on."""
+    monkeypatch.setattr(httpx, "Client", partial(REAL, transport=httpx.MockTransport(answers)))
+    return engine
 
 
 def test_a_server_that_keeps_its_weights_is_the_oldest_version_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
