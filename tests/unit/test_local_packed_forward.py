@@ -83,24 +83,33 @@ def test_gradients(model, attention, monkeypatch, checkpointing):
         assert (parameter.grad - wanted[name]).abs().max() <= 1e-5 * largest + 1e-6, name
 
 
-def kept_bytes(model, length):
-    """What the forward pass over a tree keeps for the backward pass, each storage once. The longer branch is half of
-    the longest path."""
+def kept(model, length):
+    """What the forward pass over a tree keeps for the backward pass, each storage once: its bytes, and a tensor in it.
+    The longer branch is half of the longest path."""
     draw = np.random.default_rng(length)
     half = length // 2
     prompt = draw.integers(0, 97, half).tolist()
     samples = [sample_of(prompt + draw.integers(0, 97, end).tolist(), [(half, half + end)]) for end in (half, 40)]
     (row,) = pack(samples, 10**6)
-    kept = {}
+    found = {}
 
     def keep(tensor):
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        found[storage.data_ptr()] = (storage.nbytes(), tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         PackedForward(model, packed=True).hidden(row)
-    return sum(size for size, _ in kept.values())
+    return list(found.values())
+
+
+def test_blocks_that_are_alike_and_all_layers_share_a_windows_mask(monkeypatch):
+    for knob, value in (("DENSE", 64), ("QUERY_BLOCK", 32), ("KEPT", 128)):
+        monkeypatch.setattr(tree_attention, knob, value)
+    model = MODELS["sliding window"]()
+    assert PackedForward(model).packed
+    tensors = [tensor for _, tensor in kept(model, 2048)]
+    assert 1 <= sum(bool(torch.isneginf(tensor).any()) for tensor in tensors) < 8, "of 65 blocks in each layer"
 
 
 @pytest.mark.parametrize("name", ["qwen3", "sliding window"])
@@ -111,7 +120,7 @@ def test_memory_is_linear_in_the_longest_path(name, monkeypatch):
         monkeypatch.setattr(tree_attention, knob, value)
     model = MODELS[name]()
     assert PackedForward(model).packed
-    small, large = kept_bytes(model, 1024), kept_bytes(model, 2048)
+    small, large = (sum(size for size, _ in kept(model, length)) for length in (1024, 2048))
     assert large < 2.1 * small
 
 

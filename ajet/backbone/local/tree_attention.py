@@ -4,7 +4,8 @@ Invariant: equal to attention over each sample alone, to float tolerance, in mem
 its longest path. Linear layers run over all tokens of a row at once; attention runs tree by tree, so that its cost has
 no term across trees. A small tree is one call under a dense mask; a tree beyond `DENSE` tokens goes segment by segment
 against the keys of its ancestors, in blocks of queries; beyond `KEPT` keys the backward pass computes a block again, so
-that neither its mask nor its copy of the path's keys is kept. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which
+that neither its mask nor its copy of the path's keys is kept. Masks of small trees and of sliding windows are made once
+for all layers, and for all blocks that are alike. Soft-capped scores (Gemma 2) and sinks (gpt-oss), which
 torch's fused attention does not know, are written out, in blocks of queries that the backward pass computes again; any
 other keyword of a model's attention raises.
 
@@ -59,7 +60,8 @@ class TreePlan:
     def __init__(self, trees: Sequence[Tree], positions: Tensor) -> None:
         """positions: [N] of each token within its sample."""
         self.trees, self.positions = trees, positions
-        self.masks: dict[tuple[int, int | None], Tensor] = {}
+        self.masks: dict[tuple[int | None, ...], Tensor] = {}
+        self._scores: dict[tuple[int, torch.dtype], Tensor] = {}
         self.windows: dict[int, int | None] = {}
         """The sliding window that each layer asked for."""
 
@@ -79,6 +81,30 @@ class TreePlan:
                 known &= (at[:, None] - at[None, :]) < window
             self.masks[index, window] = known
         return known
+
+    def band(self, queries: int, keys: int, before: int, window: int) -> Tensor:
+        """[queries, keys] of a block that sees `before` keys ahead of its own, of them the nearest `window`: one for
+        all blocks that are alike, of which a long path has many."""
+        known = self.masks.get((queries, keys, before, window))
+        if known is None:
+            known = _causal(queries, keys, before, self.positions.device).triu_(before - window + 1)
+            self.masks[queries, keys, before, window] = known
+        return known
+
+    def shared(self, mask: Tensor, q: Tensor, how: _How) -> Tensor:
+        """A kept mask as what it adds to the scores, once for all layers: torch's fused attention on the CPU makes the
+        same of it in each call, and keeps that for the backward pass."""
+        if not how.fused or q.device.type != "cpu":
+            return mask
+        known = self._scores.get((id(mask), q.dtype))
+        if known is None:
+            known = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+            self._scores[id(mask), q.dtype] = known
+        return known
+
+
+def _causal(queries: int, keys: int, before: int, device: torch.device) -> Tensor:
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(before)
 
 
 def register() -> None:
@@ -119,9 +145,9 @@ def tree_attention(
         if tree.parents.size == 1 and window is None:
             outputs.append(_attend(q, k, v, None, how))
         elif q.shape[2] <= DENSE:
-            outputs.append(_attend(q, k, v, trees.dense_mask(index, window), how))
+            outputs.append(_attend(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
         else:
-            outputs.extend(_by_segment(tree, q, k, v, how, window))
+            outputs.extend(_by_segment(trees, tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
@@ -134,7 +160,9 @@ def _reach(tree: Tree) -> int:
     return int(ends.max())
 
 
-def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How, window: int | None) -> list[Tensor]:
+def _by_segment(
+    trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How, window: int | None
+) -> list[Tensor]:
     """Segment by segment: queries of a segment against the keys of its ancestors and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
     queries, keys, values = q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2)
@@ -155,15 +183,15 @@ def _by_segment(tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How, window: 
             pieces = [
                 (keys[index][:, :, a:b], values[index][:, :, a:b]) for index, a, b in _between(path, lengths, low, stop)
             ]
+            seen: Tensor | int = first - low
+            if window is not None:
+                seen = trees.shared(trees.band(block.shape[2], stop - low, first - low, window), q, how)
             if stop - low > KEPT and torch.is_grad_enabled():
                 outputs.append(
-                    checkpoint(
-                        _attend_path, block, pieces, first - low, window, how,
-                        use_reentrant=False, preserve_rng_state=False,
-                    )
-                )  # fmt: skip
+                    checkpoint(_attend_path, block, pieces, seen, how, use_reentrant=False, preserve_rng_state=False)
+                )
             else:
-                outputs.append(_attend_path(block, pieces, first - low, window, how))
+                outputs.append(_attend_path(block, pieces, seen, how))
             first = stop
     return outputs
 
@@ -178,14 +206,11 @@ def _between(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -
         at += lengths[segment]
 
 
-def _attend_path(
-    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], before: int, window: int | None, how: _How
-) -> Tensor:
-    """Queries [.., R, d], the first of which sees `before` keys ahead of its own, against a path's keys and values."""
+def _attend_path(q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, how: _How) -> Tensor:
+    """Queries [.., R, d] against a path's keys and values. `seen`: a mask, or how many keys are ahead of the first
+    query's own."""
     keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
-    mask = torch.ones(q.shape[2], keys.shape[2], dtype=torch.bool, device=q.device).tril_(before)
-    if window is not None:
-        mask.triu_(before - window + 1)
+    mask = _causal(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
     return _attend(q, keys, values, mask, how)
 
 
@@ -217,7 +242,7 @@ def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _How)
     """The same as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
     first query's own; a mask made here is not kept for the backward pass."""
     if isinstance(seen, int):
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(seen)
+        seen = _causal(q.shape[2], k.shape[2], seen, q.device)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
