@@ -208,8 +208,8 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     row["versions"] = [list(run) for run in call.versions]
     row |= {name: value for name in CALL_SELDOM if (value := getattr(call, name)) not in (None, 0)}
     row |= {"checks": list(call.checks)} if call.checks else {}
-    terms = asdict(call.terms)
-    row |= {"terms": told} if (told := {k: v for k, v in terms.items() if v != getattr(DEFAULTS, k)}) else {}
+    if call.terms != DEFAULTS:
+        row["terms"] = {k: v for k, v in asdict(call.terms).items() if v != getattr(DEFAULTS, k)}
     row |= {name: arrays.ints(getattr(call, name)) for name in CALL_IDS}
     row |= {name: arrays.floats(getattr(call, name)) for name in CALL_FLOATS}
     if call.teacher is not None:

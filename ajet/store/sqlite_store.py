@@ -82,7 +82,7 @@ class SqliteStore:
         """See the contract."""
         with self._taking() as base:
             leases: list[Lease] = []
-            while orders := self._to_be_had(base, count - len(leases), below):
+            while len(leases) < count and (orders := self._to_be_had(base, count - len(leases), below)):
                 leases += self._leased(base, orders)
             return leases
 
@@ -108,15 +108,13 @@ class SqliteStore:
             about = (one.episode.uuid, lease.order, one.alone, one.ended_by, line, arrays)
             ends.append((*about, self._seals.of(_sealed(*about))))
         with self._transaction() as base:
-            self._require(base, lease)
-            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", ends)
             self._prolong(base, lease)
+            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", ends)
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
         with self._transaction() as base:
-            self._require(base, lease)
-            base.execute("UPDATE positions SET state = 'closed', whole = 1 WHERE place = ?", (lease.order,))
+            self._set(base, lease, "state = 'closed', whole = 1")
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
@@ -147,8 +145,7 @@ class SqliteStore:
         """See the contract."""
         with self._transaction() as base:
             for lease in leases:
-                self._require(base, lease)
-                base.execute("UPDATE positions SET state = 'waiting' WHERE place = ?", (lease.order,))
+                self._set(base, lease, "state = 'waiting'")
 
     def commit(self) -> dict[str, Any]:
         """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
@@ -175,9 +172,9 @@ class SqliteStore:
         with self._transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
             for lease in leases:
-                if self._holds(base, lease):
+                try:
                     self._prolong(base, lease)
-                else:
+                except LeaseLost:
                     lost.append(lease.order)
         if lost:
             raise LeaseLost(f"positions {lost} are another's by now, or over")
@@ -185,7 +182,7 @@ class SqliteStore:
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
         with self._transaction() as base:
-            self._require(base, lease)
+            self._set(base, lease, "state = 'waiting'")
             self._failed(base, lease.order, self._redact(reason))
 
     def dead(self) -> list[Dead]:
@@ -378,10 +375,14 @@ class SqliteStore:
         return Lease(order, fence, kept)
 
     def _prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
-        base.execute(
-            "UPDATE positions SET until = ?, seconds = ? WHERE place = ?",
-            (time.time() + self._seconds, self._seconds, lease.order),
-        )
+        self._set(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
+
+    @staticmethod
+    def _set(base: sqlite3.Connection, lease: Lease, change: str, *values: float) -> None:
+        """Change the position of a lease that counts. Raises LeaseLost."""
+        changed = f"UPDATE positions SET {change} WHERE place = ? AND state = 'leased' AND fence = ?"
+        if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
+            raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
 
     def _kept(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
         """Raises Altered."""
@@ -405,14 +406,6 @@ class SqliteStore:
                 logger.warning("position {} is given to nobody any more: {}", order, why)
                 self._failed(base, order, why, dead=True)
         return found
-
-    def _require(self, base: sqlite3.Connection, lease: Lease) -> None:
-        if not self._holds(base, lease):
-            raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
-
-    def _holds(self, base: sqlite3.Connection, lease: Lease) -> bool:
-        found = base.execute("SELECT state, fence FROM positions WHERE place = ?", (lease.order,)).fetchone()
-        return bool(found == ("leased", lease.fence))
 
     def _require_trainer(self, base: sqlite3.Connection) -> None:
         latest = self._count(base, "trainer", 0)
@@ -452,7 +445,8 @@ class SqliteStore:
     def _count(base: sqlite3.Connection, name: str, more: int) -> int:
         """The count before it grew."""
         (value,) = base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone()
-        base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
+        if more:
+            base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
         return int(value)
 
 

@@ -4,6 +4,7 @@ left as it is."""
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import yaml
 
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
+from ajet.schema import secrets
 from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
 from tests.record_fixtures import episode
 
@@ -54,6 +56,18 @@ def test_a_secret_shows_itself_by_its_shape(text: str, shown: str) -> None:
 @pytest.mark.parametrize("text", NO_SHAPES)
 def test_what_only_resembles_one_stays(text: str) -> None:
     assert without_secret_shapes(text, "#") is text
+
+
+def test_a_mark_of_a_shape_is_found_wherever_it_stands() -> None:
+    marks = [mark for each, _ in secrets._SHAPES for mark in each]
+    draw, seen = random.Random(1), set[bool]()
+    for _ in range(3000):
+        cut = [mark[draw.randrange(2) : len(mark) - draw.randrange(2)] for mark in draw.choices(marks, k=3)]
+        text = draw.choice(["", " a", "_", "-/", "JI"]).join(cut)
+        there = any(mark in text for mark in marks)
+        assert secrets._has_mark(text) is there, text
+        seen.add(there)
+    assert seen == {True, False} and all(map(secrets._has_mark, marks))
 
 
 SECTIONS = """ajet:
