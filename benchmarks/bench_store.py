@@ -1,9 +1,11 @@
 """What a shared store costs beside its bare database: claim, put and hand-over of episodes of 20 kB.
 
-`raw` does with the same client, as durably, and with as many bytes what must be done at least: take a waiting row or
-document (one update), write one of the same size (one insert), mark it as whole (one update). `ajet` does it by
-`lease`, `put` and `close`, with one episode a position. One process, then four on one store. Each number is operations
-a second over all of them; both take turns.
+`raw` is the least queue of leases that the same client can make of the database, as durable and with the same bytes:
+claim a waiting row or document (its fence and the end of its lease, one update), put an end of it (one insert, found by
+its position; refused where the lease is another's), hand it over (one update under the fence, which in MongoDB, where
+no insert can ask for the lease, names the end). `ajet` does it by `lease`, `put` and `close`, with one episode a
+position. One process, then four on one store. Each number is operations a second over all of them; both take turns.
+Beside it the processor time of all three, of the processes and of the server: it hardly depends on the disk.
 
 Limit: at least half of raw, over the three together.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import psutil  # noqa: E402
 from ratios import kept  # noqa: E402
 
 from ajet.record.episode_codec import encode  # noqa: E402
@@ -74,27 +78,32 @@ def ours(address: str, rounds: int) -> Seconds:
     )  # fmt: skip
 
 
-def size() -> int:
+def content() -> bytes:
+    """An episode as bytes."""
     row, arrays = encode(of_20_kb())
-    return len(dumps(row)) + len(arrays)
+    return dumps(row).encode() + arrays
 
 
 def raw_sqlite(address: str, rounds: int) -> Seconds:
     base = sqlite3.connect(address.removeprefix("sqlite:") + ".raw", timeout=60, isolation_level=None)
     base.execute("PRAGMA synchronous=FULL")
-    data = bytes(size())
+    data = content()
 
     def one(*statement: Any) -> Any:
         base.execute("BEGIN IMMEDIATE")
         found = base.execute(*statement).fetchone()
         base.execute("COMMIT")
+        assert found is not None, "the lease is another's"
         return found
 
     first = "SELECT place FROM rows WHERE state = 0 ORDER BY place LIMIT 1"
+    taken = f"UPDATE rows SET state = 1, fence = fence + 1, until = ? WHERE place = ({first}) RETURNING place, fence"
+    held = "place = ? AND state = 1 AND fence = ?"
+    put = f"INSERT INTO ends SELECT ?, place, ? FROM rows WHERE {held} RETURNING place"
     return measured(
-        lambda: one(f"UPDATE rows SET state = 1 WHERE place = ({first}) RETURNING place")[0],
-        lambda place: one("INSERT INTO ends VALUES (?, ?, ?)", (uuid.uuid4().hex, place, data)),
-        lambda place: one("UPDATE rows SET state = 2 WHERE place = ?", (place,)),
+        lambda: one(taken, (time.time() + 120,)),
+        lambda lease: one(put, (uuid.uuid4().hex, data, *lease)),
+        lambda lease: one(f"UPDATE rows SET state = 2 WHERE {held} RETURNING place", lease),
         rounds,
     )
 
@@ -102,14 +111,24 @@ def raw_sqlite(address: str, rounds: int) -> Seconds:
 def raw_mongodb(address: str, rounds: int) -> Seconds:
     from pymongo import MongoClient, WriteConcern
 
-    base = MongoClient(address).get_database("raw", write_concern=WriteConcern(w="majority", j=True))
-    data = bytes(size())
+    base: Any = MongoClient(address).get_database("raw", write_concern=WriteConcern(w="majority", j=True))
+    data = content()
+    taken: list[Any] = [{"$set": {"state": 1, "fence": {"$add": ["$fence", 1]}, "until": {"$add": ["$$NOW", 120_000]}}}]
+
+    def put(held: dict[str, Any]) -> None:
+        held["end"] = uuid.uuid4().hex
+        base.ends.insert_one({"_id": held["end"], "place": held["_id"], "data": data})
+
+    def ack(held: dict[str, Any]) -> None:
+        mine = {"_id": held["_id"], "state": 1, "fence": held["fence"]}
+        assert base.rows.update_one(mine, {"$set": {"state": 2, "end": held["end"]}}).matched_count
+
     return measured(
-        lambda: base.rows.find_one_and_update({"state": 0}, {"$set": {"state": 1}}, sort=[("_id", 1)])["_id"],
-        lambda place: base.ends.insert_one({"_id": uuid.uuid4().hex, "place": place, "data": data}) and None,
-        lambda place: base.rows.update_one({"_id": place}, {"$set": {"state": 2}}) and None,
+        lambda: base.rows.find_one_and_update({"state": 0}, taken, sort=[("_id", 1)], return_document=True),
+        put,
+        ack,
         rounds,
-    )
+    )  # fmt: skip
 
 
 def prepare(kind: str, address: str, rows: int) -> None:
@@ -118,20 +137,24 @@ def prepare(kind: str, address: str, rows: int) -> None:
     if kind == "sqlite":
         base = sqlite3.connect(address.removeprefix("sqlite:") + ".raw", isolation_level=None)
         base.execute("PRAGMA journal_mode=WAL")
-        base.execute("CREATE TABLE rows (place INTEGER PRIMARY KEY, state INTEGER)")
+        base.execute("CREATE TABLE rows (place INTEGER PRIMARY KEY, state INTEGER, fence INTEGER, until REAL)")
         base.execute("CREATE INDEX by_state ON rows (state, place)")
         base.execute("CREATE TABLE ends (uuid TEXT PRIMARY KEY, place INTEGER, data BLOB)")
-        base.executemany("INSERT INTO rows VALUES (?, 0)", [(place,) for place in range(rows)])
+        base.execute("CREATE INDEX of_place ON ends (place)")
+        base.execute("BEGIN")
+        base.executemany("INSERT INTO rows VALUES (?, 0, 0, 0)", [(place,) for place in range(rows)])
+        base.execute("COMMIT")
         return
     from pymongo import MongoClient
 
-    base = MongoClient(address)["raw"]
-    base.rows.create_index([("state", 1), ("_id", 1)])
-    base.rows.insert_many([{"_id": place, "state": 0} for place in range(rows)])
+    raw: Any = MongoClient(address)["raw"]
+    raw.rows.create_index([("state", 1), ("_id", 1)])
+    raw.rows.insert_many([{"_id": place, "state": 0, "fence": 0} for place in range(rows)])
 
 
-def together(which: str, address: str, processes: int, rounds: int) -> Seconds:
-    """Mean seconds of each operation, over processes that run at once."""
+def together(which: str, address: str, processes: int, rounds: int, server: int | None) -> Seconds:
+    """Mean seconds of each operation, over processes that run at once, and processor time of the three (`cpu`) with
+    that of the `server` whose id this is."""
     command = [sys.executable, str(Path(__file__)), "--worker", which, address, "--rounds", str(rounds)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     begun = [subprocess.Popen(command, **pipes) for _ in range(processes)]
@@ -141,19 +164,31 @@ def together(which: str, address: str, processes: int, rounds: int) -> Seconds:
         assert each.stdin is not None
         each.stdin.write("go\n")
         each.stdin.flush()
+    before = _processor_of(server)
     took = [json.loads(each.communicate()[0]) for each in begun]
-    return {name: sum(each[name] for each in took) / processes / rounds for name in DOING}
+    mean = {name: sum(each[name] for each in took) / processes / rounds for name in (*DOING, "cpu")}
+    return mean | {"cpu": mean["cpu"] + (_processor_of(server) - before) / processes / rounds}
+
+
+def _processor_of(server: int | None) -> float:
+    return sum(psutil.Process(server).cpu_times()[:2]) if server else 0.0
+
+
+def with_processor(done: Seconds, before: resource.struct_rusage) -> Seconds:
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return done | {"cpu": now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime}
 
 
 @contextmanager
-def address_of(kind: str) -> Iterator[str]:
+def address_of(kind: str) -> Iterator[tuple[str, int | None]]:
+    """Where a store is to be, and the id of its server."""
     with tempfile.TemporaryDirectory(prefix="bench_store") as folder:
         if kind == "sqlite":
-            yield f"sqlite:{folder}/store.sqlite"
+            yield f"sqlite:{folder}/store.sqlite", None
             return
         server = Mongod(Path(folder))
         try:
-            yield f"{server.uri}/bench"
+            yield f"{server.uri}/bench", server.pid
         finally:
             server.kill()
 
@@ -168,31 +203,34 @@ def main() -> int:
     if options.worker:
         which, address = options.worker
         done = {"ajet": ours, "sqlite": raw_sqlite, "mongodb": raw_mongodb}[which]
+        done(address, 5)  # what is made or imported at first
         print("ready", flush=True)
         sys.stdin.readline()
-        print(json.dumps(done(address, options.rounds)))
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        print(json.dumps(with_processor(done(address, options.rounds), before)))
         return 0
     worst = float("inf")
-    print(f"an episode: {size() / 1000:.1f} kB; operations a second, all processes together")
+    print(f"an episode: {len(content()) / 1000:.1f} kB; operations a second, all processes together")
     for kind in options.kinds:
         if kind == "mongodb" and server_file() is None:
             print("mongodb: no server is installed (make setup)")
             continue
         for processes in options.processes:
-            with address_of(kind) as address:
-                prepare(kind, address, 4 * processes * options.rounds)
-                for which in ("ajet", kind):  # what is made at first
-                    together(which, address, 1, 5)
+            with address_of(kind) as (address, server):
+                prepare(kind, address, processes * (options.rounds + 100))
                 turns = [
-                    [together(which, address, processes, options.rounds // 4) for which in ("ajet", kind)]
+                    [together(which, address, processes, options.rounds // 4, server) for which in ("ajet", kind)]
                     for _ in range(4)
-                ]  # fmt: skip
-            mine, raw = ({name: sum(turn[at][name] for turn in turns) / 4 for name in DOING} for at in (0, 1))
-            mine["all"], raw["all"] = sum(mine.values()), sum(raw.values())
+                ]
+            mine, raw = ({name: sum(turn[at][name] for turn in turns) / 4 for name in (*DOING, "cpu")} for at in (0, 1))
+            mine["all"], raw["all"] = (sum(each[name] for name in DOING) for each in (mine, raw))
             for name in (*DOING, "all"):
                 told = f"{kind:8} {processes} process{'es' * (processes > 1):2} {name:6}"
                 told += f" ajet {processes / mine[name]:7.0f}  raw {processes / raw[name]:7.0f}"
                 print(f"{told}  ratio {raw[name] / mine[name]:.2f}", flush=True)
+            told = f"{kind:8} {processes} process{'es' * (processes > 1):2} {'cpu ms':6}"
+            told += f" ajet {1000 * mine['cpu']:7.2f}  raw {1000 * raw['cpu']:7.2f}"
+            print(f"{told}  ratio {raw['cpu'] / mine['cpu']:.2f}", flush=True)
             ratio = raw["all"] / mine["all"]
             kept(f"{kind}, {processes} at once", ratio)
             worst = min(worst, ratio)

@@ -193,8 +193,8 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
     (lease,) = late.lease(1)
     inserted, insert = list[str](), records.Records._insert
 
-    def stood_still(self: Any, name: str, written: Any) -> None:
-        insert(self, name, written)
+    def stood_still(self: Any, name: str, written: Any, **more: bool) -> None:
+        insert(self, name, written, **more)
         if self is not late._records:
             return
         inserted.append(name)
@@ -216,7 +216,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
 
 
 @pytest.mark.parametrize(
-    "after", [pytest.param("DispatchedSamplingTask", marks=pytest.mark.extra_slow), "DBRecordData",
+    "after", ["DispatchedSamplingTask", pytest.param("DBRecordData", marks=pytest.mark.extra_slow),
               pytest.param("Record", marks=pytest.mark.extra_slow)]
 )  # fmt: skip
 def test_a_server_killed_between_two_documents_of_an_episode_has_both(
@@ -224,11 +224,12 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
 ) -> None:
     """Its client comes back to the next server, which has what its journal has."""
     store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
-    insert = records.Records._insert
+    inserted, insert = list[str](), records.Records._insert
 
-    def killed(self: Any, name: str, written: Any) -> None:
-        insert(self, name, written)
-        if name == after:
+    def killed(self: Any, name: str, written: Any, **more: bool) -> None:
+        insert(self, name, written, **more)
+        if name == after and not inserted:
+            inserted.append(name)
             mongod.kill()
             mongod.start()
 
@@ -254,7 +255,7 @@ def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_a
     link._durable = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
     written: Any = ["a part"]
     try:
-        records.Records(link, Redactor({}))._insert("Blob", written)
+        records.Records(link, Redactor({}))._insert("Blob", written, waits=True)
         assert asked == written * 2
     finally:
         link.close()

@@ -292,8 +292,9 @@ class MongoStore:
 
     def _claimed(self, count: int, below: int | None) -> list[Document]:
         found: list[Document] = []
-        while len(found) < count and (one := self._claim({"status": WAITING, "_id": {"$gte": self._ledger.floor}})):
-            found.append(one)
+        wanted = {"status": WAITING, "_id": {"$gte": self._ledger.floor}}
+        while len(found) < count and self._link.find(TASK, wanted, {"_id": 1}, limit=1):  # a claim waits even for none
+            found += [one] if (one := self._claim(wanted)) else []
         while len(found) < count and (below is None or self._next < below):
             found += self._fresh()
         return found

@@ -2,10 +2,16 @@
 
 Invariant: each put has documents of its own, under a name that no other put has: an attempt that is played again has
 the same uuid, and who played it before may have been killed between two documents, or go on writing long after its
-lease. A record is written before what hangs on it and removed after it, so that nothing hangs on none; all of it is in
-the server's journal before a position names the record (a server may be killed and be back between two writes, and
-nobody is told). One that no position names is not there, and is swept away by the next trainer. Whose position it is,
-and whether it counts, is the business of `mongo_store`.
+lease. A record is written before what hangs on it and removed after it, so that nothing hangs on none. One that no
+position names is not there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the
+business of `mongo_store`.
+
+All of a put is in the server's journal before a position names it, though only the last document is waited for. The
+journal is in order: where a server has the last one in it, it has what it took before. But it may have been killed and
+be back between two documents, without those that its journal lacked, and the client is told nothing. So after the wait
+all are looked for: what is there then was there before the wait, in the same life of the server, or came back from the
+journal into a later one, and is in the journal either way. What is not there is written again. In a replica set the
+same holds of a member that is elected between two, since what most members have is in order, too.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from loguru import logger
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
-from ajet.store.mongo.connection import Connection
+from ajet.store.mongo.connection import Connection, StoreDown
 from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 from ajet.store.seal import Altered, Seals, held_whole
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 DUPLICATE = 11000
+TRIES = 10
+"""So often what a server lost between two documents is written; it is started once for each."""
 Parts = dict[str, dict[str, list[Document]]]
 """Of each collection, by the record that they are of."""
 
@@ -39,12 +47,21 @@ class Records:
     def __init__(self, link: Connection, redact: Redactor) -> None:
         self._link, self._redact, self._seals = link, redact, Seals()
 
-    def put(self, lease: Lease, kept: Iterable[Kept]) -> list[Document]:
-        """Write episodes. Answers how the position is to name them."""
-        return [
-            {"record": self._written(lease, one), "uuid": one.episode.uuid, "score": score_of(one.episode)}
-            for one in kept
-        ]
+    def put(self, lease: Lease, kept: Sequence[Kept]) -> list[Document]:
+        """Write episodes. Answers how the position is to name them, which it may from now on. Raises StoreDown."""
+        names = [f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}" for one in kept]
+        for _ in range(TRIES):
+            written = sum(
+                self._written(lease, one, name, waits=one is kept[-1]) for one, name in zip(kept, names, strict=True)
+            )
+            if self._there(names) == written:
+                return [
+                    {"record": name, "uuid": one.episode.uuid, "score": score_of(one.episode)}
+                    for one, name in zip(kept, names, strict=True)
+                ]
+        raise StoreDown(
+            "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
+        )
 
     def take_back(self, lease: Lease, ends: Iterable[Document], position: Document | None) -> None:
         """Of a put: what the position does not name, as another put had the attempt before, or its lease is lost (it is
@@ -115,30 +132,38 @@ class Records:
         for start in range(0, len(found), 1000):
             self.remove(found[start : start + 1000])
 
-    def _written(self, lease: Lease, one: Kept) -> str:
-        """Write an episode's documents. Answers the record's name."""
+    def _written(self, lease: Lease, one: Kept, name: str, *, waits: bool) -> int:
+        """Write an episode's documents, under the record's name. Answers how many. `waits`: until they are in the
+        journal."""
         from pymongo.errors import BulkWriteError, WriteError
 
-        name = f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}"
         try:
-            self._insert_all(documents_of(one, name, lease, self._redact, self._seals))
+            return self._insert_all(documents_of(one, name, lease, self._redact, self._seals), waits)
         except (BulkWriteError, WriteError):
             self.remove([name])
-            self._insert_all(documents_of(one, name, lease, self._redact, self._seals, as_text=True))
-        return name
+            as_text = documents_of(one, name, lease, self._redact, self._seals, as_text=True)
+            return self._insert_all(as_text, waits)
 
-    def _insert_all(self, parts: Documents) -> None:
-        self._insert(RECORD, [parts.record])
-        self._insert(BLOB, parts.blobs)
-        self._insert(CALL, parts.calls)
-        self._insert(DATA, parts.data)
+    def _insert_all(self, parts: Documents, waits: bool) -> int:
+        """The last of them is waited for."""
+        every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
+        there = [(name, documents) for name, documents in every if documents]
+        for name, documents in there[:-1]:
+            self._insert(name, documents, waits=False)
+        self._insert(*there[-1], waits=waits)
+        return sum(len(documents) for _, documents in there)
 
-    def _insert(self, name: str, documents: Sequence[Document]) -> None:
+    def _there(self, names: Sequence[str]) -> int:
+        """How many documents of these records the server has."""
+        wanted, one = {"$in": list(names)}, {"$project": {"_id": 1}}
+        found: list[Document] = [{"$match": {"_id": wanted}}, one]
+        for name in (BLOB, CALL, DATA):
+            found.append({"$unionWith": {"coll": name, "pipeline": [{"$match": {"record": wanted}}, one]}})
+        return len(self._link.ask(lambda base: list(base[RECORD].aggregate(found))))
+
+    def _insert(self, name: str, documents: Sequence[Document], *, waits: bool) -> None:
         """Those that are there already are of a try whose answer was lost."""
         from pymongo.errors import AutoReconnect, BulkWriteError
-
-        if not documents:
-            return
 
         def insert(base: Database[dict[str, Any]]) -> None:
             try:
@@ -150,7 +175,7 @@ class Records:
                 if unsure := told.get("writeConcernErrors"):  # of a server that goes down: it may come back without
                     raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
 
-        self._link.ask(insert)
+        (self._link.ask if waits else self._link.ask_quickly)(insert)
 
     def _parts(self, names: Sequence[str]) -> Parts:
         parts: Parts = {RECORD: defaultdict(list)}
