@@ -2,9 +2,9 @@
 
 Invariant: every change is one transaction, so a kill at any byte leaves it done or not. A use belongs to the commit
 that follows it, and a commit to the one before; opened at a checkpoint, the uses of its commit and of those before it
-hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence. The
-clock is the machine's; where it was set back by more than a lease is long, leases of that future have ended. A
-position of which an episode is not what was put is given to nobody: it lies with the dead letters.
+hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence
+(`sqlite_positions`). A position of which an episode is not what was put (`sqlite_episodes`) is given to nobody: it lies
+with the dead letters.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
-from ajet.store.seal import Altered, Sealed, Seals, held_whole
+from ajet.store.seal import Altered
 from ajet.store.shared import (
-    EXPIRED,
     Announced,
     Dead,
     Depths,
@@ -44,6 +42,8 @@ from ajet.store.shared import (
     of_another_run,
     of_another_store,
 )
+from ajet.store.sqlite_episodes import SqliteEpisodes
+from ajet.store.sqlite_positions import SqlitePositions, change, counted
 from ajet.store.sqlite_tables import connect
 
 _LINE = """
@@ -65,8 +65,9 @@ class SqliteStore:
     def __init__(self, path: Path, opener: Opener | None = None) -> None:
         """Raises UserError, also for a checkpoint or a run of another store."""
         who = opener or Opener()
-        self._path, self._seconds, self._most = path, who.lease_seconds, who.max_attempts
-        self._redact, self._seals = who.redact or Redactor({}), Seals()
+        self._path, self._redact = path, who.redact or Redactor({})
+        self._positions = SqlitePositions(who.lease_seconds, who.max_attempts)
+        self._episodes = SqliteEpisodes(path, self._redact)
         self._lock = threading.Lock()
         self._name = f"process {os.getpid()}"
         self._trainer = 0
@@ -82,14 +83,14 @@ class SqliteStore:
         """See the contract."""
         with self._taking() as base:
             leases: list[Lease] = []
-            while len(leases) < count and (orders := self._to_be_had(base, count - len(leases), below)):
+            while len(leases) < count and (orders := self._positions.to_be_had(base, count - len(leases), below)):
                 leases += self._leased(base, orders)
             return leases
 
     def bring(self) -> Lease:
         """See the contract."""
         with self._taking() as base:
-            (lease,) = self._leased(base, [-self._count(base, "brought", 1) - 1])
+            (lease,) = self._leased(base, [-counted(base, "brought", 1) - 1])
             return lease
 
     def lease_kept(self) -> list[Lease]:
@@ -101,20 +102,15 @@ class SqliteStore:
 
     def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
-        ends = []
-        for one in kept:
-            row, arrays = encode(one.episode)
-            line = self._redact.row(row)
-            about = (one.episode.uuid, lease.order, one.alone, one.ended_by, line, arrays)
-            ends.append((*about, self._seals.of(_sealed(*about))))
+        rows = self._episodes.rows(lease, kept)
         with self._transaction() as base:
-            self._prolong(base, lease)
-            base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", ends)
+            self._positions.prolong(base, lease)
+            self._episodes.put(base, rows)
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
         with self._transaction() as base:
-            self._set(base, lease, "state = 'closed', whole = 1")
+            change(base, lease, "state = 'closed', whole = 1")
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
@@ -145,14 +141,14 @@ class SqliteStore:
         """See the contract."""
         with self._transaction() as base:
             for lease in leases:
-                self._set(base, lease, "state = 'waiting'")
+                change(base, lease, "state = 'waiting'")
 
     def commit(self) -> dict[str, Any]:
         """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
         name = uuid.uuid4().hex
         with self._transaction() as base:
             self._require_trainer(base)
-            head = self._count(base, "head", 0)
+            head = counted(base, "head")
             number = base.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
             base.execute("UPDATE uses SET of = ? WHERE of IS NULL", (number,))
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
@@ -173,7 +169,7 @@ class SqliteStore:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
             for lease in leases:
                 try:
-                    self._prolong(base, lease)
+                    self._positions.prolong(base, lease)
                 except LeaseLost:
                     lost.append(lease.order)
         if lost:
@@ -182,8 +178,8 @@ class SqliteStore:
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
         with self._transaction() as base:
-            self._set(base, lease, "state = 'waiting'")
-            self._failed(base, lease.order, self._redact(reason))
+            change(base, lease, "state = 'waiting'")
+            self._positions.failed(base, lease.order, self._redact(reason))
 
     def dead(self) -> list[Dead]:
         """See the contract."""
@@ -201,7 +197,7 @@ class SqliteStore:
             if not base.execute(again, (order,)).rowcount:
                 raise LeaseLost(f"position {order} is not dead")
             try:
-                self._kept(base, order)
+                self._episodes.of(base, order)
             except Altered:  # else nobody would ever get it
                 self._remove(base, order)
 
@@ -251,11 +247,11 @@ class SqliteStore:
     def depths(self) -> Depths:
         """See the contract."""
         with self._transaction() as base:
-            self._expire(base)
+            self._positions.expire(base)
             found = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
             if again := len(self._used(base)):
                 found |= {"closed": found["closed"] - again, "again": again}
-            return Depths(**found, next=self._count(base, "next", 0))
+            return Depths(**found, next=counted(base, "next"))
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -288,7 +284,7 @@ class SqliteStore:
         with self._transaction() as base:
             if self._trainer:
                 self._require_trainer(base)
-            self._expire(base)
+            self._positions.expire(base)
             yield base
 
     def _roll(self, at: Mapping[str, Any] | None, run: str, usable: Usable | None) -> None:
@@ -304,7 +300,7 @@ class SqliteStore:
                 if found is None:
                     raise of_another_store(str(self._path))
                 number = int(found[0])
-            self._trainer = self._count(base, "trainer", 1) + 1
+            self._trainer = counted(base, "trainer", 1) + 1
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
             base.execute("DELETE FROM uses WHERE of IS NULL")
             base.execute(
@@ -328,87 +324,26 @@ class SqliteStore:
         base.execute("DELETE FROM ends WHERE place = ?", (order,))
         base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
-    def _expire(self, base: sqlite3.Connection) -> None:
-        now = time.time()
-        ended = (
-            "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
-            "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
-        )
-        for (order,) in base.execute(ended, (now, now)).fetchall():
-            self._failed(base, order, EXPIRED)
-
-    def _failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
-        (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
-        reasons = [*json.loads(found), reason]
-        state = "waiting" if len(reasons) < self._most and not dead else "dead"
-        changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
-        base.execute(changed, (state, dumps(reasons), order))
-
-    def _to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
-        asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
-        orders = [int(row[0]) for row in base.execute(asked, (count,))]
-        fresh = count - len(orders)
-        if below is not None:
-            fresh = min(fresh, max(0, below - self._count(base, "next", 0)))
-        first = self._count(base, "next", fresh)
-        return [*orders, *range(first, first + fresh)]
-
     def _leased(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
-        return [self._leased_with(base, order, kept) for order, kept in self._whole(base, orders).items()]
-
-    def _leased_with(self, base: sqlite3.Connection, order: int, kept: tuple[Kept, ...]) -> Lease:
-        fence = self._count(base, "fence", 1) + 1
-        base.execute(
-            "INSERT INTO positions (place, state, fence, until, seconds, holder, trainer) "
-            "VALUES (:place, 'leased', :fence, :until, :seconds, :holder, :trainer) ON CONFLICT (place) DO UPDATE "
-            "SET state = 'leased', fence = :fence, until = :until, seconds = :seconds, holder = :holder, "
-            "trainer = :trainer",
-            {
-                "place": order,
-                "fence": fence,
-                "until": time.time() + self._seconds,
-                "seconds": self._seconds,
-                "holder": self._name,
-                "trainer": self._trainer,
-            },
-        )
-        return Lease(order, fence, kept)
-
-    def _prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
-        self._set(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
-
-    @staticmethod
-    def _set(base: sqlite3.Connection, lease: Lease, change: str, *values: float) -> None:
-        """Change the position of a lease that counts. Raises LeaseLost."""
-        changed = f"UPDATE positions SET {change} WHERE place = ? AND state = 'leased' AND fence = ?"
-        if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
-            raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
-
-    def _kept(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
-        """Raises Altered."""
-        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
-        kept = []
-        for *about, seal in base.execute(asked, (order,)).fetchall():
-            with held_whole(order, about[0], str(self._path)):
-                sealed = _sealed(*about)
-                self._seals.require(seal, sealed)
-                kept.append(Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by))
-        return tuple(kept)
+        return [
+            Lease(order, self._positions.take(base, order, self._name, self._trainer), kept)
+            for order, kept in self._whole(base, orders).items()
+        ]
 
     def _whole(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
         """What was put of each. Where that was changed the position is set aside, and not among them."""
         found = {}
         for order in orders:
             try:
-                found[order] = self._kept(base, order)
+                found[order] = self._episodes.of(base, order)
             except Altered as altered:
                 why = self._redact(str(altered))
                 logger.warning("position {} is given to nobody any more: {}", order, why)
-                self._failed(base, order, why, dead=True)
+                self._positions.failed(base, order, why, dead=True)
         return found
 
     def _require_trainer(self, base: sqlite3.Connection) -> None:
-        latest = self._count(base, "trainer", 0)
+        latest = counted(base, "trainer")
         if self._trainer != latest or not latest:
             raise fenced(str(self._path), self._trainer, latest)
 
@@ -440,15 +375,3 @@ class SqliteStore:
         for order, step in base.execute(_AGAIN):
             found[order] = (*found.get(order, ()), step)
         return found
-
-    @staticmethod
-    def _count(base: sqlite3.Connection, name: str, more: int) -> int:
-        """The count before it grew."""
-        (value,) = base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone()
-        if more:
-            base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
-        return int(value)
-
-
-def _sealed(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> Sealed:
-    return Sealed(order, uuid, bool(alone), ended_by, line.encode("utf-8", "surrogatepass"), arrays)

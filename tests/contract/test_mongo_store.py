@@ -201,7 +201,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
         if len(inserted) == at + 1:
             changes_of = late._link.ask
             changes_of(lambda base: base[schema.TASK].update_one({"_id": 0}, [{"$set": changes.until(-1)}]))
-            other._looked = float("-inf")
+            other._positions.looked = float("-inf")
             (again,) = other.lease(1)
             assert (again.order, again.fence) == (0, lease.fence + 1)
             other.put(again, Kept(as_played("e", again.fence)))

@@ -12,7 +12,7 @@ import pytest
 
 from ajet.schema.errors import UserError
 from ajet.store import Address, Fenced, Kept, LeaseLost, Policy, SharedStore, open_shared, sqlite_store, sqlite_tables
-from ajet.store.mongo import mongo_store
+from ajet.store.mongo import positions
 from ajet.store.mongo.connection import StoreDown
 from ajet.store.opening import credentials
 from tests.record_fixtures import episode
@@ -29,7 +29,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def clock(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Lets the store's clock go on by seconds."""
     if kind == "mongodb":
-        monkeypatch.setattr(mongo_store, "EXPIRES_EVERY", 0.0)
+        monkeypatch.setattr(positions, "EXPIRES_EVERY", 0.0)
         return request.getfixturevalue("mongod").later  # type: ignore[no-any-return]
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])

@@ -67,10 +67,10 @@ def test_the_same_over_a_server_whose_connections_are_cut_and_which_is_killed(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mongod = request.getfixturevalue("mongod")
-    from ajet.store.mongo import connection, mongo_store
+    from ajet.store.mongo import connection, positions
     from tests.mongo_injector import MongoGround, Way
 
-    monkeypatch.setattr(mongo_store, "EXPIRES_EVERY", 0.0)
+    monkeypatch.setattr(positions, "EXPIRES_EVERY", 0.0)
     asked, armed = connection.Connection._asked, list[Faults]()
 
     def with_faults(self: Any, operation: Any, base: Any) -> Any:

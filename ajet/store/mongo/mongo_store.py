@@ -4,19 +4,16 @@ Invariant: no change needs two documents at once, since a server without replica
 together is ordered: an episode's documents are written before its position names it, and what no position names is not
 there; a use names the commit that is to come, and holds once the ledger's document has that one as its head. So a kill
 between any two operations leaves a state that was, or one that the next trainer mends when it opens the store
-(`_mend`). A position that was forgotten is never given out again: those below the ledger's `floor` are over, whatever
-a late client writes there.
+(`_mend`). Whose a position is, and that one that was forgotten is never given out again, `positions` keeps.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
@@ -26,15 +23,10 @@ from ajet.store.mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, task_of
 from ajet.store.mongo.ledger import Ledger
+from ajet.store.mongo.positions import Positions
 from ajet.store.mongo.records import Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
-
-if TYPE_CHECKING:
-    from pymongo.database import Database
-
-EXPIRES_EVERY = 1.0
-"""Seconds between two looks of a process for leases that have ended."""
 
 
 class MongoStore:
@@ -58,8 +50,8 @@ class MongoStore:
         self._records = Records(self._link, self._redact)
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
-        self._next, self._looked = 0, float("-inf")
         self._ledger = Ledger(self._link)
+        self._positions = Positions(self._link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
             self._ledger.roll(who.at, who.run)
             self._mend()
@@ -73,26 +65,28 @@ class MongoStore:
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
         with self._lock:
-            self._before_taking()
+            self._positions.before_taking()
             leases: list[Lease] = []
-            while found := self._claimed(count - len(leases), below):
-                leases += self._records.leases(self._none_forgotten(found))
+            while len(leases) < count and (found := self._positions.claimed(self._name, count - len(leases), below)):
+                leases += self._records.leases(self._positions.none_forgotten(found))
             return leases
 
     def bring(self) -> Lease:
         """See the contract."""
         with self._lock:
-            self._before_taking()
+            self._positions.before_taking()
             number = self._ledger.bring()
-            (lease,) = self._records.leases([self._claim({"_id": -number, "status": "new"}, upsert=True)])
+            (lease,) = self._records.leases(
+                [self._positions.claim(self._name, {"_id": -number, "status": "new"}, upsert=True)]
+            )
             return lease
 
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
         with self._lock:
-            self._before_taking()
+            self._positions.before_taking()
             found = []
-            while one := self._claim({"status": WAITING, "ends.0": {"$exists": True}}):
+            while one := self._positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
                 found.append(one)
             return self._records.leases(found)
 
@@ -102,14 +96,16 @@ class MongoStore:
             return
         ends = self._records.put(lease, kept)
         change = changes.put(ends, task_of(kept[0].episode, self._redact), self._seconds)
-        position = self._changed(changes.held(lease), change)
+        position = self._positions.changed(changes.held(lease), change)
         self._records.take_back(lease, ends, position)
         if position is None:
             raise _lost(lease)
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
-        if not self._change(changes.held(lease), [{"$set": {"status": CLOSED, "whole": True}}], done=(CLOSED, OVER)):
+        if not self._positions.change(
+            changes.held(lease), [{"$set": {"status": CLOSED, "whole": True}}], done=(CLOSED, OVER)
+        ):
             raise _lost(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
@@ -139,7 +135,7 @@ class MongoStore:
     def give_back(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
         for lease in leases:
-            if not self._change(changes.held(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
+            if not self._positions.change(changes.held(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
                 raise _lost(lease)
 
     def commit(self) -> dict[str, Any]:
@@ -163,7 +159,7 @@ class MongoStore:
             for start in range(0, len(found), 100):
                 self._records.remove([record_of(end) for each in found[start : start + 100] for end in each["ends"]])
             self._link.update(TASK, {"_id": {"$in": orders}}, {"$set": {"ends": None, "scores": [], "reasons": []}})
-            self._raise_floor()
+            self._positions.raise_floor()
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
@@ -180,7 +176,7 @@ class MongoStore:
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
         failed = changes.failed(self._redact(reason), self._most)
-        if not self._change(changes.held(lease), failed, done=(WAITING, DEAD)):
+        if not self._positions.change(changes.held(lease), failed, done=(WAITING, DEAD)):
             raise _lost(lease)
 
     def dead(self) -> list[Dead]:
@@ -194,7 +190,7 @@ class MongoStore:
         altered = found if not self._records.leases(found) else []  # else nobody would ever get it
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
-        if not self._change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
+        if not self._positions.change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
             raise LeaseLost(f"position {order} is not dead")
         self._records.remove([record_of(end) for each in altered for end in each["ends"]])
 
@@ -236,7 +232,7 @@ class MongoStore:
     def depths(self) -> Depths:
         """See the contract."""
         with self._lock:
-            self._expire()
+            self._positions.expire()
             found = self._counted([{"$match": {"ends": {"$ne": None}}}, {"$sortByCount": "$status"}])
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
             told = {name: found.get(state, 0) for name, state in names.items()}
@@ -244,7 +240,7 @@ class MongoStore:
             holding = self._holding(kept)
             told["again"] = sum(bool(steps_of(each, holding)) for each in kept)
             told["closed"] -= told["again"]
-            return Depths(**told, next=self._last() + 1)
+            return Depths(**told, next=self._positions.last() + 1)
 
     def _take_back_late_uses(self) -> None:
         """Of an earlier trainer, which was about to write them when this one began."""
@@ -260,72 +256,6 @@ class MongoStore:
             return set(least)
         self._ledger.refresh()
         return {*self._ledger.held(), self._ledger.open, *least}
-
-    def _before_taking(self) -> None:
-        if self._ledger.own:
-            self._ledger.require_trainer()
-        if time.monotonic() - self._looked >= EXPIRES_EVERY:
-            self._expire()
-        self._next = max(self._next, self._ledger.floor)
-
-    def _expire(self) -> None:
-        self._looked = time.monotonic()
-        self._ledger.refresh()
-        latest = self._ledger.trainer
-        self._link.update(TASK, changes.fallen_silent(latest), changes.expired(self._most))
-        self._link.update(TASK, changes.of_earlier_trainers(latest), [{"$set": {"status": WAITING}}])
-
-    def _claim(self, wanted: Document, *, upsert: bool = False) -> Document | None:
-        from pymongo import ReturnDocument
-
-        mark, tries = uuid.uuid4().hex, 0
-        change = changes.claim(self._name, self._ledger.own, self._seconds, mark)
-        options: dict[str, Any] = {"sort": [("_id", 1)], "return_document": ReturnDocument.AFTER, "upsert": upsert}
-
-        def once(base: Database[dict[str, Any]]) -> Document | None:
-            nonlocal tries
-            tries += 1
-            mine = base[TASK].find_one({"mark": mark}) if tries > 1 else None  # by a try whose answer was lost
-            return mine or base[TASK].find_one_and_update(wanted, change, **options)
-
-        return self._link.ask(once)
-
-    def _claimed(self, count: int, below: int | None) -> list[Document]:
-        found: list[Document] = []
-        wanted = {"status": WAITING, "_id": {"$gte": self._ledger.floor}}
-        while len(found) < count and self._link.find(TASK, wanted, {"_id": 1}, limit=1):  # a claim waits even for none
-            found += [one] if (one := self._claim(wanted)) else []
-        while len(found) < count and (below is None or self._next < below):
-            found += self._fresh()
-        return found
-
-    def _fresh(self) -> list[Document]:
-        """The next position of the order; none where another took it first."""
-        from pymongo.errors import DuplicateKeyError
-
-        try:
-            one = self._claim({"_id": self._next, "status": "new"}, upsert=True)
-        except DuplicateKeyError:
-            self._next = max(self._next, self._last()) + 1
-            return []
-        self._next += 1
-        assert one is not None
-        return [one]
-
-    def _last(self) -> int:
-        """The highest position that anybody ever had."""
-        found = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
-        return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
-
-    def _none_forgotten(self, found: list[Document]) -> list[Document]:
-        """Those that are not over for good: what is below the floor was made by who knew of no floor."""
-        if found:
-            self._ledger.refresh()
-        late = [each["_id"] for each in found if each["_id"] < self._ledger.floor]
-        if late:
-            self._next = max(self._next, self._ledger.floor)
-            self._link.ask(lambda base: base[TASK].delete_many({"_id": {"$in": late}}))
-        return [each for each in found if each["_id"] not in late]
 
     def _end(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
@@ -363,7 +293,7 @@ class MongoStore:
         self._records.note_uses(self._link.find(TASK, {"$or": [back, kept]}, {"uses": 1}), names)
         self._link.update(TASK, back, changes.reopened())
         self._link.update(TASK, changes.of_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
-        self._raise_floor()
+        self._positions.raise_floor()
         self._records.sweep()
 
     def _drop(self, usable: Usable) -> None:
@@ -375,37 +305,6 @@ class MongoStore:
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove(names[lease.order])
-
-    def _raise_floor(self) -> None:
-        """Below the lowest position that is kept all are over; their documents need not be there."""
-        kept = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
-        lowest = self._link.find(TASK, kept, {"_id": 1}, limit=1)
-        floor = lowest[0]["_id"] if lowest else self._last() + 1
-        if floor > self._ledger.floor:
-            self._ledger.amend({"$max": {"floor": floor}})
-        below = {"_id": {"$gte": 0, "$lt": floor}}
-        self._link.ask(lambda base: base[TASK].delete_many(below))
-
-    def _change(self, wanted: Document, change: changes.Update, *, done: Sequence[str] = ()) -> bool:
-        """Change a position; whether it was so. `done`: the states in which it can be where this was done already, by
-        a try whose answer was lost."""
-        tries = 0
-
-        def once(base: Database[dict[str, Any]]) -> bool:
-            nonlocal tries
-            tries += 1
-            if base[TASK].update_one(wanted, change).matched_count:
-                return True
-            return tries > 1 and base[TASK].find_one({**wanted, "status": {"$in": list(done)}}) is not None
-
-        return self._link.ask(once)
-
-    def _changed(self, wanted: Document, change: changes.Update) -> Document | None:
-        """A position as it is after this change, which may be made twice; None where it was not so."""
-        from pymongo import ReturnDocument
-
-        after = ReturnDocument.AFTER
-        return self._link.ask(lambda base: base[TASK].find_one_and_update(wanted, change, return_document=after))
 
     def _counted(self, stages: list[Document]) -> dict[str, int]:
         return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})

@@ -1,0 +1,56 @@
+"""The episodes in a SQLite store: rows of `ends`, written, read and held to their seals.
+
+Invariant: everything here happens within the transaction of whoever calls; an episode is read as it was put, or not at
+all (`Altered`). An end that is there already, by its uuid, is put no second time.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet.record.episode_codec import decode, encode
+from ajet.record.secrets import Redactor
+from ajet.store.contract import Kept, Lease
+from ajet.store.seal import Sealed, Seals, held_whole
+
+Row = tuple[Any, ...]
+
+
+class SqliteEpisodes:
+    """Of the file `path`."""
+
+    def __init__(self, path: Path, redact: Redactor) -> None:
+        self._path, self._redact, self._seals = path, redact, Seals()
+
+    def rows(self, lease: Lease, kept: Iterable[Kept]) -> list[Row]:
+        """As they are put, with their seals. No transaction is needed: this is what takes time."""
+        rows = []
+        for one in kept:
+            row, arrays = encode(one.episode)
+            about = (one.episode.uuid, lease.order, one.alone, one.ended_by, self._redact.row(row), arrays)
+            rows.append((*about, self._seals.of(_sealed(*about))))
+        return rows
+
+    @staticmethod
+    def put(base: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        """Those that are new."""
+        base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def of(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
+        """What was put of a position, in that order. Raises Altered."""
+        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
+        kept = []
+        for *about, seal in base.execute(asked, (order,)).fetchall():
+            with held_whole(order, about[0], str(self._path)):
+                sealed = _sealed(*about)
+                self._seals.require(seal, sealed)
+                kept.append(Kept(decode(json.loads(sealed.line), sealed.arrays), sealed.alone, sealed.ended_by))
+        return tuple(kept)
+
+
+def _sealed(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> Sealed:
+    return Sealed(order, uuid, bool(alone), ended_by, line.encode("utf-8", "surrogatepass"), arrays)

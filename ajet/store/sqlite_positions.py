@@ -1,0 +1,89 @@
+"""The positions in a SQLite store: whose each is, until when, and how often it failed.
+
+Invariant: everything here happens within the transaction of whoever calls; a change in the name of a lease names the
+fence that it has to have. The clock is the machine's; where it was set back by more than a lease is long, leases of
+that future have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+
+from ajet.record.plain_json import dumps
+from ajet.store.contract import Lease, LeaseLost
+from ajet.store.shared import EXPIRED
+
+
+class SqlitePositions:
+    """As one process takes them: for so many `seconds`; after `most` attempts that failed a position is dead."""
+
+    def __init__(self, seconds: float, most: int) -> None:
+        self._seconds, self._most = seconds, most
+
+    def to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
+        """Those that wait, then those that nobody ever had."""
+        asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
+        orders = [int(row[0]) for row in base.execute(asked, (count,))]
+        fresh = count - len(orders)
+        if below is not None:
+            fresh = min(fresh, max(0, below - counted(base, "next")))
+        first = counted(base, "next", fresh)
+        return [*orders, *range(first, first + fresh)]
+
+    def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
+        """The fence under which it is the `holder`'s now. `trainer`: its number, 0 for anybody else."""
+        fence = counted(base, "fence", 1) + 1
+        base.execute(
+            "INSERT INTO positions (place, state, fence, until, seconds, holder, trainer) "
+            "VALUES (:place, 'leased', :fence, :until, :seconds, :holder, :trainer) ON CONFLICT (place) DO UPDATE "
+            "SET state = 'leased', fence = :fence, until = :until, seconds = :seconds, holder = :holder, "
+            "trainer = :trainer",
+            {
+                "place": order,
+                "fence": fence,
+                "until": time.time() + self._seconds,
+                "seconds": self._seconds,
+                "holder": holder,
+                "trainer": trainer,
+            },
+        )
+        return fence
+
+    def prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
+        """As from now. Raises LeaseLost."""
+        change(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
+
+    def expire(self, base: sqlite3.Connection) -> None:
+        """End the leases whose time is over. A trainer's end with the next one."""
+        now = time.time()
+        ended = (
+            "SELECT place FROM positions WHERE state = 'leased' AND trainer = 0 "
+            "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
+        )
+        for (order,) in base.execute(ended, (now, now)).fetchall():
+            self.failed(base, order, EXPIRED)
+
+    def failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
+        """One attempt more has. `dead`: and there is no other."""
+        (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
+        reasons = [*json.loads(found), reason]
+        state = "waiting" if len(reasons) < self._most and not dead else "dead"
+        changed = "UPDATE positions SET state = ?, reasons = ? WHERE place = ?"
+        base.execute(changed, (state, dumps(reasons), order))
+
+
+def change(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
+    """Change the position of a lease that counts. Raises LeaseLost."""
+    changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
+    if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
+        raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
+
+
+def counted(base: sqlite3.Connection, name: str, more: int = 0) -> int:
+    """A count of the store, before it grew."""
+    (value,) = base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone()
+    if more:
+        base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))
+    return int(value)
