@@ -50,6 +50,11 @@ class Ledger:
         """Read it."""
         (self._said,) = self._link.find(LEDGER, THE_LEDGER)
 
+    def refresh_floor(self) -> None:
+        """The same of the floor alone: a ledger grows long."""
+        (said,) = self._link.find(LEDGER, THE_LEDGER, {"floor": 1})
+        self._said["floor"] = said["floor"]
+
     def require_trainer(self) -> None:
         """Read it. Raises Fenced where another trains by now."""
         self.refresh()

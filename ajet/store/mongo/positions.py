@@ -100,7 +100,7 @@ class Positions:
     def none_forgotten(self, found: list[Document]) -> list[Document]:
         """Those that are not over for good: what is below the floor was made by who knew of no floor."""
         if found:
-            self._ledger.refresh()
+            self._ledger.refresh_floor()
         late = [each["_id"] for each in found if each["_id"] < self._ledger.floor]
         if late:
             self._next = max(self._next, self._ledger.floor)

@@ -17,7 +17,7 @@ same holds of a member that is elected between two, since what most members have
 from __future__ import annotations
 
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,10 @@ class Records:
         """Write episodes. Answers how the position is to name them, which it may from now on. Raises StoreDown."""
         names = [f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}" for one in kept]
         for _ in range(TRIES):
-            written = sum(
-                self._written(lease, one, name, waits=one is kept[-1]) for one, name in zip(kept, names, strict=True)
-            )
-            if self._there(names) == written:
+            written: Counter[str] = Counter()
+            for one, name in zip(kept, names, strict=True):
+                written += self._written(lease, one, name, waits=one is kept[-1])
+            if self._there(names, written) == written.total():
                 return [
                     {"record": name, "uuid": one.episode.uuid, "score": score_of(one.episode)}
                     for one, name in zip(kept, names, strict=True)
@@ -132,9 +132,9 @@ class Records:
         for start in range(0, len(found), 1000):
             self.remove(found[start : start + 1000])
 
-    def _written(self, lease: Lease, one: Kept, name: str, *, waits: bool) -> int:
-        """Write an episode's documents, under the record's name. Answers how many. `waits`: until they are in the
-        journal."""
+    def _written(self, lease: Lease, one: Kept, name: str, *, waits: bool) -> Counter[str]:
+        """Write an episode's documents, under the record's name. Answers how many of each collection. `waits`: until
+        they are in the journal."""
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
@@ -144,22 +144,22 @@ class Records:
             as_text = documents_of(one, name, lease, self._redact, self._seals, as_text=True)
             return self._insert_all(as_text, waits)
 
-    def _insert_all(self, parts: Documents, waits: bool) -> int:
+    def _insert_all(self, parts: Documents, waits: bool) -> Counter[str]:
         """The last of them is waited for."""
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
         for name, documents in there[:-1]:
             self._insert(name, documents, waits=False)
         self._insert(*there[-1], waits=waits)
-        return sum(len(documents) for _, documents in there)
+        return Counter({name: len(documents) for name, documents in there})
 
-    def _there(self, names: Sequence[str]) -> int:
-        """How many documents of these records the server has."""
-        wanted, one = {"$in": list(names)}, {"$project": {"_id": 1}}
-        found: list[Document] = [{"$match": {"_id": wanted}}, one]
-        for name in (BLOB, CALL, DATA):
-            found.append({"$unionWith": {"coll": name, "pipeline": [{"$match": {"record": wanted}}, one]}})
-        return len(self._link.ask(lambda base: list(base[RECORD].aggregate(found))))
+    def _there(self, names: Sequence[str], collections: Iterable[str]) -> int:
+        """How many documents of these records the server has, in these collections."""
+        wanted, found = {"$in": list(names)}, 0
+        for name in collections:
+            of_these = {"_id" if name == RECORD else "record": wanted}
+            found += len(self._link.find(name, of_these, {"_id": 1}))
+        return found
 
     def _insert(self, name: str, documents: Sequence[Document], *, waits: bool) -> None:
         """Those that are there already are of a try whose answer was lost."""
