@@ -19,6 +19,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.record.chain import KEY, chain_key, key_name, link_digest
+from ajet.schema.errors import UserError
 
 ALTERED = "changed in the store"
 """Begins the reason why a position is given out no more of which that is so."""
@@ -27,6 +28,20 @@ _UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, Over
 
 class Altered(Exception):
     """What is kept of a position is not what was put."""
+
+
+class OtherKey(Altered):
+    """It may be: it is sealed with a key that is not the one here."""
+
+
+def of_another_key(order: int, other: OtherKey) -> UserError:
+    """What who revives a position gets, so that what was put is not removed for a wrong key."""
+    return UserError(
+        f"Position {order} stays with the dead letters: {other.args[0]}.",
+        where=KEY,
+        expected="the key that its episodes were put with",
+        do=f"Set {KEY} to it and revive the position again.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class Seals:
         name, _, digest = seal.partition(":")
         if name and name != self._name:
             if self._key and not self._looks:
-                raise Altered(f"it is sealed with the key {name}, and {KEY} is {self._name} here")
+                raise OtherKey(f"it is sealed with the key {name}, and {KEY} is {self._name} here")
             self._say_once(f"episodes in the store are sealed with the key {name}, which {KEY} does not hold here")
             return
         if self._key and not name:
@@ -100,7 +115,7 @@ def held_whole(order: int | None, uuid: str, store: str) -> Iterator[None]:
     try:
         yield
     except Altered as error:
-        raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
+        raise type(error)(f"{ALTERED}: episode {uuid} of position {order}: {error} ({store})") from error
     except (*_UNREADABLE, zlib.error) as error:
         why = f"it cannot be read: {type(error).__name__}: {str(error)[:100]}"
         raise Altered(f"{ALTERED}: episode {uuid} of position {order}: {why} ({store})") from error

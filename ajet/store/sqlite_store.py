@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
 from ajet.store.contract import Kept, Lease, LeaseLost
-from ajet.store.seal import Altered
+from ajet.store.seal import Altered, OtherKey, of_another_key
 from ajet.store.shared import (
     Announced,
     Dead,
@@ -44,7 +44,7 @@ from ajet.store.shared import (
 )
 from ajet.store.sqlite_episodes import SqliteEpisodes
 from ajet.store.sqlite_positions import SqlitePositions, change, counted
-from ajet.store.sqlite_tables import connect
+from ajet.store.sqlite_tables import VERSION, connect, of_later_version, version
 
 _LINE = """
 WITH RECURSIVE line (number) AS (
@@ -198,6 +198,8 @@ class SqliteStore:
                 raise LeaseLost(f"position {order} is not dead")
             try:
                 self._episodes.of(base, order)
+            except OtherKey as other:
+                raise of_another_key(order, other) from other
             except Altered:  # else nobody would ever get it
                 self._remove(base, order)
 
@@ -267,10 +269,14 @@ class SqliteStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """A full disk, a file that is locked for too long, damaged or closed, as a person is told it."""
+        """A full disk, a file that is locked for too long, damaged or closed, or that a later ajet has brought up under
+        this process, as a person is told it."""
         try:
             yield
         except sqlite3.Error as error:
+            with suppress(sqlite3.Error):  # of a file that is damaged or closed
+                if (found := version(self._base)) > VERSION:
+                    raise of_later_version(self._path, found) from error
             raise UserError(
                 f"The store {self._path} cannot be worked on: {error}.",
                 where=str(self._path),

@@ -67,18 +67,23 @@ def connect(path: Path) -> sqlite3.Connection:
     return base
 
 
+def of_later_version(path: Path, found: int) -> UserError:
+    """Of a file that this ajet cannot work on, or not any more."""
+    return UserError(
+        f"The store {path} is of version {found}, made by a later ajet.",
+        expected=f"version {VERSION} or before",
+        do="Update ajet on this machine.",
+    )
+
+
 def _migrate(base: sqlite3.Connection, path: Path) -> None:
-    if _version(base) == VERSION:
+    if version(base) == VERSION:
         return
     base.execute("BEGIN IMMEDIATE")
-    found = _version(base)  # another process may have done it meanwhile
+    found = version(base)  # another process may have done it meanwhile
     if found > VERSION:
         base.execute("ROLLBACK")
-        raise UserError(
-            f"The store {path} is of version {found}, made by a later ajet.",
-            expected=f"version {VERSION} or before",
-            do="Update ajet on this machine.",
-        )
+        raise of_later_version(path, found)
     for step in _STEPS[found:]:
         for statement in step.split(";"):
             base.execute(statement)
@@ -86,6 +91,7 @@ def _migrate(base: sqlite3.Connection, path: Path) -> None:
     base.execute("COMMIT")
 
 
-def _version(base: sqlite3.Connection) -> int:
-    (version,) = base.execute("PRAGMA user_version").fetchone()
-    return int(version)
+def version(base: sqlite3.Connection) -> int:
+    """Of the file as it is now."""
+    (found,) = base.execute("PRAGMA user_version").fetchone()
+    return int(found)

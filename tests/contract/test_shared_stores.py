@@ -3,6 +3,7 @@ too late harms nobody else."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -239,6 +240,16 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
                 store._link.ask(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):
+        store.put(lease, Kept(episode("a")))
+
+
+def test_a_file_that_a_later_ajet_brings_up_under_a_process_is_a_sentence(tmp_path: Path) -> None:
+    store = open_shared(f"sqlite:{tmp_path}/store.sqlite")
+    (lease,) = store.lease(1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as base:
+        base.execute("ALTER TABLE ends ADD COLUMN more TEXT NOT NULL DEFAULT ''")
+        base.execute(f"PRAGMA user_version = {sqlite_tables.VERSION + 1}")
+    with pytest.raises(UserError, match=f"is of version {sqlite_tables.VERSION + 1}, made by a later ajet"):
         store.put(lease, Kept(episode("a")))
 
 

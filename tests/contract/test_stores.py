@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +26,7 @@ from ajet.store import (
     Lease,
     LeaseLost,
     RunStore,
+    SharedStore,
     SqliteStore,
     Store,
     open_shared,
@@ -632,3 +633,23 @@ def test_seals_of_who_has_no_key_or_another(tmp_path: Path, monkeypatch: pytest.
     assert sees("one key") == [0, 1]
     logger.remove(sink)
     assert sum("have no seal" in line for line in said) == 1, "a seal that somebody took away is told"
+
+
+@pytest.mark.parametrize("opener", ["sqlite", "mongodb"], indirect=True)
+def test_what_is_sealed_with_another_key_is_revived_with_that_one_alone(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AJET_AUDIT_KEY", "one key of many letters")
+    store = opener()
+    (lease,) = store.lease(1)
+    closed(store, lease, "a")
+    monkeypatch.setenv("AJET_AUDIT_KEY", "another key")
+    store = cast(SharedStore, opener())
+    assert store.closed() == []
+    with pytest.raises(UserError, match="Position 0 stays with the dead letters: changed in the store: episode a"):
+        store.revive(0)
+    assert [letter.ends for letter in store.dead()] == [1]
+    monkeypatch.setenv("AJET_AUDIT_KEY", "one key of many letters")
+    store = cast(SharedStore, opener())
+    store.revive(0)
+    assert ends(store.lease(1)) == {0: ["a"]}

@@ -26,6 +26,7 @@ from ajet.store.mongo.ledger import Ledger
 from ajet.store.mongo.positions import Positions
 from ajet.store.mongo.records import Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
+from ajet.store.seal import OtherKey, of_another_key
 from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
 
 
@@ -187,7 +188,10 @@ class MongoStore:
     def revive(self, order: int) -> None:
         """See the contract."""
         found = self._link.find(TASK, {"_id": order, "status": DEAD})
-        altered = found if not self._records.leases(found) else []  # else nobody would ever get it
+        try:
+            altered = [each for each in found if not self._records.whole(each)]  # else nobody would ever get it
+        except OtherKey as other:
+            raise of_another_key(order, other) from other
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self._positions.change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):

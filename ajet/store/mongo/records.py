@@ -29,7 +29,7 @@ from ajet.store.mongo.changes import RUNNING, naming, set_aside
 from ajet.store.mongo.connection import Connection, StoreDown
 from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
-from ajet.store.seal import Altered, Seals, held_whole
+from ajet.store.seal import Altered, OtherKey, Seals, held_whole
 
 if TYPE_CHECKING:
     from pymongo.database import Database
@@ -100,6 +100,18 @@ class Records:
                 continue
             leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
         return leases
+
+    def whole(self, position: Document) -> bool:
+        """Whether all that it names is as it was put. Raises OtherKey where that cannot be told here."""
+        parts = self._parts([record_of(end) for end in position["ends"]])
+        try:
+            for end in position["ends"]:
+                self._kept(parts, position["_id"], end)
+        except OtherKey:
+            raise
+        except Altered:
+            return False
+        return True
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
         """Records say what became of them: for readers; what counts is the position. `names`: of the commits that
@@ -198,7 +210,7 @@ class Records:
                 calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
                 return kept_of(record, calls, data, blobs, order, self._seals)
         except Altered as altered:
-            raise Altered(altered.args[0], name) from altered
+            raise type(altered)(altered.args[0], name) from altered
 
 
 def record_of(end: Mapping[str, Any]) -> str:
