@@ -1,10 +1,11 @@
 """What the transformers engine and the local trainer compute in a way of their own, against torch's and transformers'.
 
-Each pair gives the same bits, which is held before it is timed; the two take turns, so that both meet the same machine,
-and a ratio is that of their medians, in processor time of one thread. At SmolLM2's shapes: a decoding step's products
-of 64 rows out of weights that no cache holds; a norm over the quickstart's step, forward and backward; the attention of
-27 prompts of 75 tokens and the writing of their keys; the probabilities of 64 rows; the optimizer over 2^23 weights;
-the sum of the gradients of 2^25.
+Each pair gives the same bits, which is held before it is timed; that of a decoding step's attention does not, and is
+held to be no further from float64. The two take turns, so that both meet the same machine, and a ratio is that of their
+medians, in processor time of one thread. At SmolLM2's shapes: a decoding step's products of 64 rows out of weights that
+no cache holds; a norm over the quickstart's step, forward and backward; the attention of 27 prompts of 75 tokens and
+the writing of their keys; that of 64 rows of 85 to 105 keys; the probabilities of 64 rows; the optimizer over 2^23
+weights; the sum of the gradients of 2^25.
 Limit: never slower.
 
     python benchmarks/bench_kernels.py [--rounds 20]
@@ -36,6 +37,8 @@ from ajet.engine.rms_norm import cheapen_norms
 from ajet.engine.transformers import packed_weights
 from ajet.engine.transformers.sampling import Sampler
 
+NEARER = "attention of 64 rows"
+"""The pair whose bits differ."""
 Work = Callable[[], list[Tensor]]
 HIDDEN, INNER, HEADS, KEPT_HEADS, WIDTH, VOCABULARY = 576, 1536, 9, 3, 64, 49152
 DRAW = torch.Generator().manual_seed(0)
@@ -93,6 +96,37 @@ def prompts() -> tuple[Work, Work]:
         return [F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), keys]
 
     return repeated, shared
+
+
+def rows() -> tuple[Work, Work]:
+    """A decoding step: two batched products and a softmax over all of the rows' room; fused, up to the longest."""
+    count, room, seen = 64, 128, 112
+    layers = [tuple(normal(count, KEPT_HEADS, room, WIDTH) for _ in range(2)) for _ in range(15)]
+    q, last = normal(count, HEADS, 1, WIDTH), torch.randint(85, 105, (count, 1), generator=DRAW)
+    mask = torch.zeros(count, room, dtype=q.dtype).masked_fill_(torch.arange(room) >= last, -math.inf)
+    wide = mask[:, None, None].repeat(1, KEPT_HEADS, HEADS // KEPT_HEADS, 1).flatten(0, 1)
+    grouped = q.view(count * KEPT_HEADS, -1, WIDTH)
+
+    def written_out() -> list[Tensor]:
+        found = []
+        for keys, values in layers:
+            scores = torch.baddbmm(wide, grouped, keys.flatten(0, 1).transpose(1, 2), alpha=WIDTH**-0.5)
+            found.append(torch.bmm(torch.softmax(scores, -1), values.flatten(0, 1)).view_as(q))
+        return found
+
+    def fused() -> list[Tensor]:
+        return [
+            F.scaled_dot_product_attention(
+                q, keys[:, :, :seen], values[:, :, :seen], attn_mask=mask[:, None, None, :seen], enable_gqa=True
+            )
+            for keys, values in layers
+        ]
+
+    keys, values = (t.double().repeat_interleave(HEADS // KEPT_HEADS, 1) for t in layers[0])
+    exact = F.scaled_dot_product_attention(q.double(), keys, values, attn_mask=mask[:, None, None].double())
+    theirs, ours = ((work()[0] - exact).abs().mean() for work in (written_out, fused))
+    assert ours <= theirs, f"{ours:.1e} from float64, written out {theirs:.1e}"
+    return written_out, fused
 
 
 def probabilities() -> tuple[Work, Work]:
@@ -168,7 +202,7 @@ def main() -> int:
     torch.set_num_threads(1)
     within = True
     pairs = {"norm, forward and backward": norms, "prompts' attention": prompts, "probabilities": probabilities}
-    pairs |= {"optimizer": steps, "gradients": sums}
+    pairs |= {"optimizer": steps, "gradients": sums, NEARER: rows}
     if packed_weights.available():
         pairs = {"products of 64 rows": products, **pairs}
     for name, pair in pairs.items():
@@ -184,10 +218,11 @@ def main() -> int:
                     work()
                     seconds.append(time.thread_time() - began)
         theirs, ours = (statistics.median(each) for each in spent)
-        within &= same & kept(f"{name}, against the libraries' own", theirs / ours, at_least=1.0)
+        bits = "the same bits" if same else "nearer to float64" if name == NEARER else "OTHER BITS"
+        within &= (same or name == NEARER) & kept(f"{name}, against the libraries' own", theirs / ours, at_least=1.0)
         print(
             f"{name:28} {theirs * 1e3:8.2f} ms, ours {ours * 1e3:8.2f} ms: {theirs / ours:.2f} times as fast, "
-            f"{'the same bits' if same else 'OTHER BITS'} (load {os.getloadavg()[0]:.0f})",
+            f"{bits} (load {os.getloadavg()[0]:.0f})",
             flush=True,
         )
     return int(not within)

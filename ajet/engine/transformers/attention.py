@@ -22,8 +22,9 @@ from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
 
 NAME = "ajet_rows"
-FUSED = 256
-"""Up to this length torch's fused attention is the faster one for a single row."""
+SEEN = 16
+"""Keys of a step's next tokens are read up to a multiple of this: a processor adds so many at a time, and the bits of a
+row do not follow from how far others are."""
 _current = threading.local()
 
 
@@ -129,13 +130,20 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
     keys.view(-1, keys.shape[-1]).index_copy_(0, block.places, k.reshape(-1, k.shape[-1]))
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
-    grouped = q.reshape(n, heads, -1, q.shape[-1])
-    if how.plain and how.window is None and n == 1 and block.longest < FUSED:
-        seen = block.longest + 1
-        got = F.scaled_dot_product_attention(grouped, keys[rows, :, :seen], values[rows, :, :seen], scale=how.scale)
+    if how.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
+        seen = min(pool.capacity, (block.longest // SEEN + 1) * SEEN)
+        got = F.scaled_dot_product_attention(
+            q.unsqueeze(2),
+            keys[rows, :, :seen],
+            values[rows, :, :seen],
+            attn_mask=block.mask(how.window, q.dtype)[:, None, None, :seen],
+            scale=how.scale,
+            enable_gqa=True,
+        )
     else:
         # All of the capacity, masked: a product over a part of each row would first copy that part together.
-        mask = block.mask(grouped.shape[2], how.window, q.dtype)
+        grouped = q.reshape(n, heads, -1, q.shape[-1])
+        mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
         got = _attend(grouped, keys[rows], values[rows], mask, how)
     return got.reshape(n, -1, values.shape[-1])
 
@@ -179,8 +187,8 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
-    """q [n, K, G, d], k and v [n, K, T, d], mask [n * K, G, T] or broadcast to it. Written out: for a few queries a row
-    torch's fused kernel on a CPU is several times slower than these two batched products."""
+    """q [n, K, G, d], k and v [n, K, T, d], mask [n * K, G, T] or broadcast to it. On a CPU written out, for what its
+    fused kernel does not know."""
     n, heads, queries, _ = q.shape
     if how.plain and q.device.type != "cpu":
         mask = mask.expand(n * heads, -1, -1).unflatten(0, (n, heads))

@@ -39,9 +39,8 @@ class NextTokens:
         """Rows."""
         return int(self.lengths.shape[0])
 
-    def mask(self, queries: int, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[n * heads, queries, capacity] 0 or -inf to add to the scores of the `queries` heads that share a key head;
-        with a sliding window only its last keys are seen."""
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[n, capacity] 0 or -inf to add to the scores; with a sliding window only its last keys are seen."""
         known = self.masks.get((window, dtype))
         if known is None:
             at = torch.arange(self.pool.capacity, device=self.lengths.device)
@@ -50,7 +49,6 @@ class NextTokens:
             if window is not None:
                 hidden |= at <= last - window
             known = torch.zeros(hidden.shape, dtype=dtype, device=at.device).masked_fill_(hidden, float("-inf"))
-            known = known[:, None, None, :].repeat(1, self.pool.shape.heads, queries, 1).flatten(0, 1)
             self.masks[window, dtype] = known
         return known
 
