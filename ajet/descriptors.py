@@ -121,6 +121,7 @@ TRACKERS = {
 ISOLATIONS = {
     "thread": Part("ajet.rollout.isolation.thread->ThreadIsolation"),
     "loop": Part("ajet.rollout.isolation.loop->LoopIsolation"),
+    "loops": Part("ajet.rollout.isolation.loops->LoopsIsolation", interactive=False),
     "process": Part("ajet.rollout.isolation.process->ProcessIsolation", interactive=False),
     "sandbox": Part("ajet.rollout.isolation.sandbox->SandboxIsolation", interactive=False),
 }

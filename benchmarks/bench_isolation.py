@@ -13,19 +13,16 @@ clock is that of whatever else runs on the machine.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import psutil
 from ratios import kept
 
 from ajet.config import Experiment
@@ -33,7 +30,7 @@ from ajet.engine.contract import Sampling
 from ajet.gateway import Gateway, TurnRequest
 from ajet.rollout import Rollout
 from ajet.schema.task import Task
-from benchmarks.bench_rollout import CALLS, Talks, a_gateway, opening
+from benchmarks.bench_rollout import CALLS, Talks, a_gateway, of_agents, opening
 from tests.rollout_fixtures import AnswerJudge
 
 PAUSE_S = 0.05
@@ -72,16 +69,6 @@ def said(name: str, took: Sequence[float]) -> str:
     """One line of percentiles."""
     shares = statistics.quantiles(took, n=100)
     return f"{name:8} p50 {shares[49]:7.1f} ms  p90 {shares[89]:7.1f} ms  p99 {shares[98]:7.1f} ms  ({len(took)} turns)"
-
-
-def of_agents() -> float:
-    """Processor seconds of all processes that were started here, those that still run among them."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = ended.ru_utime + ended.ru_stime
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            used += sum(child.cpu_times()[:2])
-    return used
 
 
 def main() -> None:

@@ -108,6 +108,8 @@ def stage(
     """`rollout` are keys of that section; `tree` further ones of `ajet`; `sections` stand beside it. `words`: a
     renderer, if not `renderer()`."""
     settings = {"num_repeat": 2, "episode_timeout": 300, **rollout}
+    if settings.get("isolation") == "loops":
+        settings = {"processes": 1, **settings}  # each takes a second of CPU to start
     whole = {**(sections or {}), "ajet": {**(tree or {}), "rollout": settings}}
     experiment = Experiment.from_dict(whole, base=folder or Path.cwd())
     words = words or renderer()

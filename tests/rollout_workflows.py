@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -168,6 +169,23 @@ class Dies(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         print("last words")
         os._exit(7)
+
+
+class KillsBothOnce(Workflow):
+    """The second of two in one process kills it while the first one waits; in the process after that both return."""
+
+    async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
+        waits = Path(os.environ[HANGS])
+        if not waits.with_suffix(".over").exists():
+            await ask(tuner, "x")
+            if task.task_thread_index == 0:
+                waits.touch()
+                await asyncio.Event().wait()
+            while not waits.exists():
+                await asyncio.sleep(0.01)
+            waits.with_suffix(".over").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return WorkflowOutput(metadata={"answer": await ask(tuner, "x")})
 
 
 class ReturnsNone(Workflow):

@@ -70,6 +70,10 @@ class Attempt:
         self.stage = "execute"
         return self.session
 
+    async def aopen(self, trainable: Collection[str] | None) -> Session:
+        """The same."""
+        return self.open(trainable)
+
     def close(self) -> Capture | None:
         """Revoke the keys, abort running calls, and take what was captured; None when no session was opened."""
         with self._lock:
@@ -102,6 +106,10 @@ class Performable(Protocol):
         """The endpoints of its session."""
         ...
 
+    async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
+        """The same, for code on an event loop: others there go on meanwhile."""
+        ...
+
 
 def is_plain(attempt: Performable) -> bool:
     """Whether `execute` is a plain function: it then gets a thread without a running event loop."""
@@ -112,7 +120,8 @@ async def perform(attempt: Performable) -> WorkflowOutput:
     """Run the user's code to its output. Raises whatever that code raises, and EpisodeFailed for a wrong return."""
     with no_exit():
         async with aclosing(attempt.resources):
-            workflow, tuner = _begin(attempt)
+            workflow, trainable = _made(attempt)
+            tuner = _tuner(attempt, await attempt.aopen(trainable), trainable)
             with playing(tuner.endpoints), environment_kept(attempt.task):
                 return _checked(workflow, await workflow.execute(attempt.task, tuner))
 
@@ -120,7 +129,8 @@ async def perform(attempt: Performable) -> WorkflowOutput:
 def perform_plain(attempt: Performable) -> WorkflowOutput:
     """The same for a plain `execute` (one that returns a coroutine is run to its end)."""
     with no_exit(), closing(attempt.resources):
-        workflow, tuner = _begin(attempt)
+        workflow, trainable = _made(attempt)
+        tuner = _tuner(attempt, attempt.open(trainable), trainable)
         with playing(tuner.endpoints), environment_kept(attempt.task):
             output = workflow.execute(attempt.task, tuner)
             if inspect.isawaitable(output):
@@ -128,12 +138,14 @@ def perform_plain(attempt: Performable) -> WorkflowOutput:
         return _checked(workflow, output)
 
 
-def _begin(attempt: Performable) -> tuple[Any, ModelTuner]:
+def _made(attempt: Performable) -> tuple[Any, Collection[str] | None]:
+    workflow = attempt.workflow_class()
+    return workflow, getattr(workflow, "trainable_targets", None) or None
+
+
+def _tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str] | None) -> ModelTuner:
     from ajet.workflow.tuner import ModelTuner
 
-    workflow = attempt.workflow_class()
-    trainable = getattr(workflow, "trainable_targets", None) or None
-    endpoints = attempt.open(trainable)
     limits = attempt.config.ajet.rollout
     tuner = ModelTuner(
         attempt.config,
@@ -146,7 +158,7 @@ def _begin(attempt: Performable) -> tuple[Any, ModelTuner]:
     )
     if attempt.task.gym_env is not None:
         attempt.task.gym_env.on_use = tuner.tool_used
-    return workflow, tuner
+    return tuner
 
 
 def _checked(workflow: Any, output: Any) -> WorkflowOutput:

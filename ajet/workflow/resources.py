@@ -74,6 +74,11 @@ class Resources:
         """Call it (await it, if it is asynchronous) when the attempt ends. Raises Over, after calling it at once."""
         self._push(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
 
+    @property
+    def holds(self) -> bool:
+        """Whether something was entered that has not been left."""
+        return bool(self._exits)
+
     def close(self) -> None:
         """Leave all, from code that has no running event loop. Idempotent."""
         for name, leave in self._take():

@@ -27,26 +27,32 @@ from tests.sandbox_fixtures import require
 
 pytestmark = pytest.mark.slow
 
-ISOLATIONS = ("thread", "loop", "process")
-APART = ("process", pytest.param("sandbox", marks=pytest.mark.extra_slow))
+ISOLATIONS = ("thread", "loop", "process", "loops")
+SANDBOX, LOOPS = (pytest.param(each, marks=pytest.mark.extra_slow) for each in ("sandbox", "loops"))
+APART = ("process", SANDBOX, LOOPS)
+KILLED = ("process", "loops")
+"""What hangs there ends with its process."""
 HANGS = (flows.HangsAwaiting, flows.HangsBlocking, flows.HangsDeaf, flows.HangsPlain)
 
 
-@pytest.fixture(params=(*ISOLATIONS, APART[1]))
+@pytest.fixture(params=("thread", "loop", *APART))
 def isolation(request: pytest.FixtureRequest) -> str:
     if request.param == "sandbox":
         require("bubblewrap")
     return str(request.param)
 
 
-def played(*workflows: Any, on_process: tuple[Any, ...], sandboxed: bool = True) -> list[Any]:
+def played(
+    *workflows: Any, on_process: tuple[Any, ...], on_loops: tuple[Any, ...] = (), sandboxed: bool = True
+) -> list[Any]:
     """(isolation, *workflow) of all of them; those that a process plays no other way than another are extra slow, and
     so is a sandbox, whose worker is the same."""
     return [
         pytest.param(
             isolation, *(each if isinstance(each, tuple) else (each,)),
             marks=[pytest.mark.extra_slow]
-            if isolation == "sandbox" or (isolation == "process" and each not in on_process) else [],
+            if isolation == "sandbox" or (isolation == "process" and each not in on_process)
+            or (isolation == "loops" and each not in on_loops) else [],
         )
         for each in workflows for isolation in (*ISOLATIONS, *(("sandbox",) if sandboxed else ()))
     ]  # fmt: skip
@@ -73,7 +79,7 @@ def until(true: Callable[[], bool], seconds: float = 240.0) -> bool:
     ("isolation", "workflow"),
     played(
         flows.Asks, flows.AsksBlocking, flows.AsksInHelper, flows.AsksPlain,
-        on_process=(flows.AsksInHelper,),
+        on_process=(flows.AsksInHelper,), on_loops=(flows.AsksInHelper,),
     ),
 )  # fmt: skip
 def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[Any]) -> None:
@@ -167,7 +173,10 @@ def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     return once
 
 
-@pytest.mark.parametrize(("isolation", "workflow"), played(*HANGS, on_process=(flows.HangsDeaf,), sandboxed=False))
+@pytest.mark.parametrize(
+    ("isolation", "workflow"),
+    played(*HANGS, on_process=(flows.HangsDeaf,), on_loops=(flows.HangsBlocking,), sandboxed=False),
+)
 def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
     isolation: str, workflow: type[Any], hung: Callable[[], bool]
 ) -> None:
@@ -175,7 +184,7 @@ def test_a_hang_ends_at_its_timeout_and_costs_no_other_episode(
         episode = made.episode()
         assert episode.failure is not None and (episode.failure.boundary, episode.failure.kind) == ("agent", "timeout")
         assert len(episode.calls) == 1
-        if isolation == "process":
+        if isolation in KILLED:
             assert "about to hang" in episode.printed
             assert until(lambda: made.rollout.abandoned == 0)
         elif workflow is not flows.HangsAwaiting:
@@ -257,6 +266,27 @@ def test_a_process_that_dies_is_a_failure_and_is_replaced(isolation: str) -> Non
     for episode in episodes:
         assert episode.failure is not None and episode.failure.kind == "process_died"
         assert "code 7" in episode.failure.message and "last words" in episode.failure.message
+        assert (episode.failure.boundary, episode.failure.retryable) == (
+            ("ajet", True) if isolation == "loops" else ("agent", False)
+        )
+
+
+def test_a_process_of_many_that_is_killed_costs_each_an_attempt_and_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them did it. The next ones are played by another process."""
+    monkeypatch.setenv(flows.HANGS, str(tmp_path / "waits"))
+    with stage(flows.KillsBothOnce, isolation="loops", max_retries=0, policy_failure_reward=-1.0) as made:
+        killed = made.play(1)[0].episodes
+        for episode in killed:
+            failure = episode.failure
+            assert failure is not None and (failure.boundary, failure.kind) == ("ajet", "process_died")
+            assert failure.retryable and not failure.policy
+            assert "code -9" in failure.message and "it played 2 episodes" in failure.message
+            assert (episode.reward, episode.timelines, len(episode.calls)) == (None, [], 1)
+        again = made.play(1)[0].episodes
+        assert [(episode.failure, episode.reward) for episode in again] == 2 * [(None, 1.0)]
+        assert made.rollout.abandoned == 0
 
 
 def test_a_process_that_speaks_garbage_is_ended_and_never_unpickled(

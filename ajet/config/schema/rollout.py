@@ -114,11 +114,20 @@ class Rollout(Section):
     isolation: str = key(
         "thread",
         "Where workflow code runs. thread: a thread and event loop per episode; loop: one shared loop (for code known "
-        "to be async); process: in processes, whose hangs can be killed; sandbox: a process an attempt that sees its "
-        "project folder and the gateway, nothing else; or a reference to an isolation of your own.",
+        "to be async); loops: such a loop in each of several processes; process: in processes, whose hangs can be "
+        "killed; sandbox: a process an attempt that sees its project folder and the gateway, nothing else; or a "
+        "reference to an isolation of your own.",
         training=False,
         part="isolation",
         idle={SERVE: OWN_AGENTS},
+    )
+    processes: int | None = key(
+        None,
+        "Processes with a loop each; null: one fewer than this machine's cores, at least one.",
+        training=False,
+        idle={SERVE: OWN_AGENTS},
+        when=("rollout.isolation", "loops"),
+        ge=1,
     )
     max_env_worker: int = key(
         64,

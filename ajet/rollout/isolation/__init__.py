@@ -1,4 +1,4 @@
-"""Where user code runs: `thread`, `loop`, `process` or `sandbox`, behind one contract.
+"""Where user code runs: `thread`, `loop`, `loops`, `process` or `sandbox`, behind one contract.
 
 In: attempts. Out: a future with the workflow's output, or with what it raised. Invariant: user code never runs on the
 loops of the gateway, the engine or the rollout, so whatever it does, a timeout is noticed and the others go on.
@@ -27,7 +27,7 @@ class Isolation(Protocol):
     """Whether attempts share one event loop, so that one that blocks holds up the others."""
 
     apart: bool
-    """Whether an attempt has a process, and so an environment, of its own."""
+    """Whether attempts are played in other processes than this one, whose environment they see nothing of."""
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:

@@ -1,7 +1,8 @@
 """What the rollout and a worker tell each other, from values to bytes and back: every kind of message, and no other.
 
 Invariant: what came from a worker is made into the types it must be of, or is a ValueError; it is never believed to be
-an object. To a worker: its home, an attempt, answers. From it: questions, uses of tools, how its attempt ended.
+an object. To a worker: its home, an attempt, answers; where it plays several, that one of them is to be stopped. From
+it: questions, uses of tools, how its attempt ended; where it plays several, what one of them printed.
 """
 
 from __future__ import annotations
@@ -69,19 +70,21 @@ def decode_home(body: Any) -> Home:
     return Home(body["reference"], body["base"], body["paths"], Endpoint(**body["ambient"]))
 
 
-def encode_attempt(task: WorkflowTask, config: View, began: float) -> bytes:
-    """Read by `decode_attempt`. Raises TypeError for a task or a setting that is no data."""
+def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> bytes:
+    """Read by `decode_attempt`. `config`: None for that of the attempt before. Raises TypeError for a task or a
+    setting that is no data."""
     told = {name: getattr(task, name) for name in _OF_TASK}
     env = None if task.gym_env is None else _of_env(task.gym_env)
-    body = {"task": dict(task.task), "of": told, "env": env, "config": config.to_dict(), "began": began}
+    settings = None if config is None else config.to_dict()
+    body = {"task": dict(task.task), "of": told, "env": env, "config": settings, "began": began}
     return encoded(body, exact=True)
 
 
-def decode_attempt(body: Any) -> tuple[WorkflowTask, View, float]:
-    """The task, the configuration, and when its time began."""
+def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:
+    """The task, the configuration (None: that of the attempt before), and when its time began."""
     env = None if body["env"] is None else _env(body["env"])
     task = WorkflowTask(task=Task.model_validate(body["task"]), gym_env=env, **body["of"])
-    return task, View(body["config"]), body["began"]
+    return task, None if body["config"] is None else View(body["config"]), body["began"]
 
 
 def encode_answer(kind: str, answer: Any) -> bytes:
@@ -141,6 +144,12 @@ def _question(kind: str, body: Any) -> Any:
         Pinned.of(body)
         return body
     raise ValueError("no such message")
+
+
+def decode_printed(body: Any) -> str:
+    """What was printed, of bounded length. Raises ValueError."""
+    (text,) = _texts([body])
+    return bounds.ending(str(text), bounds.PRINTED)
 
 
 def encode_output(output: WorkflowOutput, left: list[str]) -> bytes:

@@ -142,10 +142,10 @@ class ProcessIsolation:
         raise failed("stopped", "the episode was stopped before its process began", boundary="ajet")
 
 
-def start_process(home: Home, ends: Ends) -> Started:
-    """A worker as a process of this machine."""
+def start_process(home: Home, ends: Ends, worker: str = WORKER) -> Started:
+    """A worker as a process of this machine. `worker`: the module that it runs."""
     process = subprocess.Popen(
-        program(WORKER, str(ends.channel), str(ends.life), unbuffered=True),
+        program(worker, str(ends.channel), str(ends.life), unbuffered=True),
         stdin=subprocess.DEVNULL,
         stdout=ends.output,
         stderr=ends.output,
@@ -157,7 +157,7 @@ def start_process(home: Home, ends: Ends) -> Started:
 
 
 def home_of(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint) -> Home:
-    """How another process finds the class."""
+    """How another process finds the class. Raises ConfigError where none can."""
     paths = tuple(path or str(Path.cwd()) for path in sys.path)
     base = experiment.base
     reference = experiment.ajet.rollout.user_workflow
@@ -168,7 +168,7 @@ def home_of(workflow_class: type[Any], experiment: Experiment, ambient: Endpoint
     if "." in name or source is None:
         raise ConfigError(
             f"The workflow {name} cannot be imported by another process.",
-            where="ajet.rollout.isolation: process",
+            where=f"ajet.rollout.isolation: {experiment.ajet.rollout.isolation}",
             expected="a class at the top level of a file",
         )
     if workflow_class.__module__ != "__main__" and sys.modules[workflow_class.__module__].__spec__ is not None:

@@ -13,10 +13,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -41,7 +42,7 @@ from ajet.rollout.isolation.messages import (
 )
 from ajet.rollout.isolation.surroundings import Surroundings
 from ajet.rollout.isolation.thread import DaemonThreads
-from ajet.rollout.isolation.worker_handle import CLOSED, GRACE, WHERE
+from ajet.rollout.isolation.worker_handle import CLOSED, GRACE, NUMBER, WHERE
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -75,16 +76,12 @@ class Line:
         body = encode_question(kind, value)
         with self._lock:
             if attempt != self.attempt:
-                raise failed("stopped", "its episode is over", boundary="ajet")
+                raise over()
             self._channel.send(attempt, kind, body)
             answer = self._channel.receive()
         if answer.about != attempt:
             os._exit(os.EX_PROTOCOL)
-        if answer.kind == "ok":
-            return decode_answer(kind, answer.body)
-        if answer.kind == "failed":
-            raise EpisodeFailed(decode_failure(answer.body))
-        raise failed("endpoint", answer.body, boundary="ajet")
+        return answered(kind, answer)
 
     def open_for(self, attempt: int) -> bool:
         """Whether this very process may still speak of that attempt."""
@@ -100,6 +97,20 @@ class Line:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, self._number, inheritable=False)
         os.close(nothing)
+
+
+def over() -> EpisodeFailed:
+    """Of an attempt in whose name somebody asks although it has ended."""
+    return failed("stopped", "its episode is over", boundary="ajet")
+
+
+def answered(kind: str, answer: Message) -> Any:
+    """What the answer to a question of that kind says. Raises EpisodeFailed."""
+    if answer.kind == "ok":
+        return decode_answer(kind, answer.body)
+    if answer.kind == "failed":
+        raise EpisodeFailed(decode_failure(answer.body))
+    raise failed("endpoint", answer.body, boundary="ajet")
 
 
 class FarEndpoints:
@@ -118,6 +129,10 @@ class FarEndpoints:
                 if asked not in self._known:
                     self._known[asked] = self.ask("endpoint", asked)
         return self._known[asked]
+
+    def know(self, agent: str, endpoint: Endpoint) -> None:
+        """That of an agent, which was asked for already."""
+        self._known[agent, agent, None] = endpoint
 
     def context_full(self) -> bool:
         """See the schema's `Endpoints`."""
@@ -191,6 +206,10 @@ class FarAttempt:
         self.stage = "execute"
         return self._endpoints
 
+    async def aopen(self, trainable: Collection[str] | None) -> FarEndpoints:
+        """The same."""
+        return self.open(trainable)
+
 
 @contextmanager
 def forks_end_here(owner: int) -> Iterator[None]:
@@ -239,16 +258,16 @@ class Player:
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
         entering(self._home.ambient)
-        left = before.left() if before is not None else []
-        if isinstance(outcome, Failure):
-            return encode_failure(outcome, left)
-        try:
-            body = encode_output(outcome, left)
-        except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects speak for themselves
-            return _refused(f"the output cannot leave its process: {problem}", left)
-        if len(body) > LONGEST:
-            return _refused(f"the output is {len(body)} bytes long; at most {LONGEST} leave a process", left)
-        return body
+        return last_words(outcome, before.left() if before is not None else [])
+
+    def stands(self, number: int) -> str:
+        """See Isolation; of the attempt at hand."""
+        task = self.attempt.running if self.attempt is not None else None
+        return stands(threading.main_thread().ident, task)
+
+    def close_beside(self) -> Sequence[threading.Thread]:
+        """Close what the attempt at hand opened."""
+        return [] if self.attempt is None else [self.attempt.resources.close_beside()]
 
     def _outcome(
         self, number: int, task: WorkflowTask, config: Any, began: float
@@ -273,6 +292,19 @@ class Player:
             return before, classify(problem, attempt.stage if attempt else "construct")
 
 
+def last_words(outcome: WorkflowOutput | Failure, left: list[str]) -> bytes:
+    """The message that an attempt has ended. `left`: what it left changed."""
+    if isinstance(outcome, Failure):
+        return encode_failure(outcome, left)
+    try:
+        body = encode_output(outcome, left)
+    except Exception as problem:  # noqa: BLE001 - the border where user code runs: its objects speak for themselves
+        return _refused(f"the output cannot leave its process: {problem}", left)
+    if len(body) > LONGEST:
+        return _refused(f"the output is {len(body)} bytes long; at most {LONGEST} leave a process", left)
+    return body
+
+
 def _refused(why: str, left: list[str]) -> bytes:
     return encode_failure(failed("wrong_type", why).failure, left)
 
@@ -284,7 +316,7 @@ def main() -> None:
     os.set_inheritable(life, False)
     adopt_orphans()
     player = Player(line, decode_home(line.hear().body))
-    threading.Thread(target=_end_when_told, args=(life, player), daemon=True).start()
+    threading.Thread(target=end_when_told, args=(life, player), daemon=True).start()
     while True:
         try:
             message = line.hear()
@@ -293,16 +325,29 @@ def main() -> None:
         line.end(player.play(message.about, *decode_attempt(message.body)))
 
 
-def _end_when_told(life: int, player: Player) -> None:
-    """Say where the attempt at hand stands, as often as that is asked. When the process that started this one stops
-    the attempt, or is gone: what the attempt opened is closed. Then that process ends this one, which says that it may
-    and stands still, or this one ends itself."""
+class Plays(Protocol):
+    """What plays in a worker, as the thread sees it that ends it."""
+
+    def stands(self, number: int) -> str:
+        """Where the person's code stands in the attempt of that number."""
+        ...
+
+    def close_beside(self) -> Sequence[threading.Thread]:
+        """Close what is open, beside attempts that may hang."""
+        ...
+
+
+def end_when_told(life: int, plays: Plays) -> None:
+    """Say where an attempt stands, as often as that is asked. When the process that started this one ends it, or is
+    gone: what the attempts here opened is closed. Then that process ends this one, which says that it may and stands
+    still, or this one ends itself."""
     while (told := os.read(life, 1)) == WHERE:
-        task = player.attempt.running if player.attempt is not None else None
+        number = int.from_bytes(os.read(life, NUMBER), "big")
         with suppress(OSError):  # it is gone: the next read says so
-            os.write(life, f"{stands(threading.main_thread().ident, task)}\n".encode(errors="replace"))
-    if player.attempt is not None:
-        player.attempt.resources.close_beside().join(GRACE)
+            os.write(life, f"{plays.stands(number)}\n".encode(errors="replace"))
+    until = time.monotonic() + GRACE
+    for closing in plays.close_beside():
+        closing.join(max(0.0, until - time.monotonic()))
     if told:
         with suppress(OSError):
             os.write(life, CLOSED)

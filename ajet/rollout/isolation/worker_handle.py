@@ -24,7 +24,7 @@ import psutil
 from ajet.environment.family import end_family
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import Channel
+from ajet.rollout.isolation.channel import Channel, Message
 from ajet.rollout.isolation.messages import (
     Ended,
     Home,
@@ -45,6 +45,8 @@ from ajet.schema.task import WorkflowOutput
 
 CLOSE, WHERE = b"c", b"?"
 """What a worker is told beside its channel: to close what its attempt opened, to say where its attempt stands."""
+NUMBER = 8
+"""Bytes of the attempt's number behind the second."""
 CLOSED = b"\0"
 """What it answers to the first, when it has."""
 GRACE = 2.0
@@ -97,8 +99,9 @@ class WorkerHandle:
         give_way(self._process.pid)
         session_gives_way(self._process.pid)
         self._channel = Channel(self._line.fileno(), self._line.fileno())
+        self._saying = threading.Lock()
         with suppress(OSError):  # it is gone: its first attempt says so
-            self._channel.send(0, "home", encode_home(home))
+            self.say(0, "home", encode_home(home))
         self._burial = threading.Lock()
         self._number = 0
         self.changes: list[str] = []
@@ -118,17 +121,10 @@ class WorkerHandle:
             why = f"the task cannot be handed to another process: it holds {problem}"
             raise failed("no_data", why, boundary="ajet") from problem
         try:
-            self._channel.send(self._number, "attempt", body)
+            self.say(self._number, "attempt", body)
             ended = self._served(attempt)
-        except ValueError as problem:
-            self._end()
-            why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
-            raise failed("process_died", f"{why}\n{self.printed()}".strip()) from problem
-        except (EOFError, OSError):
-            code = self._end(by_itself=ENDS_S)
-            raise failed(
-                "process_died", f"the workflow's process ended with code {code}\n{self.printed()}".strip()
-            ) from None
+        except (ValueError, EOFError, OSError) as problem:
+            raise failed("process_died", self.died_of(problem)) from problem
         self.changes = ended.left
         if isinstance(ended.outcome, Failure):
             raise EpisodeFailed(ended.outcome)
@@ -137,17 +133,39 @@ class WorkerHandle:
     def _served(self, attempt: Attempt) -> Ended:
         """How it ended. Raises ValueError for a message that nobody who plays this attempt has sent."""
         while True:
-            message = self._channel.receive()
+            message = self.hear()
             if message.about != self._number:
                 raise ValueError("it spoke of another attempt")
             if message.kind == "ended":
                 return decode_ended(message.body)
-            asked = decode_question(message.kind, message.body)
-            if message.kind == "open":
-                if attempt.session is not None:
-                    raise ValueError("it opened its session twice")
-                attempt.stage = "open"
-            self._channel.send(self._number, *self._answer(attempt, message.kind, asked))
+            self.serve(attempt, message)
+
+    def hear(self) -> Message:
+        """The next message. Raises EOFError or OSError when it is gone, ValueError for what is no message."""
+        return self._channel.receive()
+
+    def say(self, about: int, kind: str, body: bytes) -> None:
+        """A message to it. Raises OSError when it is gone. Thread-safe."""
+        with self._saying:
+            self._channel.send(about, kind, body)
+
+    def serve(self, attempt: Attempt, message: Message) -> None:
+        """Answer what is asked in the name of an attempt. Raises ValueError for what nobody asks who plays it."""
+        asked = decode_question(message.kind, message.body)
+        if message.kind == "open":
+            if attempt.session is not None:
+                raise ValueError("it opened its session twice")
+            attempt.stage = "open"
+        self.say(message.about, *self._answer(attempt, message.kind, asked))
+
+    def died_of(self, problem: Exception) -> str:
+        """End one that is gone, or that said what cannot be read; answers what to say of that."""
+        if isinstance(problem, ValueError):
+            self._end()
+            why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
+        else:
+            why = f"the workflow's process ended with code {self._end(by_itself=ENDS_S)}"
+        return f"{why}\n{self.printed()}".strip()
 
     def _answer(self, attempt: Attempt, kind: str, asked: Any) -> tuple[str, bytes]:
         """To what the process asks for (its session, the endpoint of an agent) or says (a use of a tool)."""
@@ -161,12 +179,13 @@ class WorkerHandle:
             answer = replace(answer, base_url=self._started.base_url)
         return "ok", encode_answer(kind, answer)
 
-    def stands(self) -> str:
-        """Where the person's code stands in it, as far as it can say so."""
+    def stands(self, number: int = 0) -> str:
+        """Where the person's code stands in it, as far as it can say so; in the attempt of that number, where it plays
+        several."""
         said = b""
         with suppress(OSError):
             self._life.settimeout(ANSWERS_S)
-            self._life.sendall(WHERE)
+            self._life.sendall(WHERE + number.to_bytes(NUMBER, "big"))
             while not said.endswith(b"\n") and len(said) < 1 << 16 and (more := self._life.recv(4096)):
                 said += more
         return said.decode(errors="replace").strip() if said.endswith(b"\n") else ""
