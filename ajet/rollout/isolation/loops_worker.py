@@ -203,6 +203,8 @@ class SharedPlayer:
         self._loops = Loops(self, line.owner)
         self._attempts: dict[int, tuple[SharedAttempt, Future[WorkflowOutput]]] = {}
         self._config: Any = None
+        self._workflow_class: type[Any] | None = None
+        """Once it could be imported."""
         self._ambient = Ambient(home.ambient)
 
     def hear(self, message: Message) -> None:
@@ -221,8 +223,10 @@ class SharedPlayer:
         try:
             task, config, began = decode_attempt(body)
             self._config = config or self._config
-            workflow_class = resolve_reference(self._home.reference, base=self._home.base, what=KEY, made=as_workflow)
-            attempt = SharedAttempt(self._line, number, workflow_class, task, self._config, began)
+            if self._workflow_class is None:
+                home = self._home
+                self._workflow_class = resolve_reference(home.reference, base=home.base, what=KEY, made=as_workflow)
+            attempt = SharedAttempt(self._line, number, self._workflow_class, task, self._config, began)
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
             last = encode_failure(classify(problem, "construct"), [])
             threading.Thread(target=self._line.ended, args=(number, last), daemon=True).start()
