@@ -6,7 +6,10 @@ import json
 import math
 import os
 import pickle
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -19,7 +22,8 @@ from ajet.config.view import View
 from ajet.environment.sandbox.inside.frames import packed
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
-from ajet.rollout.isolation.channel import LONGEST, Channel
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message
+from ajet.rollout.isolation.loops_worker import SharedLine
 from ajet.rollout.isolation.messages import (
     decode_attempt,
     decode_ended,
@@ -134,6 +138,30 @@ def pipe() -> Iterator[tuple[int, Channel]]:
 
 def frame(head: Any, *blobs: bytes) -> bytes:
     return packed(head, *blobs)
+
+
+def test_who_listens_never_waits_for_who_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question that nobody reads yet keeps neither another attempt nor an answer waiting: with both sides waiting for
+    the other to read, many agents in one process stood still for ever."""
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)  # it would hold for this whole process
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = SharedLine(ours.fileno())
+        line.begin(1)
+        asks = threading.Thread(target=line.post, args=(1, "replay", ("look", {"at": "x" * (1 << 22)})), daemon=True)
+        asks.start()
+        assert theirs.recv(8), "it is being sent, and there is no room for it"
+        heard = threading.Event()
+        listens = threading.Thread(
+            target=lambda: (line.begin(2), line.hand(Message(1, "ok", None)), heard.set()), daemon=True
+        )
+        listens.start()
+        assert heard.wait(60)
+        while asks.is_alive():
+            theirs.setblocking(False)
+            with suppress(BlockingIOError):
+                theirs.recv(1 << 20)
+        asks.join()
 
 
 class Bomb:

@@ -2,7 +2,8 @@
 
 Invariants: what `loop` promises holds within this process, and what `worker` says of channel, keys and family; each
 attempt asks with its own number, and an answer goes to who asked first in its name. The thread that listens never
-speaks, so that both sides always read. What is printed in an attempt's tasks and threads is told in its name.
+speaks, nor waits for one that does, so that both sides always read: else each could wait for the other to. What is
+printed in an attempt's tasks and threads is told in its name.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class SharedLine(Line):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
+        self._books = threading.Lock()
+        """Held for `_asked` alone, and never while something is sent, as the other lock is."""
         self._asked: dict[int, deque[Future[Message]]] = {}
         """Of each attempt that has not ended: who waits for an answer, in the order in which they asked."""
 
     def begin(self, attempt: int) -> None:
         """From now on it may ask."""
-        with self._lock:
+        with self._books:
             self._asked[attempt] = deque()
 
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
@@ -66,10 +69,11 @@ class SharedLine(Line):
         body = encode_question(kind, value)
         answer: Future[Message] = Future()
         with self._lock:
-            waiting = self._asked.get(attempt)
-            if waiting is None:
-                raise over()
-            waiting.append(answer)
+            with self._books:
+                waiting = self._asked.get(attempt)
+                if waiting is None:
+                    raise over()
+                waiting.append(answer)
             self._channel.send(attempt, kind, body)
         return answer
 
@@ -79,7 +83,7 @@ class SharedLine(Line):
 
     def hand(self, answer: Message) -> None:
         """To who asked first in its attempt's name."""
-        with self._lock:
+        with self._books:
             waiting = self._asked.get(answer.about)
             found = waiting.popleft() if waiting else None
         if found is not None and found.set_running_or_notify_cancel():
@@ -92,13 +96,14 @@ class SharedLine(Line):
     def say(self, attempt: int, text: str) -> None:
         """What it printed."""
         with self._lock:
-            if attempt in self._asked:
+            if self.open_for(attempt):
                 self._channel.send(attempt, "printed", encoded(text))
 
     def ended(self, attempt: int, body: bytes) -> None:
         """Its last word, once: nobody asks in its name after it."""
         with self._lock:
-            waiting = self._asked.pop(attempt, None)
+            with self._books:
+                waiting = self._asked.pop(attempt, None)
             if waiting is not None:
                 self._channel.send(attempt, "ended", body)
         for each in waiting or ():
