@@ -87,7 +87,7 @@ def test_clients_share_the_network_connections_of_a_loop_and_release_them():
     async def talk(endpoint):
         for _ in range(3):
             await openai_sdk.client(endpoint).chat.completions.create(messages=MESSAGES)
-        mine = openai_sdk._network()._transports[asyncio.get_running_loop()]
+        (mine,) = openai_sdk._network()._transports[asyncio.get_running_loop()].values()  # one key's
         connections = len(mine._pool.connections)
         await openai_sdk.release()
         return connections, len(mine._pool.connections)

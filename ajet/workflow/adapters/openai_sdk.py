@@ -1,9 +1,10 @@
 """AsyncOpenAI clients that share what is dear to make.
 
 Invariant: all clients of a process that go over the network share one HTTP client (its TLS context alone takes 16 ms
-to make), in which a pool of connections belongs to the event loop that its requests run in; in-process ones have a
-transport and no pool. No retries and no time limit here: a failed model call is recorded and ends its episode, and
-the episode's limit is rollout's. What the SDK says of the platform is found out once, not on a thread for each client.
+to make), in which pools of connections belong to the event loop that its requests run in, and one of them to a key (a
+request looks at every connection of its pool); in-process ones have a transport and no pool. No retries and no time
+limit here: a failed model call is recorded and ends its episode, and the episode's limit is rollout's. What the SDK
+says of the platform is found out once, not on a thread for each client.
 """
 
 from __future__ import annotations
@@ -24,31 +25,35 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 Factory = Callable[[], httpx.AsyncBaseTransport]
+POOLS = 32
+"""Of an event loop, at most."""
 
 
 class LoopTransport(httpx.AsyncBaseTransport):
-    """One transport for each event loop that sends through it; dropped with its loop. Closing a client does not close
-    it: other clients use it too."""
+    """Transports for each event loop that sends through it; dropped with their loop. Closing a client does not close
+    them: other clients use them too."""
 
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
-        self._transports: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncBaseTransport] = WeakKeyDictionary()
+        self._transports: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, httpx.AsyncBaseTransport]]
+        self._transports = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send by the running loop's transport."""
-        loop = asyncio.get_running_loop()
+        """Send by that of the running loop's transports which is the key's."""
+        loop, pool = asyncio.get_running_loop(), hash(request.headers.get("authorization")) % POOLS
         with self._lock:
-            transport = self._transports.get(loop)
+            pools = self._transports.setdefault(loop, {})
+            transport = pools.get(pool)
             if transport is None:
-                transport = self._transports[loop] = self._factory()
+                transport = pools[pool] = self._factory()
         return await transport.handle_async_request(request)
 
     async def release(self) -> None:
         """Close the running loop's connections."""
         with self._lock:
-            transport = self._transports.pop(asyncio.get_running_loop(), None)
-        if transport is not None:
+            pools = self._transports.pop(asyncio.get_running_loop(), {})
+        for transport in pools.values():
             await transport.aclose()
 
 
