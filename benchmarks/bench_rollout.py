@@ -36,6 +36,7 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, TurnRequest
 from ajet.rollout import Rollout
 from ajet.rollout.garbage_collection import rare_collections
+from ajet.rollout.wiring import limits_of
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests.rollout_fixtures import AnswerJudge, renderer
@@ -46,11 +47,13 @@ REPLY = "The next step is to add the two numbers and to carry one."
 SYSTEM = "You solve sums step by step and give the answer in a box. " * 3
 
 
-def a_gateway(latency: float) -> Gateway:
-    """Over a scripted engine; the renderer is the tests' (ChatML over bytes: more tokens than real ones have)."""
+def a_gateway(latency: float, experiment: Experiment | None = None) -> Gateway:
+    """Over a scripted engine; the renderer is the tests' (ChatML over bytes: more tokens than real ones have).
+    `experiment`: bears as many clients as one of that run's."""
+    limits = limits_of(experiment.ajet) if experiment is not None else None
     words = renderer()
     engine = ScriptedEngine(lambda _: REPLY, encode=words.encode, end_id=words.end_ids[0], latency=latency)
-    return Gateway(engine, words, max_model_len=18000, max_response_tokens=4096).start()
+    return Gateway(engine, words, max_model_len=18000, max_response_tokens=4096, limits=limits).start()
 
 
 def opening(number: int) -> list[dict[str, Any]]:
@@ -142,7 +145,7 @@ def bench_sdk(episodes: int, latency: float, processes: int) -> float:
         "num_repeat": 1, "episode_timeout": None, "user_workflow": "benchmarks.bench_rollout->Talks",
     }  # fmt: skip
     experiment = Experiment.from_dict({"ajet": {"rollout": settings}}, base=Path(__file__).parent)
-    gateway = a_gateway(latency)
+    gateway = a_gateway(latency, experiment)
     rollout = Rollout(experiment, gateway, Talks, cast(Any, AnswerJudge()), run_id="bench")
     tasks = [(order, Task(main_query="sum", task_id=str(order))) for order in range(episodes)]
     if processes:

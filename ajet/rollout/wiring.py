@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway
+    from ajet.gateway.limits import Limits
     from ajet.tokens import Renderer
     from ajet.tokens.image_tokens import ImageTokens
     from ajet.workflow import Workflow
@@ -103,6 +104,15 @@ def open_gateway(
         max_response_tokens=settings.rollout.max_response_length_in_one_turn,
         force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
         chat_engine_for=EndpointEngine.for_model,
+        limits=limits_of(settings),
         adapters=adapters,
         opens_later=opens_later,
     ).start()
+
+
+def limits_of(settings: AjetConfig) -> Limits:
+    """What a run's gateway bears: its own agents may all come from this machine, with a connection each, before it has
+    read a key of any."""
+    from ajet.gateway.limits import Limits
+
+    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker)
