@@ -12,6 +12,7 @@ peak of resident memory of the rank that needs most, above what it holds before,
 Limit: memory grows with at most the power 1.1 of the length.
 
     python benchmarks/bench_long_verl.py [--kinds line,tree,window] [--ranks 2] [--lengths 8192,32768,131072]
+                                         [--vocabulary 32000]
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def rows_of(kind: str, length: int) -> list[Row]:
     return [(prompt + draw.integers(3, VOCABULARY, length - start).tolist(), start) for _ in range(count)]
 
 
-def write_model(folder: Path, kind: str, longest: int) -> None:
+def write_model(folder: Path, kind: str, longest: int, vocabulary: int) -> None:
     """A tiny model on positions up to `longest`, with a tokenizer beside it, which verl asks for."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -62,7 +63,7 @@ def write_model(folder: Path, kind: str, longest: int) -> None:
     if kind == "window":
         window = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, head_dim=8, max_position_embeddings=longest, tie_word_embeddings=True,
         pad_token_id=0, eos_token_id=2, bos_token_id=None, **window,
     )  # fmt: skip
@@ -101,10 +102,10 @@ def update(folder: Path, kind: str, length: int, rank: int, ranks: int) -> dict[
     return found
 
 
-def world(kind: str, length: int, ranks: int) -> list[dict[str, float]]:
+def world(kind: str, length: int, ranks: int, vocabulary: int = VOCABULARY) -> list[dict[str, float]]:
     """What each rank of a world found."""
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), kind, length)
+        write_model(Path(folder), kind, length, vocabulary)
         command = [sys.executable, __file__, "--kinds", kind, "--lengths", str(length), "--ranks", str(ranks)]
         started: list[Any] = [
             subprocess.Popen([*command, "--folder", folder, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--ranks", default="2", help="worlds: 1,2 measures each without splitting, too")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="of the model")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -142,7 +144,7 @@ def main() -> int:
         for ranks in worlds:
             points = []
             for length in lengths:
-                found = world(kind, length, ranks)
+                found = world(kind, length, ranks, arguments.vocabulary)
                 most, first = max(each["bytes"] for each in found), found[0]
                 points.append((length, most))
                 print(f"{kind:6} {ranks:5} {length:8,} {first['tokens']:8,} {first['computed']:9,} "

@@ -17,6 +17,7 @@ from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
 from tests.contract.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
+from tests.contract.verl_random_trees import FEW_LOGITS
 from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.verl_fixtures import experiment, through_verl, without_verl
 
@@ -82,8 +83,11 @@ def found(tmp_path_factory):
     one: dict[str, Any] = {name: scenario(ajet, **TREES) for name, ajet in LIVES.items()}
     one["adapters, row by row"] = scenario(LIVES["adapters"])
     one["random"] = scenario({}, **TREES) | {"random trees": 25}
+    one["FSDP 1, recomputed"]["head_bytes"] = one["with everything"]["head_bytes"] = FEW_LOGITS
     two: dict[str, Any] = {"two ranks": scenario(EVERYTHING, 2, **TREES)}
     two |= {f"{name}, split": scenario(LIVES[name] | SPLIT, 2, **TREES) for name in SPLIT_LIVES}
+    for each in two.values():
+        each["head_bytes"] = FEW_LOGITS
     two["random"] = scenario(SPLIT, 2, **TREES) | {"random trees": 25}
     return through_verl(tmp_path_factory.mktemp("verl"), [one, two])
 

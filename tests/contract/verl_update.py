@@ -214,6 +214,9 @@ def run(scenario: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     torch.manual_seed(0)  # adapters begin at random
     trainer = trainer_of(config, queue, rank, world)
     engine = trainer.actor_rollout_wg.worker.actor.engine
+    if "head_bytes" in scenario:
+        assert engine._read_in_head
+        engine.head_bytes = scenario["head_bytes"]
     if "random trees" in scenario:
         from tests.contract.verl_random_trees import check
 

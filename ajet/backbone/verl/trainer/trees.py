@@ -35,6 +35,7 @@ from ajet.backbone.local import tree_attention
 from ajet.backbone.local.token_logprobs import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.backbone.verl.trainer import ulysses
+from ajet.backbone.verl.trainer.chunked_head import HeadsOutput, Read, read_in_chunks
 from ajet.backbone.verl.trainer.ulysses import Part, SplitPlan, summed
 from ajet.context_tracker.packing import PackedRow, pack
 from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
@@ -70,6 +71,10 @@ class TreeEngine(FSDPEngineWithLMHead):
     packed = False
     _theirs = ""
     """The attention that rows have where they go verl's way."""
+    head_bytes = 1 << 29
+    """Of logits in float32 that exist at a time; fewer are computed at once, and kept."""
+    _read_in_head = False
+    """Whether the logits are the head's output as it is."""
     computed = 0
     """Tokens that the last batch's passes were over, on this rank."""
 
@@ -165,28 +170,32 @@ class TreeEngine(FSDPEngineWithLMHead):
         token that counts for nothing."""
         plain = self._autocast_dtype == torch.float32
         with nullcontext() if plain else torch.autocast(device_type=get_device_name(), dtype=self._autocast_dtype):
-            logits, own = self._logits(row)
-            idle = logits.sum() * 0.0
+            entropies = micro is not None and bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
+            temperature = 1.0 if micro is None else float(micro["temperature"])
+
+            def read(logits: Tensor, tokens: Tensor) -> Tensor:
+                logprobs, entropy = token_logprobs(logits, tokens, temperature)
+                if entropies and torch.is_grad_enabled():
+                    entropy = entropy_from_logits(logits.float() / temperature)
+                return torch.stack([logprobs, entropy], -1)
+
+            of_targets, own = self._read(row, read)
+            idle = of_targets.sum() * 0.0
             if micro is None:
                 return idle, {}, {}
             ends = np.cumsum([0, *(sample.timeline.ids.size for sample in samples)])
-            flat = torch.zeros(int(ends[-1]), device=logits.device)
+            flat = torch.zeros(int(ends[-1]), device=idle.device)
             found = {"log_probs": flat + idle if row is None else flat}
-            entropies = bool(tu.get_non_tensor_data(micro, "calculate_entropy", False))
             if entropies:
                 found["entropy"] = flat
             if row is not None:
-                temperature = float(micro["temperature"])
                 # of the row's targets the one at `offset` is foretold by the token before it
                 places = torch.from_numpy((ends[_ranks(row.targets.sample)] + row.targets.offset - 1)[own])
-                places, token = places.to(logits.device), torch.from_numpy(row.targets.token[own]).to(logits.device)
-                logprobs, entropy = token_logprobs(logits, token, temperature)
-                found["log_probs"] = self._of_all(flat.index_put((places,), logprobs))
+                places = places.to(idle.device)
+                found["log_probs"] = self._of_all(flat.index_put((places,), of_targets[:, 0]))
                 if entropies:
-                    if torch.is_grad_enabled():
-                        entropy = entropy_from_logits(logits.float() / temperature)
-                    found["entropy"] = self._of_all(flat.index_put((places,), entropy))
-            offsets = torch.from_numpy(ends).to(logits.device)
+                    found["entropy"] = self._of_all(flat.index_put((places,), of_targets[:, 1]))
+            offsets = torch.from_numpy(ends).to(idle.device)
             nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in found.items()}
             if loss_function is None:
                 return idle, nested, {}
@@ -198,13 +207,34 @@ class TreeEngine(FSDPEngineWithLMHead):
         group = self.ulysses_parallel_group
         return values if group is None else summed(values, group)
 
-    def _logits(self, row: PackedRow | None, windows: dict[int, int | None] | None = None) -> tuple[Tensor, slice]:
-        """[K, V] that the row's targets are predicted from, by the module as a whole, as FSDP needs it, and which of
-        the targets these are: all, or those of this rank's part of a split row. Notes the layers' sliding windows."""
+    def _read(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
+        """[K, R] that is read of the logits that the row's targets are predicted from, and which of the targets these
+        are."""
+        part = self._part(row)
+        tokens = torch.from_numpy(part.tokens).to(get_device_id())
+        head = self._head
+        rows = max(self.head_bytes // (4 * head.weight.shape[0]), 1)
+        if not self._read_in_head or tokens.numel() <= rows:
+            return read(self._logits(part), tokens), part.targets
+        with read_in_chunks(head, tokens, rows, read):
+            return self._logits(part), part.targets
+
+    @property
+    def _head(self) -> Any:
+        return self.module.get_output_embeddings()
+
+    def _part(self, row: PackedRow | None) -> Part:
+        """This rank's part of a row that is split, or all of it; without `row`, of one token that counts for
+        nothing."""
         if row is None:
             row = pack([_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
         group = self.ulysses_parallel_group
-        part = Part(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
+        return Part(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
+
+    def _logits(self, part: Part, windows: dict[int, int | None] | None = None) -> Tensor:
+        """[K, V] that the part's targets are predicted from, by the module as a whole, as FSDP needs it. Notes the
+        layers' sliding windows."""
+        group = self.ulysses_parallel_group
         device = get_device_id()
         ids, positions, source = (
             torch.from_numpy(array).to(device) for array in (part.ids, part.positions, part.source)
@@ -220,7 +250,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         if windows is not None:
             windows.update(plan.windows)
         logits: Tensor = output.logits[0]
-        return logits, part.targets
+        return logits
 
     def _probed(self) -> str:
         """Why the model cannot be given trees, or "": random rows as one packed row, held against its eager forward
@@ -238,10 +268,14 @@ class TreeEngine(FSDPEngineWithLMHead):
                 given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
                 plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
             with attending_by(self.module, self.attention):
+                part, seen = self._part(row), HeadsOutput(self._head)
                 try:
-                    found, own = self._logits(row, windows)
+                    found = self._logits(part, windows)
                 except (TypeError, ValueError) as error:
                     return str(error)
+                finally:
+                    seen.close()
+        own, self._read_in_head = part.targets, seen.is_all(found[None])
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
         wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone

@@ -56,6 +56,8 @@ class Part:
         """Where they lie in the row."""
         self.targets = slice(*own.tolist())
         """Those of the row's targets that its tokens predict."""
+        self.tokens = row.targets.token[self.targets].astype(np.int64)
+        """What they predict."""
         self.source: Indices = row.targets.source[self.targets] - at.start
         """Index into its own tokens of the one that predicts each of them."""
 

@@ -1,0 +1,60 @@
+"""What a pass reads off its logits, read in the model's head, chunk by chunk.
+
+FSDP needs the forward pass of the module as a whole, its head included, so that the logits of all trained tokens would
+exist at once: 39 GB for 64,000 tokens and a vocabulary of 150,000. Invariant: no more than a chunk's logits exist at a
+time, and the backward pass computes each chunk again; what is read is what the whole would give, row by row. Only for a
+model whose logits are its head's output as it is; `TreeEngine.initialize` looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+Read = Callable[[Tensor, Tensor], Tensor]
+"""Logits [C, V] and their targets [C] to what is read of each target, [C, R]."""
+
+
+@contextmanager
+def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
+    """Within the block the head gives, for hidden states [1, K, H], what `read` makes of its logits, [1, K, R], `rows`
+    at a time. targets: [K]."""
+    logits = head.forward
+
+    def of(states: Tensor, tokens: Tensor) -> Tensor:
+        return read(logits(states), tokens)
+
+    def forward(states: Tensor) -> Tensor:
+        again: Any = checkpoint if torch.is_grad_enabled() else lambda function, *given, **_: function(*given)
+        parts = zip(states[0].split(rows), targets.split(rows), strict=True)
+        read_of = [again(of, *part, use_reentrant=False, preserve_rng_state=False)[None] for part in parts]
+        return torch.cat(read_of, 1)
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+class HeadsOutput:
+    """The last output of a head, while it is looked at."""
+
+    def __init__(self, head: torch.nn.Module) -> None:
+        self.found: Tensor | None = None
+        self._hook = head.register_forward_hook(self._keep)
+
+    def _keep(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
+        self.found = output
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def is_all(self, logits: Tensor) -> bool:
+        """Whether nothing was done to it to make these."""
+        return self.found is not None and self.found.shape == logits.shape and torch.equal(self.found, logits)
