@@ -20,6 +20,7 @@ from ajet.environment.pinned import Pins
 from ajet.gateway import Gateway
 from ajet.rollout import Closed, GivenBack, Rollout, RoundEngine, attempts
 from ajet.rollout.group import GroupPlay
+from ajet.rollout.isolation import priority
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.tokens import Renderer
@@ -120,12 +121,14 @@ def stage(
     gateway = Gateway(inner, words, max_model_len=18000, max_response_tokens=4096).start()
     seen: list[Episode] = []
     judge = judge or AnswerJudge()
-    made = Rollout(experiment, gateway, workflow, judge, run_id="test", on_episode=seen.append, pins=pins)
-    try:
-        yield Stage(made, gateway, engine, seen)
-    finally:
-        made.close()
-        gateway.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(priority, "YIELDS", 0)  # beside another test a worker that gives way takes half a minute to begin
+        made = Rollout(experiment, gateway, workflow, judge, run_id="test", on_episode=seen.append, pins=pins)
+        try:
+            yield Stage(made, gateway, engine, seen)
+        finally:
+            made.close()
+            gateway.close()
 
 
 @contextmanager

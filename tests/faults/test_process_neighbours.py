@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ajet.cli.launcher import main
+from ajet.rollout.isolation import priority
 from tests.ajet_command import start
 
 pytestmark = pytest.mark.slow
@@ -68,7 +69,7 @@ ajet:
     num_repeat: 1
     max_response_length_in_one_turn: 4
     max_model_len: 512
-    episode_timeout: 120
+    episode_timeout: 500
     compute_madness_checklist: []
   debug: {debug_max_parallel: 1, debug_first_n_tasks: 100}
 """
@@ -90,6 +91,7 @@ def played(folder: Path, *deeds: str) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(priority, "YIELDS", 0)  # beside another test a worker that gives way takes long to begin
 
 
 def test_forked_children_that_come_back_and_a_closed_output_cost_no_neighbour(tmp_path: Path) -> None:
