@@ -55,9 +55,14 @@ def init(
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{directory} is not a folder.", where=str(directory.absolute()), do="name another") from None
+    except OSError as error:
+        raise _cannot_write(directory, error) from None
     for name, text in files.items():
-        (directory / name).parent.mkdir(exist_ok=True)
-        (directory / name).write_text(text, encoding="utf-8")
+        try:
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _cannot_write(directory / name, error) from None
         typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
     if template is Template.serve:
@@ -67,6 +72,14 @@ def init(
         return
     typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
     typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")
+
+
+def _cannot_write(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path} cannot be written: {error.strerror}.",
+        where=str(path.absolute()),
+        do="name a folder that this user may write to, on a disk with room",
+    )
 
 
 def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:

@@ -91,11 +91,13 @@ def _place(tasks: Tasks, file: Path) -> str:
     """Where the tasks are; those that are given as objects are in `file` from now on. Raises TaskError."""
     if isinstance(tasks, (str, Path)):
         return str(tasks)
+    from ajet.record import write_errors
     from ajet.record.files import write_atomically
 
     lines = [_line(task, index) for index, task in enumerate(tasks)]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, "".join(lines))
+    with write_errors.explained("the tasks", file.parent, kept="nothing was begun"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, "".join(lines))
     return str(file)
 
 

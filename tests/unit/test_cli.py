@@ -389,3 +389,12 @@ def test_f5_in_a_clone_debugs_the_tool_template_offline_and_the_open_yaml():
     assert "path: embedded:tiny-tools" in told, "comes with ajet: nothing is fetched"
     interpreter = json.loads((root / ".vscode" / "settings.json").read_text())["python.defaultInterpreterPath"]
     assert interpreter == "${workspaceFolder}/.venv/bin/python"
+
+
+def test_a_folder_that_cannot_be_written_is_no_bug_of_ajets(run, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    code, _, err = run("init", "made")
+    assert code == 2 and "made cannot be written: Read-only file system." in err and "a bug in ajet" not in err

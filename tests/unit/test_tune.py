@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,3 +137,13 @@ def test_a_function_whose_name_means_another_by_now_is_refused(
 def test_what_no_reference_can_name_is_refused(composed: Callable[..., Experiment]) -> None:
     with pytest.raises(UserError, match="can't be named by a reference"):
         ajet.tune(**TUNE | {"agent": lambda task, tuner: "yes"}, tasks=["a"])
+
+
+def test_tasks_that_cannot_be_written_down_are_one_error(composed, monkeypatch):
+    monkeypatch.setattr("ajet.record.files.write_atomically", _refuses)
+    with pytest.raises(UserError, match="read-only: the tasks could not be written"):
+        ajet.tune(**TUNE, tasks=["1 + 1?"])
+
+
+def _refuses(*_: Any, **__: Any) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
