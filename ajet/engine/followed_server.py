@@ -72,6 +72,10 @@ class FollowedServer:
             if now - self._away > AWAY:
                 raise
             raise FileNotFoundError(away.what) from away
+        except UserError as problem:
+            if folder is None or folder.exists():
+                raise
+            raise FileNotFoundError(f"{folder} went while it was loaded: {problem.what}") from problem
         self._away = 0.0
         return taken
 

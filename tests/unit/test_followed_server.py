@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -186,6 +187,26 @@ def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew
     monkeypatch.setattr(followed_server, "AWAY", -1.0)
     with pytest.raises(UserError, match="cannot be asked"):
         followed_beside(engine, away, monkeypatch).take(folder, 2, PROBE, nothing)
+
+
+def test_a_checkpoint_that_goes_while_it_is_loaded_is_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The trainer went on, and keeps so many."""
+    server = Changeable()
+    engine, folder, answers = followed(server, monkeypatch), checkpoint(tmp_path, 1, 0.2), server.model
+    engine.take(None, 0, PROBE, nothing)
+
+    def late(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/collective_rpc":
+            shutil.rmtree(folder, ignore_errors=True)
+        return answers(request)
+
+    with pytest.raises(FileNotFoundError, match="went while it was loaded"):
+        followed_beside(engine, late, monkeypatch).take(folder, 1, PROBE, nothing)
+    assert engine.version == UNKNOWN
+    later = followed_beside(engine, answers, monkeypatch)
+    assert later.take(checkpoint(tmp_path / "later", 2, 0.3), 2, PROBE, nothing) and server.weights == 0.3
 
 
 def followed_beside(
