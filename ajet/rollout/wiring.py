@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ajet.workflow import Workflow
 
 
+HEAD_S = 120.0
+"""Seconds in which an agent's request has come after its connection: with 20, two of 2,000 lost it on busy cores."""
+
+
 def workflow_of(experiment: Experiment) -> type[Workflow]:
     """The class that `rollout.user_workflow` names, or that is made of the function it names. Raises ConfigError
     without one."""
@@ -112,7 +116,7 @@ def open_gateway(
 
 def limits_of(settings: AjetConfig) -> Limits:
     """What a run's gateway bears: its own agents may all come from this machine, with a connection each, before it has
-    read a key of any."""
+    read a key of any; and where thousands share a loop, one may wait long between its connection and its request."""
     from ajet.gateway.limits import Limits
 
-    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker)
+    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker, head_seconds=HEAD_S)
