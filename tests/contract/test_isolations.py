@@ -276,7 +276,9 @@ def test_a_process_of_many_that_is_killed_costs_each_an_attempt_and_no_verdict(
 ) -> None:
     """Whichever of them did it. The next ones are played by another process."""
     monkeypatch.setenv(flows.HANGS, str(tmp_path / "waits"))
-    with stage(flows.KillsBothOnce, isolation="loops", max_retries=0, policy_failure_reward=-1.0) as made:
+    with stage(
+        flows.KillsBothOnce, isolation="loops", max_retries=0, policy_failure_reward=-1.0, episode_timeout=None
+    ) as made:
         killed = made.play(1)[0].episodes
         for episode in killed:
             failure = episode.failure
