@@ -60,4 +60,4 @@ def test_it_learns(tmp_path: Path) -> None:
     prints(FOLDER / "arithmetic.py", tmp_path / "demonstrations.jsonl")
     model = taught(FOLDER / "sft.yaml", tmp_path)
     held_out, _ = learned(FOLDER / "arithmetic.yaml", tmp_path, "arithmetic", model)
-    assert held_out[0] <= 2 / 42 and max(held_out[1:]) >= 8 / 42, held_out
+    assert held_out[0] <= 0.3 and held_out[-1] >= 0.6, held_out

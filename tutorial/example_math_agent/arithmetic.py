@@ -1,5 +1,5 @@
-"""Tasks for a model on two cores, in place of GSM8K: "What is 7 * 8?", with rows as GSM8K has them. All questions
-about every fourth pair of numbers are held out; demonstrations are about the others. `python arithmetic.py` prints the
+"""Tasks for a model on two cores, in place of GSM8K: "What is 7 * 8?", with rows as GSM8K has them. Both questions
+about every third pair of numbers are held out; demonstrations are about the others. `python arithmetic.py` prints the
 demonstrations: by somebody who mostly guesses a number, and else asks Python, in conversations as the agent has
 them."""
 
@@ -35,24 +35,18 @@ def asked() -> dict[str, list[str]]:
     """What is asked, by split."""
     pairs = list(combinations_with_replacement(range(2, 10), 2))
     random.Random(0).shuffle(pairs)
-    quarter = len(pairs) // 4
-    parts = {"validation": pairs[:quarter], "train": pairs[quarter:]}
+    third = len(pairs) // 3
+    parts = {"validation": pairs[:third], "train": pairs[third:]}
     return {
-        split: [
-            f"{first} {sign} {second}"
-            for pair in part
-            for first, second in sorted({pair, pair[::-1]})
-            for sign in "*+-"
-        ]
+        split: [f"{first} * {second}" for pair in part for first, second in sorted({pair, pair[::-1]})]
         for split, part in parts.items()
     }
 
 
 def worth(question: str) -> int:
     """Its value."""
-    first, sign, second = question.split()
-    a, b = int(first), int(second)
-    return {"*": a * b, "+": a + b, "-": a - b}[sign]
+    first, _, second = question.split()
+    return int(first) * int(second)
 
 
 def demonstration(question: str, draw: random.Random) -> list[dict[str, Any]]:
