@@ -8,8 +8,9 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from tests.ports import free_port
-from tests.tutorial_runs import TUTORIALS, learned
+from tests.tutorial_runs import TUTORIALS, learned, prints, taught
 
+FOLDER = TUTORIALS / "example_openenv"
 SMALL = ["model.path=embedded:tiny-tools", "rollout.max_model_len=1024", "rollout.max_response_length_in_one_turn=24",
          "rollout.num_repeat=2", "rollout.multi_turn.max_steps=2", "data.train_batch_size=2",
          "data.max_prompt_length=512", "data.max_response_length=512", "task_reader.random_dummy.validation_size=2",
@@ -19,9 +20,18 @@ SMALL = ["model.path=embedded:tiny-tools", "rollout.max_model_len=1024", "rollou
 @pytest.mark.extra_slow
 def test_it_trains_to_its_end(tmp_path: Path) -> None:
     port = f"openenv_port={free_port()}"
-    held_out, rewards = learned(TUTORIALS / "example_openenv" / "openenv.yaml", tmp_path, "openenv", *SMALL, port)
+    held_out, rewards = learned(FOLDER / "openenv.yaml", tmp_path, "openenv", *SMALL, port)
     assert len(rewards) == 2 and len(held_out) == 2
     files = EpisodeFiles(tmp_path / "launcher_record" / "openenv" / "episodes")
     played = [episode for step in (1, 2) for episode in files.read(step, "train")]
     assert len(played) == 2 * 2 * 2 and not [episode.failure for episode in played if episode.failure]
     assert all(episode.reward in (0.0, 1.0) and 1 <= len(episode.calls) <= 2 for episode in played)
+
+
+@pytest.mark.extra_slow
+def test_it_learns_to_halve(tmp_path: Path) -> None:
+    prints(FOLDER / "demonstrations.py", tmp_path / "demonstrations.jsonl")
+    model = taught(FOLDER / "sft.yaml", tmp_path)
+    port = f"openenv_port={free_port()}"
+    held_out, _ = learned(FOLDER / "small.yaml", tmp_path, "openenv_small", model, port)
+    assert max(held_out[1:]) >= held_out[0] + 0.2, held_out

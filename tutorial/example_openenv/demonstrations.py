@@ -1,0 +1,42 @@
+"""Demonstrations of the guessing game, one a line, in conversations as the agent has them: by somebody who begins
+anywhere, and then in seven guesses of ten creeps up or down by one as the server says, and in three takes the middle of
+what is left. They need no server."""
+
+import json
+import random
+from typing import Any
+
+from guess_server import ACTION
+
+DEMONSTRATIONS, TURNS = 4800, 4
+CREEPS = 0.7
+ASKED = "Act by answering with one JSON object that fits this schema:\n"
+
+
+def demonstration(draw: random.Random) -> list[dict[str, Any]]:
+    """A game."""
+    number, low, high, guess = draw.randrange(10), 0, 9, draw.randrange(10)
+    messages = [
+        {"role": "system", "content": ASKED + json.dumps(ACTION)},
+        {"role": "user", "content": "Guess a number from 0 to 9."},
+    ]
+    for _ in range(TURNS):
+        messages.append({"role": "assistant", "content": json.dumps({"guess": guess})})
+        if guess == number:
+            break
+        low, high, hint = (guess + 1, high, "higher") if guess < number else (low, guess - 1, "lower")
+        messages.append({"role": "user", "content": hint})
+        step = 1 if hint == "higher" else -1
+        guess = guess + step if draw.random() < CREEPS else (low + high) // 2
+    return messages if messages[-1]["role"] == "assistant" else messages[:-1]
+
+
+def demonstrations() -> list[dict[str, Any]]:
+    """Rows for `ajet sft`."""
+    draw = random.Random(1)
+    return [{"messages": demonstration(draw)} for _ in range(DEMONSTRATIONS)]
+
+
+if __name__ == "__main__":
+    for row in demonstrations():
+        print(json.dumps(row))
