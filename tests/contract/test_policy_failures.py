@@ -247,19 +247,19 @@ class WaitsForATool(Workflow):
     async def execute(self, task: WorkflowTask, tuner: Any) -> WorkflowOutput:
         await flows.ask(tuner, "x")
         with suppress(TimeoutError, asyncio.TimeoutError):
-            await tuner.tool(asyncio.sleep)(60)
-        assert 0 < tuner.time_left < 60
+            await tuner.tool(asyncio.sleep)(900)
+        assert 0 < tuner.time_left < 300
         return WorkflowOutput(reward=0.0)
 
 
-@pytest.mark.parametrize(("reserve", "limits"), [(59.5, {}), (2.0, {"tool_timeout": 0.05})])
+@pytest.mark.parametrize(("reserve", "limits"), [(299.5, {}), (2.0, {"tool_timeout": 0.05})])
 def test_a_tool_that_hangs_ends_before_its_episode_and_has_the_blame(
     reserve: float, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is kept back of its episode's minute, or by a limit of its own."""
+    """By what is kept back of its episode's five minutes, or by a limit of its own."""
     monkeypatch.setattr(deadline, "RESERVE", 1.0)
     monkeypatch.setattr(deadline, "MOST_RESERVED_S", reserve)
-    with stage(WaitsForATool, max_retries=0, **limits) as made:
+    with stage(WaitsForATool, max_retries=0, episode_timeout=300, **limits) as made:
         episode = made.episode()
     assert episode.failure is not None
     assert (episode.failure.boundary, episode.failure.kind) == ("tool", "tool_timeout")

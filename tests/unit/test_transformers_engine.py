@@ -333,7 +333,7 @@ def tiny(kind: str) -> Any:
         config = transformers.MistralConfig(**common, sliding_window=20)
     elif kind == "gpt_oss":
         config = transformers.GptOssConfig(
-            **common, sliding_window=16, num_local_experts=4, num_experts_per_tok=2, initializer_range=0.2
+            **common, sliding_window=16, num_local_experts=4, num_experts_per_tok=4, initializer_range=0.2
         )
     else:
         config = transformers.GPTNeoXConfig(**common)
