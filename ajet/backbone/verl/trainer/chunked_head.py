@@ -24,7 +24,7 @@ Read = Callable[[Tensor, Tensor], Tensor]
 def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
     """Within the block the head gives, for hidden states [1, K, H], what `read` makes of its logits, [1, K, R], `rows`
     at a time. targets: [K]."""
-    logits = head.forward
+    logits, own = head.forward, vars(head).get("forward")
 
     def of(states: Tensor, tokens: Tensor) -> Tensor:
         return read(logits(states), tokens)
@@ -39,7 +39,10 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
     try:
         yield
     finally:
-        del head.forward
+        if own is None:
+            del head.forward
+        else:  # somebody else's, put there before
+            head.forward = own
 
 
 class HeadsOutput:

@@ -75,6 +75,8 @@ class TreeEngine(FSDPEngineWithLMHead):
     """Of logits in float32 that exist at a time; fewer are computed at once, and kept."""
     _read_in_head = False
     """Whether the logits are the head's output as it is."""
+    _vocabulary = 1
+    """Of these logits. Between passes a head's weight may be a rank's flat shard (FSDP1), and says nothing of it."""
     computed = 0
     """Tokens that the last batch's passes were over, on this rank."""
 
@@ -213,7 +215,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         part = self._part(row)
         tokens = torch.from_numpy(part.tokens).to(get_device_id())
         head = self._head
-        rows = max(self.head_bytes // (4 * head.weight.shape[0]), 1)
+        rows = max(self.head_bytes // (4 * self._vocabulary), 1)
         if not self._read_in_head or tokens.numel() <= rows:
             return read(self._logits(part), tokens), part.targets
         with read_in_chunks(head, tokens, rows, read):
@@ -276,6 +278,7 @@ class TreeEngine(FSDPEngineWithLMHead):
                 finally:
                     seen.close()
         own, self._read_in_head = part.targets, seen.is_all(found[None])
+        self._vocabulary = found.shape[-1]
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
         wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone
