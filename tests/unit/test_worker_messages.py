@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -22,8 +23,9 @@ from ajet.config.view import View
 from ajet.environment.sandbox.inside.frames import packed
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
+from ajet.rollout.failure import failed
 from ajet.rollout.isolation.channel import LONGEST, Channel, Message
-from ajet.rollout.isolation.loops_worker import SharedLine
+from ajet.rollout.isolation.loops_worker import Prints, SharedLine
 from ajet.rollout.isolation.messages import (
     decode_attempt,
     decode_ended,
@@ -162,6 +164,32 @@ def test_who_listens_never_waits_for_who_speaks(monkeypatch: pytest.MonkeyPatch)
             with suppress(BlockingIOError):
                 theirs.recv(1 << 20)
         asks.join()
+
+
+def test_what_is_printed_while_something_is_sent_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that is thrown away in the midst of a message may print: its process stood still for ever. It is told
+    before its attempt's end."""
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = SharedLine(ours.fileno())
+        line.begin(1)
+        send = line._channel.send
+        monkeypatch.setattr(
+            line._channel, "send", lambda *given: (line.say(1, "gone\n") if given[1] == "ended" else None, send(*given))
+        )
+        line.say(1, "there\n")
+        line.ended(1, encode_failure(failed("stopped", "x").failure, []))
+        heard = Channel(theirs.fileno(), theirs.fileno())
+        assert [heard.receive().kind for _ in range(2)] == ["printed", "ended"]
+        assert not line._printed, "of one that has ended nothing more is said"
+
+
+def test_bytes_are_printed_as_text() -> None:
+    told = io.StringIO()
+    prints = Prints(told)
+    prints.buffer.write(b"caf\xc3\xa9\n")
+    assert told.getvalue() == "caf\xe9\n" and prints.buffer.writable()
 
 
 class Bomb:

@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
@@ -56,6 +57,8 @@ class SharedLine(Line):
         """Held for `_asked` alone, and never while something is sent, as the other lock is."""
         self._asked: dict[int, deque[Future[Message]]] = {}
         """Of each attempt that has not ended: who waits for an answer, in the order in which they asked."""
+        self._printed: deque[tuple[int, str]] = deque()
+        """What attempts printed and nobody has sent yet."""
 
     def begin(self, attempt: int) -> None:
         """From now on it may ask."""
@@ -75,6 +78,7 @@ class SharedLine(Line):
                     raise over()
                 waiting.append(answer)
             self._channel.send(attempt, kind, body)
+        self._tell_printed()
         return answer
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
@@ -94,18 +98,33 @@ class SharedLine(Line):
         return os.getpid() == self.owner and attempt in self._asked
 
     def say(self, attempt: int, text: str) -> None:
-        """What it printed."""
-        with self._lock:
+        """What it printed. Waits for nobody: an object that is thrown away may print while this very thread sends."""
+        self._printed.append((attempt, text))
+        self._tell_printed()
+
+    def _tell_printed(self) -> None:
+        """Unless somebody is sending, who does so then."""
+        while self._printed and self._lock.acquire(blocking=False):
+            try:
+                self._send_printed()
+            finally:
+                self._lock.release()
+
+    def _send_printed(self) -> None:
+        while self._printed:
+            attempt, text = self._printed.popleft()
             if self.open_for(attempt):
                 self._channel.send(attempt, "printed", encoded(text))
 
     def ended(self, attempt: int, body: bytes) -> None:
         """Its last word, once: nobody asks in its name after it."""
         with self._lock:
+            self._send_printed()
             with self._books:
                 waiting = self._asked.pop(attempt, None)
             if waiting is not None:
                 self._channel.send(attempt, "ended", body)
+        self._tell_printed()
         for each in waiting or ():
             if each.set_running_or_notify_cancel():
                 each.set_exception(over())
@@ -117,7 +136,9 @@ class SharedAttempt(FarAttempt):
     def __init__(self, line: SharedLine, number: int, workflow_class: type[Any], task: Any, config: Any, began: float):
         super().__init__(workflow_class, task, config, FarEndpoints(line, number), began)
         self._line, self.number, self.owner = line, number, line.owner
-        self._printed = ""
+        self._printed: deque[str] = deque()
+        self._held = 0
+        """Characters of it, about."""
         self.left = False
         """Whether its task is over, whatever its future says."""
 
@@ -142,15 +163,19 @@ class SharedAttempt(FarAttempt):
 
     def prints(self, text: str) -> None:
         """Told line by line."""
-        self._printed += text
-        if "\n" in text or len(self._printed) > bounds.PRINTED:
+        self._printed.append(text)
+        self._held += len(text)
+        if "\n" in text or self._held > bounds.PRINTED:
             self.flush()
 
     def flush(self) -> None:
-        """What is left of it."""
-        text, self._printed = self._printed, ""
-        if text:
-            self._line.say(self.number, text)
+        """What is left of it; each part once, whichever threads print."""
+        parts, self._held = [], 0
+        with suppress(IndexError):
+            while True:
+                parts.append(self._printed.popleft())
+        if parts:
+            self._line.say(self.number, "".join(parts))
 
 
 class Prints(io.TextIOBase):
@@ -158,6 +183,7 @@ class Prints(io.TextIOBase):
 
     def __init__(self, real: TextIO) -> None:
         self._real = real
+        self.buffer = _Bytes(self)
 
     def write(self, text: str) -> int:
         """See TextIOBase."""
@@ -183,6 +209,27 @@ class Prints(io.TextIOBase):
     def encoding(self) -> str:  # type: ignore[override]
         """That of the real one."""
         return self._real.encoding
+
+
+class _Bytes(io.BufferedIOBase):
+    """For those who write bytes."""
+
+    def __init__(self, prints: Prints) -> None:
+        self._prints = prints
+
+    def write(self, given: Any) -> int:
+        """See BufferedIOBase."""
+        found = bytes(given)
+        self._prints.write(found.decode("utf-8", "replace"))
+        return len(found)
+
+    def flush(self) -> None:
+        """See BufferedIOBase."""
+        self._prints.flush()
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
 
 
 class Loops(LoopIsolation):
