@@ -12,6 +12,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("COLUMNS", None)  # tables and lines are as wide as tests say, not as a terminal is
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile every file of ours again
 
 import functools

@@ -38,7 +38,8 @@ def test_errors_and_logs_show_it_as_text_too(tmp_path, capsys):
         assert "�]52;c;aGk=" in said and not set(said) & set("\x1b\x07\x9b\x08\u202e\r")
 
 
-def test_a_line_goes_on_between_words_on_a_terminal_alone():
+def test_a_line_goes_on_between_words_on_a_terminal_alone(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one is 80 wide, whatever is said
     told = "  where    a file, a word thatiswiderthanthewholeterminalisforone"
     command = "Train it: ajet --conf a_long_name.yaml --backbone local"
 
