@@ -46,17 +46,18 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
 
 
 class HeadsOutput:
-    """The last output of a head, while it is looked at."""
+    """The last output of a head, while it is looked at; of a model that names none (None) there is none."""
 
-    def __init__(self, head: torch.nn.Module) -> None:
+    def __init__(self, head: torch.nn.Module | None) -> None:
         self.found: Tensor | None = None
-        self._hook = head.register_forward_hook(self._keep)
+        self._hook = None if head is None else head.register_forward_hook(self._keep)
 
     def _keep(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
         self.found = output
 
     def close(self) -> None:
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
 
     def is_all(self, logits: Tensor) -> bool:
         """Whether nothing was done to it to make these."""
