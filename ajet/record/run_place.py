@@ -229,17 +229,24 @@ class RunPlace:
 
     def put_back(self) -> str | None:
         """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the
-        name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now."""
-        if self._aside is None or not self._nothing_came() or (lock := RunLock(self.folder)).take() is not None:
+        name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now, or
+        holds what another command wrote beside it. Killed at any point, the earlier run keeps its checkpoints."""
+        if self._aside is None or not self._nothing_came() or any((self.folder / each).exists() for each in OF_OTHERS):
+            return None
+        if (lock := RunLock(self.folder)).take() is not None:
             return None
         gone, checkpoints = self.folder.with_name(f".{self.folder.name}.{self.run_id}"), self.checkpoints.folder
-        os.replace(self.folder, gone)
-        os.replace(self._aside, self.folder)
         kept = checkpoints.with_name(self._aside.name)
-        if kept.exists() and not checkpoints.exists():
-            os.replace(kept, checkpoints)
-        shutil.rmtree(gone)
-        lock.release()
+        try:
+            os.replace(self.folder, gone)
+            if kept.exists() and not kept.samefile(self._aside) and not checkpoints.exists():
+                os.replace(kept, checkpoints)
+            os.replace(self._aside, self.folder)
+        except OSError:  # another start has made the folder anew: the earlier run stays under its other name
+            return None
+        finally:
+            lock.release()
+            shutil.rmtree(gone, ignore_errors=True)
         return self._aside.name
 
 

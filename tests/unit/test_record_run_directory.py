@@ -233,6 +233,31 @@ def test_a_fresh_start_of_which_nothing_came_leaves_the_earlier_run_where_it_was
         assert run.resumed is not None and run.resumed.step == 1 and run.run_id != first
 
 
+def test_a_fresh_start_beside_which_others_wrote_is_not_removed(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    run = RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True)
+    beside = tmp_path / "demo" / "debug" / "20260101-000000"
+    beside.mkdir(parents=True)
+    run.discard()
+    assert beside.exists() and (tmp_path / "demo.old-1" / "checkpoints").exists()
+
+
+def test_the_checkpoints_of_a_run_that_is_put_back_come_before_it(tmp_path: Path, monkeypatch) -> None:
+    more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    trained(tmp_path / "runs", 1, **more)
+    run = RunDirectory.open(experiment(tmp_path / "runs", **more), root=tmp_path / "runs", fresh=True)
+    renamed, rename = [], os.replace
+
+    def noted(old, new) -> None:  # type: ignore[no-untyped-def]
+        if Path(old).name == "demo.old-1":
+            renamed.append(Path(old).parent.name)
+        rename(old, new)
+
+    monkeypatch.setattr("ajet.record.run_place.os.replace", noted)
+    run.discard()
+    assert renamed == ["disk", "runs"], "killed between, a run without its checkpoints would begin anew"
+
+
 def test_fresh_without_an_earlier_run_says_nothing(tmp_path: Path) -> None:
     with RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True) as run:
         assert run.notes == [] and sorted(os.listdir(tmp_path)) == ["demo"]
