@@ -7,6 +7,7 @@ step from one version to the next is one transaction.
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 from ajet.schema.errors import UserError
@@ -14,6 +15,8 @@ from ajet.schema.errors import UserError
 VERSION = 4
 PATIENCE = 60.0
 """Seconds that a transaction waits for another process's."""
+PAUSE = 0.01
+"""Seconds between two tries where SQLite itself does not wait."""
 _FIRST = """
 CREATE TABLE IF NOT EXISTS positions (
     place INTEGER PRIMARY KEY, state TEXT NOT NULL, whole INTEGER NOT NULL DEFAULT 0, fence INTEGER NOT NULL,
@@ -56,7 +59,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """A file of this version. Raises UserError for one of a later version, or that is no database or cannot be made."""
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-        base.execute("PRAGMA journal_mode=WAL")
+        _write_ahead(base)
         base.execute("PRAGMA synchronous=FULL")
         _migrate(base, path)
     except sqlite3.DatabaseError as error:
@@ -74,6 +77,19 @@ def of_later_version(path: Path, found: int) -> UserError:
         expected=f"version {VERSION} or before",
         do="Update ajet on this machine.",
     )
+
+
+def _write_ahead(base: sqlite3.Connection) -> None:
+    """SQLite does not wait where two processes make one file theirs at once: one of them is told that it is locked."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            base.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(PAUSE)
 
 
 def _migrate(base: sqlite3.Connection, path: Path) -> None:

@@ -241,6 +241,14 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
     assert_equal(kept.episode, episode("whole"))
 
 
+def test_an_address_that_asks_for_no_answers_has_them_all_the_same() -> None:
+    link = connection.Connection("mongodb://127.0.0.1:1/?w=0", "none", None, patience=60.0)
+    try:
+        assert link._quick.write_concern.acknowledged and link._durable.write_concern.acknowledged
+    finally:
+        link.close()
+
+
 def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_are_written_again() -> None:
     from pymongo.errors import BulkWriteError
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,6 +253,23 @@ def test_a_file_that_a_later_ajet_brings_up_under_a_process_is_a_sentence(tmp_pa
         base.execute(f"PRAGMA user_version = {sqlite_tables.VERSION + 1}")
     with pytest.raises(UserError, match=f"is of version {sqlite_tables.VERSION + 1}, made by a later ajet"):
         store.put(lease, Kept(episode("a")))
+
+
+def test_a_file_that_two_processes_make_at_once_is_opened_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, waits = sqlite3.connect(tmp_path / "store.db", isolation_level=None), list[float]()
+    other.execute("BEGIN IMMEDIATE")  # SQLite answers at once then, however long it may wait
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        other.close()
+
+    monkeypatch.setattr(sqlite_tables, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    store = open_shared(f"sqlite:{tmp_path}/store.db")
+    assert len(waits) == 1
+    assert [lease.order for lease in store.lease(1)] == [0]
+    store.disconnect()
 
 
 def test_a_process_that_is_stopped_within_a_write_holds_others_up_and_loses_nothing(

@@ -54,7 +54,7 @@ class Connection:
             raise StoreDown(f"The store's address cannot be used: {error}", where=self.shown) from error
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
-        self._quick = base
+        self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
         self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=ANSWER_MS))
 
     def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
