@@ -1,9 +1,10 @@
 """`trainer_common.mode: async` in one command: a sampler as a child of the trainer, over a store in its run folder.
 
 Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, and nothing else; the child ends with
-the trainer, however that ends. It begins before the trainer loads anything, so that both load at once. On a CPU the
-cores are dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights
-is what that costs in memory.
+the trainer, however that ends. It begins before the trainer loads anything, so that both load at once; a store that it
+made for a trainer that never came goes with it, and the folder is one of which nothing came. On a CPU the cores are
+dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights is what
+that costs in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,7 @@ from ajet.backbone.local.cores import cores
 from ajet.config.schema.services import Companion
 from ajet.run.companions import RunningCompanion
 from ajet.run.from_store import FromStore
+from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
     child = RunningCompanion(
         "sampler", Companion(command=command), experiment.base, run.path / "logs" / f"{run.path.name}_sampler_0.log"
     )
+    anew = not (run.path / STORE).exists()
     if not _is_over(run.path / STORE):
         child.start()
 
@@ -79,6 +82,23 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[FromSt
         yield FromStore(store, watch=watch, on_first=warn_of_no_waiting)
     finally:
         child.close()
+        if anew:
+            _remove_if_untrained(run.path / STORE)
+
+
+def _remove_if_untrained(path: Path) -> None:
+    """A store that no trainer has opened. What cannot be opened stays: why the run ends is told, and not this."""
+    if not path.exists():
+        return
+    with suppress(UserError):
+        store = open_shared(Address(path))
+        try:
+            trained = store.announced() is not None or any(each.role == "trainer" for each in store.members())
+        finally:
+            store.disconnect()
+        if not trained:
+            for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+                each.unlink(missing_ok=True)
 
 
 def _is_over(path: Path) -> bool:

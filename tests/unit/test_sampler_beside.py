@@ -4,7 +4,7 @@ time outside of the model."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +65,29 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
         source._watch()
         assert events == ["start", "require_running"]
     assert events[-1] == "close"
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_store_that_the_sampler_made_goes_where_no_trainer_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    """Else a start that ended while the trainer loaded would be a run, which other settings cannot go on with."""
+    monkeypatch.setattr(RunningCompanion, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
+    monkeypatch.setattr(RunningCompanion, "close", lambda self: None)
+    run: Any = SimpleNamespace(path=tmp_path)
+    experiment: Any = SimpleNamespace(
+        base=tmp_path, ajet=SimpleNamespace(trainer_common=SimpleNamespace(threads="auto"))
+    )
+    with suppress(ZeroDivisionError), sampler_beside(experiment, run):
+        if trains:
+            store = open_shared(Address(tmp_path / STORE), rolls=True)
+            store.join("trainer", "run")
+            store.disconnect()
+        raise ZeroDivisionError
+    assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ([STORE] if trains else [])
+    with sampler_beside(experiment, run):  # one that was there is never removed
+        pass
+    assert (tmp_path / STORE).exists() == trains
 
 
 def test_the_sampler_loads_while_the_trainer_does(monkeypatch: pytest.MonkeyPatch) -> None:
