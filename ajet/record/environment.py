@@ -24,7 +24,7 @@ def environment(*folders: Path) -> dict[str, Any]:
         "executable": sys.executable,
         "platform": platform.platform(),
         "host": platform.node(),
-        "cpu": {"model": _cpu_model(), "logical": os.cpu_count(), "usable": _usable_cpus()},
+        "cpu": {"model": _cpu_model(), "logical": os.cpu_count(), "usable": usable_cpus()},
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpus": _gpus(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -69,7 +69,8 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _usable_cpus() -> int | None:
+def usable_cpus() -> int | None:
+    """Logical ones that this process may use; None: the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 

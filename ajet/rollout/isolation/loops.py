@@ -7,11 +7,11 @@ loop as with `loop`, and clients reach the gateway over its loopback port as wit
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from ajet.record.environment import usable_cpus
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import failed
 from ajet.rollout.isolation.loops_handle import LoopsHandle
@@ -94,5 +94,4 @@ class LoopsIsolation:
 
 def processes_of_this_machine() -> int:
     """One fewer than the cores that this process may use, for the gateway and the engine; at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 1)
+    return max(1, (usable_cpus() or 1) - 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from ajet.engine.machine import main_memory
+from ajet.record.environment import usable_cpus
 from ajet.schema.finding import Finding
 
 _GIB = 2**30
@@ -34,7 +35,7 @@ def _python() -> Finding:
 
 
 def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    usable = usable_cpus() or 1
     try:
         quota, period = (_CGROUP / "cpu.max").read_text().split()
         usable = usable if quota == "max" else max(1, min(usable, math.floor(int(quota) / int(period))))

@@ -25,6 +25,7 @@ from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.mcp.images import require_images
 from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
+from ajet.record.environment import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
 
 RULE = (2, 4.0)
@@ -114,8 +115,7 @@ def plan(named: str, episodes: int) -> Table:
 
 def machine() -> tuple[int, float]:
     """Cores and GiB of this one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores, psutil.virtual_memory().total / (1 << 30)
+    return usable_cpus() or 1, psutil.virtual_memory().total / (1 << 30)
 
 
 async def _by_hand(
