@@ -28,6 +28,7 @@ from ajet.backbone.local.scored_reply import scored_reply
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
 from ajet.engine.agreed import Agreed
+from ajet.engine.openmp import leave_team
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.errors import ConfigError
@@ -110,6 +111,7 @@ class LocalBackbone:
     def save(self, folder: Path) -> None:
         """Write a checkpoint into an existing empty folder."""
         self.trainer.save(folder, self.tokenizer)
+        leave_team()
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint."""
@@ -128,6 +130,7 @@ class LocalBackbone:
         with self.scorer() as scorer:
             adapters = self.adapters.names
             gap = gap_of(*scored_reply(self._sampler, scorer, self.tokenizer, version=self.version, adapters=adapters))
+        leave_team()
         self._gap = gap
         self._canary.judge(gap, version=self.version)
         return {"canary_gap": gap}

@@ -26,6 +26,7 @@ from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.engine.draws import uniforms
 from ajet.engine.limits import reply_limit
 from ajet.engine.models import context_length
+from ajet.engine.openmp import leave_team
 from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.alone import decode, hold_against_eager
@@ -80,6 +81,7 @@ class TransformersEngine:
         self._mixed = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
         self._shape = shape = self._probe(agreed)
+        leave_team()  # of whoever loaded the model
         self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
         self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
@@ -135,6 +137,7 @@ class TransformersEngine:
         try:
             yield
         finally:
+            leave_team()
             with self._wake:
                 self._pauses -= 1
                 self._wake.notify_all()
@@ -197,7 +200,10 @@ class TransformersEngine:
         with self.held():
             with self._wake:
                 self._wake.wait_for(lambda: not self._busy)
-            yield
+            try:
+                yield
+            finally:
+                leave_team()
 
     def _probe(self, agreed: Agreed | None) -> Shape:
         """What keys and values look like, of a model that this engine computes rightly. Raises UserError."""
@@ -252,7 +258,9 @@ class TransformersEngine:
     def _turn(self) -> bool:
         """Wait for something to do, and do one step of it. False: the engine ends."""
         with self._wake:
-            self._wake.wait_for(self._has_work)
+            if not self._has_work():
+                leave_team()
+                self._wake.wait_for(self._has_work)
             if self._closing:
                 return False
             self._take_in()
