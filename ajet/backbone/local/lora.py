@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
     from ajet.config.schema.trainer_common import Lora
+
+_NUMBERS, _SLICE, _APART = 1 << 20, 1 << 18, 40503
+"""Random numbers that roundings share, how many weights are rounded at a time, and where the next ones begin."""
 
 
 def add_adapters(model: Any, lora: Lora) -> Any:
@@ -55,9 +59,35 @@ def add_adapters(model: Any, lora: Lora) -> Any:
             where="ajet.trainer_common.lora.target_modules",
             expected="all-linear, or names of the model's linear modules",
         ) from error
+    _refuse_at_the_ends(model, several=len(configs) > 1 or bool(lora.adapters))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     return adapted
+
+
+def _refuse_at_the_ends(model: Any, *, several: bool) -> None:
+    """Raises ConfigError for adapters on embeddings and head that no sampler could follow: on one of two modules with
+    the same weights, whose sum with its adapter the other would have, too; and several on a head, which does not see
+    every token of a step."""
+    from peft.tuners.lora import LoraLayer
+
+    ends = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    adapted = [end for end, module in ends.items() if isinstance(module, LoraLayer)]
+    weights = [getattr(module, "weight", None) for module in ends.values()]
+    where, expected = "ajet.trainer_common.lora.target_modules", "all-linear, or names of layers between these two"
+    if adapted and weights[0] is weights[1]:
+        raise ConfigError(
+            f"The embedding and the head of {type(model).__name__} are the same weights: an adapter on the "
+            f"{' and the '.join(adapted)} alone could not be added in.",
+            where=where,
+            expected=expected,
+        )
+    if "head" in adapted and several:
+        raise ConfigError(
+            f"The head of {type(model).__name__} does not see every token of a step: several adapters cannot share it.",
+            where=where,
+            expected=expected,
+        )
 
 
 def _refuse_names(model: Any, names: Iterable[str]) -> None:
@@ -123,15 +153,30 @@ def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def _sum(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tensor:
     """`weight` + `change` in the weight's type. To the nearest bfloat16 most small changes would be rounded away
     together; so each element is rounded up with the probability that makes it right on average (stochastic rounding:
-    Gupta 2015, arXiv 1502.02551), by a number of its own that stays the same from step to step."""
+    Gupta 2015, arXiv 1502.02551), by a number that stays the same from step to step. In slices that a cache holds."""
     import torch
 
     if weight.dtype != torch.bfloat16:
         return weight + change.to(weight.dtype)
-    bits = (weight.float() + change.float()).view(torch.int32)
-    draw = torch.Generator(weight.device).manual_seed(seed)
-    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=draw)
-    return bits.add_(noise).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
+    total = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    parts = (each.reshape(-1).split(_SLICE) for each in (weight, change, total))
+    for number, (old, more, new) in enumerate(zip(*parts, strict=True)):
+        bits = old.float().add_(more).view(torch.int32)
+        start = (seed + number * _APART) % _NUMBERS
+        bits.add_(_numbers(weight.device)[start : start + bits.numel()]).bitwise_right_shift_(16)
+        new.copy_(bits.to(torch.int16).view(torch.bfloat16))
+    return total
+
+
+@cache
+def _numbers(device: torch.device) -> torch.Tensor:
+    """What is added to a weight's lower 16 bits: `_NUMBERS` of them, and the first `_SLICE` once more. Drawing one for
+    each weight anew took two thirds of a sum."""
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, 1 << 16, (_NUMBERS,), dtype=torch.int32, generator=draw)
+    return torch.cat([drawn, drawn[:_SLICE]]).to(device)
 
 
 def save_adapters(model: Any, folder: Path) -> None:
