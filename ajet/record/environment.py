@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from ajet.record.processors import usable_cpus
+
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "PYTHONHASHSEED")
 
 
@@ -67,11 +69,6 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def usable_cpus() -> int | None:
-    """Logical ones that this process may use; None: the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _gpus() -> list[str]:

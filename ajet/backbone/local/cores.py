@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import psutil
+
+from ajet.record.processors import cpu_quota
 
 
 def cores() -> int:
@@ -15,10 +16,4 @@ def cores() -> int:
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     count = max(1, min(physical, math.ceil(allowed * physical / logical)))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        if quota != "max":
-            count = max(1, min(count, math.floor(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return count
+    return min(count, cpu_quota() or count)

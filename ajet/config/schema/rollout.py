@@ -123,7 +123,8 @@ class Rollout(Section):
     )
     processes: int | None = key(
         None,
-        "Processes with a loop each; null: one fewer than this machine's cores, at least one.",
+        "Processes with a loop each; null: one fewer than the cores that it may use (a container's quota counts), "
+        "at least one.",
         training=False,
         idle={SERVE: OWN_AGENTS},
         when=("rollout.isolation", "loops"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -13,11 +12,10 @@ from pathlib import Path
 import psutil
 
 from ajet.engine.machine import main_memory
-from ajet.record.environment import usable_cpus
+from ajet.record.processors import usable_cpus
 from ajet.schema.finding import Finding
 
 _GIB = 2**30
-_CGROUP = Path("/sys/fs/cgroup")
 _NVIDIA_SECONDS = 5.0
 FEW_GIB = 4.0
 """Memory below which even small models train badly."""
@@ -36,11 +34,6 @@ def _python() -> Finding:
 
 def _cores() -> Finding:
     usable = usable_cpus() or 1
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        usable = usable if quota == "max" else max(1, min(usable, math.floor(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
     busy = psutil.getloadavg()[0]
     text = f"{usable} usable, load {busy:.1f}"
     if busy > usable * 0.75:

@@ -25,7 +25,7 @@ from ajet.environment.deployment.instances import McpInstance, starter
 from ajet.environment.mcp.images import require_images
 from ajet.environment.sandbox.engine import engine_of, processes_of_containers
 from ajet.record.console import console
-from ajet.record.environment import usable_cpus
+from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
 
 RULE = (2, 4.0)

@@ -1,0 +1,56 @@
+"""How many processors this process may use: its affinity, and the quota of the control groups that it is in.
+
+Invariant: one count for all who share work out. A container that may use two of 64 processors has a quota (`cpu.max`,
+or `cpu.cfs_quota_us` before version 2 of control groups) and the affinity of all 64.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+ROOT = Path("/")
+"""Where /proc and /sys are."""
+
+
+def usable_cpus() -> int | None:
+    """Logical ones, whole and at least one; None: the system does not say."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    quota = cpu_quota()
+    return allowed if quota is None else min(allowed or quota, quota)
+
+
+def cpu_quota() -> int | None:
+    """Whole processors that the control groups grant, at least one; None: there is no quota."""
+    found = [quota / period for quota, period in _quotas() if quota > 0 and period > 0]
+    return max(1, math.floor(min(found))) if found else None
+
+
+def _quotas() -> Iterator[tuple[int, int]]:
+    """(microseconds that may be used, in which), of each group that this process is in and of those around it."""
+    mount = ROOT / "sys/fs/cgroup"
+    try:
+        lines = (ROOT / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    for _, controllers, path in [*groups, ["0", "", "/"]]:  # in a container its own group is where the root is
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")  # else it is out of sight
+        for each in (group, *group.parents):
+            if not controllers:
+                yield from _read(mount / each / "cpu.max")
+            else:
+                folder = mount / controllers / each
+                yield from _read(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+
+
+def _read(*files: Path) -> Iterator[tuple[int, int]]:
+    try:
+        quota, period = " ".join(file.read_text() for file in files).split()
+        yield int(quota), int(period)
+    except (OSError, ValueError):  # there is none: no such file, or "max"
+        return
