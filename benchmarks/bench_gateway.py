@@ -185,6 +185,7 @@ def serve_relay(pace: float) -> None:
 
     engine, renderer = scripted(pace)
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+    from ajet.gateway.server import new_loop
 
     words = {token: renderer.decode([token]) for token in renderer.encode(TEXT).tolist()}
     prompt, sampling = renderer.encode("?"), Sampling(TOKENS)
@@ -220,12 +221,14 @@ def serve_relay(pace: float) -> None:
     listening.listen(4096)
     say({"port": listening.getsockname()[1], "places": [{"path": "/v1/chat/completions", "key": "k"}] * 1000})
     config = uvicorn.Config(relay, lifespan="off", log_config=None, access_log=False, server_header=False)
-    asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+    with asyncio.Runner(loop_factory=new_loop) as runner:  # the gateway's own kind
+        runner.run(uvicorn.Server(config).serve(sockets=[listening]))
 
 
 def serve_direct(pace: float) -> None:
     """No server: the engine in this process, as many streams at once as there would be clients."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
+    from ajet.gateway.server import new_loop
 
     engine, renderer = scripted(pace)
     prompt = renderer.encode("?")
@@ -251,7 +254,8 @@ def serve_direct(pace: float) -> None:
     say({})
     for line in sys.stdin:
         clients, requests = json.loads(line)
-        say(asyncio.run(everything(clients, requests)))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            say(runner.run(everything(clients, requests)))
 
 
 def say(what: dict[str, Any]) -> None:

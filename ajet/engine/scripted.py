@@ -155,11 +155,13 @@ class ScriptedEngine:
         return ids[: sampling.max_tokens], "length"
 
     def _piece(self, ids: list[int], request: TokenRequest, finish: Literal["stop", "length"] | None) -> TokenChunk:
-        chosen = [scripted_logprob(token) for token in ids]
+        chosen = [-(1 + token % 97) / 128 for token in ids]  # scripted_logprob, where a call a token would show
         unit = [2 * logprob for logprob in chosen]
         count = request.sampling.top_logprobs
+        if not count:
+            return TokenChunk(ids, chosen, unit, self.version, finish)
         top = [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
-        return TokenChunk(ids, chosen, unit, self.version, finish, top if count else [])
+        return TokenChunk(ids, chosen, unit, self.version, finish, top)
 
     async def _sleep(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ memory grows with distinct tokens. One thread at a time (the gateway's).
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,6 +74,8 @@ class Recorder:
     def __init__(self) -> None:
         self.capture = Capture()
         self.conversations = Conversations()
+        self.settled_at = -math.inf
+        """By the monotonic clock: when a call ended last."""
         self.texts = Texts()
         """Of the calls with raw prompts, which are no part of `conversations`."""
         self.entries: list[Entry] = []
@@ -184,6 +187,7 @@ class Recorder:
         entry.settled = True
         call = entry.call
         call.finish, call.error, call.ended = finish, error, time.time()
+        self.settled_at = time.monotonic()
         if message is not None:
             entry.message, entry.reply_text, entry.stopped = message, reply_text, stopped
             call.reply = self._message(message)
@@ -253,6 +257,8 @@ class Sampled:
         self.logprobs_unit: list[float] = []
         self.top: list[list[tuple[int, float]]] = []
         self.versions: list[VersionRun] = []
+        self._low = self._high = -1
+        """Of the last of them."""
 
     def add(
         self,
@@ -263,9 +269,10 @@ class Sampled:
         newest: int | None = None,
     ) -> None:
         """One chunk of the engine's."""
-        now = (version, version if newest is None else newest)
-        if ids and (not self.versions or self.versions[-1][1:] != now):
-            self.versions.append(VersionRun(len(self.ids), *now))
+        high = version if newest is None else newest
+        if (version != self._low or high != self._high or not self.versions) and ids:
+            self._low, self._high = version, high
+            self.versions.append(VersionRun(len(self.ids), version, high))
         self.ids += ids
         self.logprobs += logprobs
         self.logprobs_unit += logprobs_unit

@@ -13,7 +13,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
-from ajet.gateway.exchange import LOST
+from ajet.gateway.exchange import LOST, WATCH, Leave
 from ajet.gateway.held_head import HeldHead
 from ajet.gateway.limits import PEER, Shared
 
@@ -43,10 +43,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def __init__(
         self, acceptor: Acceptor, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
     ) -> None:
-        super().__init__(config=config, server_state=state, app_state={PEER: self}, _loop=loop)
+        super().__init__(config=config, server_state=state, app_state={PEER: self, WATCH: self.watch}, _loop=loop)
         self.acceptor, self.shared, self.address = acceptor, acceptor.shared, address
         self._limits = acceptor.shared.limits
         self._known = False
+        self._leave: Leave | None = None
         self.guessed = False
         self._heard = loop.time()
         self._head_since: float | None = self._heard
@@ -65,10 +66,21 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._known, self.guessed = True, False
             self.acceptor.forget_stranger(self)
 
+    def watch(self, leave: Leave | None) -> None:
+        """Have the client's leaving told to who answers it now; one connection answers one request at a time."""
+        self._leave = leave
+        if leave is not None and not self.transport.is_closing():
+            self.flow.resume_reading()  # its end is read, too
+        elif leave is not None:
+            self.loop.call_soon(leave)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         super().connection_lost(exc)
         self.acceptor.left(self)
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
         if isinstance(exc, ConnectionResetError) and self.cycle is not None:
             lost = self.cycle.scope["state"].pop(LOST, None)
             if lost is not None:

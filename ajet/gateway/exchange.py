@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -33,7 +34,13 @@ MAX_BODY = 64 << 20
 """Bytes of a request's body."""
 LOST = "ajet.lost"
 """In a scope's state: what to call when a client proves to have left without the reply that was sent to it."""
+WATCH = "ajet.watch"
+"""In a scope's state: takes what to call when the client leaves (None: nothing any more). Where it is absent, a task
+waits for what `receive` says."""
+Leave = Callable[[], None]
 _JSON = (b"content-type", b"application/json")
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+_DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite).decode
 _EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -86,7 +93,7 @@ class Endpoint:
         asking.count = max(asking.count, signal.count)
         exchange = _Exchange(self._dialect, asking, send, session.load)
         try:
-            await exchange.run(receive, session)
+            await exchange.run(scope, receive, session)
         finally:
             if exchange.delivered or asking.failed:
                 session.askings.done(digest, asking)
@@ -106,17 +113,18 @@ class _Exchange:
         self._dialect, self._asking, self._send, self._load = dialect, asking, send, load
         self._news = asyncio.Event()
         self._rest: asyncio.Future[None] | None = None
-        self._left = self._changed = False
+        self._tasks: Sequence[asyncio.Task[Any]] = ()
+        self._left = self._ended = False
         self.delivered = False
         """The client got all of its reply, as far as one can know."""
 
-    async def run(self, receive: Receive, session: Session) -> None:
-        watch = asyncio.ensure_future(_disconnected(receive))
-        watch.add_done_callback(self._leave)
+    async def run(self, scope: Scope, receive: Receive, session: Session) -> None:
         asking = self._asking
         asking.join(session.make, session.check)
+        unwatch = self._watch(scope, receive)
         self._load.clients += 1
-        for task in asking.tasks:
+        self._tasks = asking.tasks  # they stay the same ones while somebody reads
+        for task in self._tasks:
             task.add_done_callback(self._wake)
         try:
             if asking.asked.stream:
@@ -127,33 +135,46 @@ class _Exchange:
             logger.debug("a client left before its reply was sent")
         finally:
             self._load.clients -= 1
-            watch.cancel()
-            for task in asking.tasks:
+            unwatch()
+            for task in self._tasks:
                 task.remove_done_callback(self._wake)
             await asking.leave()
 
-    def _leave(self, watch: asyncio.Task[None]) -> None:
+    def _watch(self, scope: Scope, receive: Receive) -> Callable[[], object]:
+        """Be told when the client leaves; what ends that."""
+        watch: Callable[[Leave | None], None] | None = scope["state"].get(WATCH)
+        if watch is not None:
+            watch(self._leave)
+            return partial(watch, None)
+        task = asyncio.ensure_future(_disconnected(receive))
+        task.add_done_callback(lambda _: self._leave())
+        return task.cancel
+
+    def _leave(self) -> None:
         self._left = True
         self._news.set()
         self._rise()
 
     def _wake(self, task: asyncio.Task[Any]) -> None:
-        self._changed = True
+        self._ended = True
         self._news.set()
         self._rise()
 
     async def _gather(self, seconds: float) -> None:
         """Let tokens gather for so long, unless the reply ends or the client leaves before."""
-        if self._changed or self._left:
+        if self._left or self._ended:
             return
         loop = asyncio.get_running_loop()
         self._rest = loop.create_future()
-        timer = loop.call_later(seconds, self._rise)
+        due = loop.time() + seconds
+        timer = loop.call_at(due, self._rise)
         try:
             await self._rest
         finally:
             timer.cancel()
             self._rest = None
+        if not self._left and not self._ended:
+            self._load.gathered(max(0.0, loop.time() - due))
 
     def _rise(self) -> None:
         if self._rest is not None and not self._rest.done():
@@ -161,12 +182,12 @@ class _Exchange:
 
     def _settled(self) -> bool:
         """All replies are there, or there is an error instead."""
-        tasks = self._asking.tasks
-        return all(task.done() for task in tasks) or self._asking.failed
+        done = [task for task in self._tasks if task.done()]
+        return bool(done) and (len(done) == len(self._tasks) or self._asking.failed)
 
     def _error(self) -> Refused | None:
         """Why there is no reply. Raises what is no refusal."""
-        for task in self._asking.tasks:
+        for task in self._tasks:
             if task.done() and not task.cancelled():
                 error = task.exception()
                 if isinstance(error, Refused):
@@ -185,7 +206,7 @@ class _Exchange:
         told: Mapping[str, Any] = {}
         if refused is None:
             try:
-                told = self._dialect.reply(self._asking.asked, [task.result() for task in self._asking.tasks])
+                told = self._dialect.reply(self._asking.asked, [task.result() for task in self._tasks])
             except Refused as error:  # a chat engine's reply that this dialect has no form for
                 refused = error
         if refused is not None:
@@ -200,16 +221,16 @@ class _Exchange:
         writer = self._dialect.writer(asking.asked)
         readers = [Reader(reply, self._news.set) for reply in asking.replies]
         begun, ended = [False] * len(readers), [False] * len(readers)
-        started, self._changed = False, True
+        started = False
         try:
             while not self._left:
                 self._news.clear()
-                changed, self._changed = self._changed, False
-                settled = changed and self._settled()
+                self._ended = False
+                settled = self._settled()  # the end of a reply goes out with the last of its tokens
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
                     pieces, turn = reader.read(), None
-                    if changed and not ended[choice]:
+                    if not ended[choice]:
                         turn = reader.reply.turn
                         ended[choice] = turn is not None
                     if not begun[choice] and (pieces or turn is not None):
@@ -220,10 +241,10 @@ class _Exchange:
                         events.append(writer.end(choice, turn))
                 if settled:
                     refused = self._error()
-                    if refused is not None and not started:
+                    if refused is not None and not started and not events:
                         await refuse(self._send, refused, self._dialect.error(refused))
                         break
-                    turns = [] if refused else [task.result() for task in asking.tasks]
+                    turns = [] if refused else [task.result() for task in self._tasks]
                     events.append(writer.error(refused) if refused else writer.close(turns))
                 data = b"".join(events)
                 if data and not started:
@@ -246,7 +267,7 @@ async def answer(
     send: Send, status: int, body: Mapping[str, Any], headers: tuple[tuple[bytes, bytes], ...] = ()
 ) -> None:
     """Send a JSON object."""
-    content = json.dumps(body, separators=(",", ":")).encode()
+    content = _ENCODE(body).encode()
     told = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": told})
     await send({"type": "http.response.body", "body": content, "more_body": False})
@@ -286,7 +307,7 @@ def _too_large() -> Refused:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body, parse_constant=no_constant, parse_float=finite)
+        value = _DECODE(body.decode(json.detect_encoding(body), "surrogatepass"))
         if b"\\ud" in body or b"\\uD" in body:  # surrogates, which may be alone
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

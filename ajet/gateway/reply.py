@@ -61,6 +61,8 @@ class Reply:
         self.marks: list[tuple[int, int]] = []
         """(deltas, ids) at the ends of chunks."""
         self.listeners: list[Callable[[], None]] = []
+        self._heard = True
+        """Somebody has read since the last news."""
 
     @property
     def turn(self) -> Turn | None:
@@ -80,9 +82,15 @@ class Reply:
         self.news()
 
     def news(self) -> None:
-        """There is more to read."""
-        for listener in self.listeners:
-            listener()
+        """There is more, or an end: once for all that comes before somebody reads."""
+        if self._heard:
+            self._heard = False
+            for listen in self.listeners:
+                listen()
+
+    def read(self) -> None:
+        """Somebody reads: later news are told again."""
+        self._heard = True
 
     def mark(self) -> None:
         """A chunk ends here."""
@@ -106,6 +114,7 @@ class Reader:
     def read(self) -> list[Piece]:
         """What is new."""
         reply, draft = self.reply, self.reply.shown
+        reply.read()
         pieces: list[Piece] = []
         while self._mark < len(reply.marks):
             self._piece(pieces, *reply.marks[self._mark])

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import httpx
@@ -200,8 +201,9 @@ class Gateway:
         return GatewayTransport(self.app, lambda: self.loop)
 
     def _serve(self, listening: socket.socket, started: threading.Event) -> None:
-        self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1)
-        loop = self._loop = asyncio.new_event_loop()
+        # No header of a proxy's changes anything here: who is who is told by keys.
+        self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
+        loop = self._loop = new_loop()
         try:
             loop.call_soon(started.set)
             loop.run_until_complete(self._server.serve(sockets=[listening]))
@@ -210,6 +212,15 @@ class Gateway:
         finally:
             listening.close()
             loop.close()
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's: a request that comes by a socket takes a fifth less there. There is none for Windows."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    import uvloop
+
+    return uvloop.new_event_loop()
 
 
 async def _cancel_all() -> None:

@@ -102,10 +102,9 @@ class Session:
 
     @property
     def last_call(self) -> float:
-        """When a call was last under way, in seconds since the epoch: now while one is, 0 before the first."""
-        if not self._ledger.idle:
-            return time.time()
-        return max((call.ended for call in self._ledger.recorder.capture.calls), default=0.0)
+        """When a call was last under way, by the monotonic clock: now while one is, minus infinity before the
+        first."""
+        return self._ledger.recorder.settled_at if self._ledger.idle else time.monotonic()
 
     def context_full(self) -> bool:
         """See schema.Endpoints. From any thread."""

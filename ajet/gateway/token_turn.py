@@ -161,6 +161,7 @@ class TokenTurns:
     async def _sample(self, reply: Reply, draft: Draft) -> None:
         sampled, stream, request = draft.sampled, draft.stream, reply.request
         watched = bool(request.stop) or not request.parallel_tool_calls
+        load, add = self._ledger.load, sampled.add  # looked up once: the loop runs for every token
         with self._ledger.under_way(draft.entry, sampled):
             if draft.finish is not None:  # the client left when all was sampled, and came back
                 return
@@ -168,10 +169,11 @@ class TokenTurns:
             draft.begun += 1
             async with aclosing(cast(Any, self._engine.generate(asked))) as chunks:
                 async for chunk in chunks:
-                    sampled.add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version, chunk.newest)
-                    sampled.top += chunk.top
+                    add(chunk.ids, chunk.logprobs, chunk.logprobs_unit, chunk.version, chunk.newest)
+                    if chunk.top:
+                        sampled.top += chunk.top
                     draft.finish = chunk.finish
-                    if watched or (reply.streamed and reply.shown and not self._ledger.load.busy):
+                    if watched or (reply.streamed and reply.shown and not load.busy):
                         draft.catch_up()
                         reply.mark()
                         if stream.cut:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from ajet.gateway.exchange import LOST
+from ajet.gateway.exchange import LOST, WATCH, Leave
 from ajet.gateway.mailbox import mailbox_of
 
 Message = MutableMapping[str, Any]
@@ -52,6 +52,7 @@ class _Exchange(httpx.AsyncByteStream):
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._gone: asyncio.Event | None = None
+        self._leave_told: Leave | None = None
         self._left = False
         self._ended = False
         self._head: Message | None = None
@@ -73,7 +74,7 @@ class _Exchange(httpx.AsyncByteStream):
             "root_path": "",
             "server": (request.url.host, request.url.port),
             "client": None,
-            "state": {},
+            "state": {WATCH: self._watch},
         }
 
     def begin(self) -> None:
@@ -132,17 +133,22 @@ class _Exchange(httpx.AsyncByteStream):
     def _leave(self) -> None:
         if self._gone is not None:
             self._gone.set()
+        told, self._leave_told = self._leave_told, None
+        if told is not None:
+            told()
         lost = self._scope["state"].pop(LOST, None)
         if lost is not None:
             lost()
 
     def _launch(self) -> None:
-        self._gone = asyncio.Event()
-        if self._left:
-            self._gone.set()
         task = asyncio.ensure_future(self._answer())
         task.add_done_callback(self._finished)
         self._task = task
+
+    def _watch(self, leave: Leave | None) -> None:
+        self._leave_told = leave
+        if leave is not None and self._left:
+            asyncio.get_running_loop().call_soon(leave)
 
     async def _answer(self) -> None:
         await self._app(self._scope, self._receive, self._send)
@@ -156,7 +162,9 @@ class _Exchange(httpx.AsyncByteStream):
     async def _receive(self) -> Message:
         if self._incoming:
             return self._incoming.pop()
-        assert self._gone is not None
+        self._gone = asyncio.Event()
+        if self._left:
+            self._gone.set()
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

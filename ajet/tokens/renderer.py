@@ -32,6 +32,7 @@ from ajet.tokens.extension import (
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.image_tokens import ImageTokens, image_urls
 from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
+from ajet.tokens.segments import decodes_token_by_token, parting
 from ajet.tokens.stream import ReplyStream
 from ajet.tokens.template import ChatTemplate, Message, TemplateRefused
 from ajet.tokens.tool_call_format import FORCED
@@ -96,6 +97,10 @@ class Renderer:
         self._texts: OrderedDict[str, Ids] = OrderedDict()
         self._words: dict[int, str] = {}
         """Tokens -> their text alone; as many as the vocabulary has at most."""
+        self._bytewise = decodes_token_by_token(self._fast)
+        self._whole: dict[int, str] = {}
+        """Those of `_words` that are whole characters, where such texts are only put together."""
+        self._parting = parting(self._fast, self.template.source)
         found = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -251,11 +256,28 @@ class Renderer:
             text.encode()
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
+        parting = self._parting
+        if self._fast is not None and self._fast.padding is not None:  # which somebody has asked for since
+            parting = None
+        parts = [text] if parting is None else [part for part in parting.split(text) if part]
+        if len(parts) < 2:
+            return self._encode(parts)[0] if parts else np.empty(0, dtype=np.int32)
+        known = [self._texts.get(part) for part in parts]
+        missing = list(dict.fromkeys(part for part, ids in zip(parts, known, strict=True) if ids is None))
+        new = dict(zip(missing, self._encode(missing), strict=True)) if missing else {}
+        ids = np.concatenate([new[part] if ids is None else ids for part, ids in zip(parts, known, strict=True)])
+        return self._keep(text, ids)
+
+    def _encode(self, texts: list[str]) -> list[Ids]:
+        """[N] ids of each, by the tokenizer itself."""
         if self._fast is not None:  # in a batch, which lets other threads run, and without offsets, which take as long
-            listed = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            listed = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
         else:
-            listed = self.tokenizer.encode(text, add_special_tokens=False)
-        ids = np.array(listed, dtype=np.int32)
+            listed = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return [self._keep(text, np.array(ids, dtype=np.int32)) for text, ids in zip(texts, listed, strict=True)]
+
+    def _keep(self, text: str, ids: Ids) -> Ids:
+        """The ids, which are those of this text."""
         ids.flags.writeable = False
         if len(text) <= _CACHED_LENGTH:
             self._texts[text] = ids
@@ -280,11 +302,25 @@ class Renderer:
         return self._decode([context, *listed])[len(self._decode([context])) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
-        if len(ids) != 1:
+        if len(ids) == 1:
+            return self._word(ids[0])  # every reply begins after a token, and most pieces are one
+        if not self._bytewise:
             return self._decoded(ids)
-        text = self._words.get(ids[0])  # every reply begins after a token, and most pieces are one
+        try:
+            return "".join([self._whole[token] for token in ids])
+        except KeyError:
+            for token in ids:
+                self._word(token)
+        if all(token in self._whole for token in ids):
+            return "".join([self._whole[token] for token in ids])
+        return self._decoded(ids)
+
+    def _word(self, token: int) -> str:
+        text = self._words.get(token)
         if text is None:
-            text = self._words[ids[0]] = self._decoded(ids)
+            text = self._words[token] = self._decoded([token])
+            if "\ufffd" not in text:
+                self._whole[token] = text
         return text
 
     def _decoded(self, ids: Sequence[int]) -> str:

@@ -548,6 +548,50 @@ def test_streams_of_many_clients_gather_tokens_and_lose_none(way, monkeypatch):
         assert session.load.clients == session.load.now == 0
 
 
+def test_a_loop_that_is_late_lets_tokens_gather_longer():
+    load = running_calls.Load(1000)
+    load.clients = 100
+    calm = load.breath
+    for _ in range(1000):
+        load.gathered(0.5)
+    assert load.breath == pytest.approx(calm + 0.5, rel=0.01)
+    for _ in range(1000):
+        load.gathered(0.0)
+    assert load.breath == pytest.approx(calm, rel=0.01) and calm > 0
+    for _ in range(1000):
+        load.gathered(600.0)
+    assert load.breath < calm + 2, "a process that was stopped and goes on: no stream would have been heard for minutes"
+    load.clients = 1
+    load.gathered(0.5)
+    assert not load.breath, "who is alone is sent each token as it comes"
+
+
+def test_a_stream_whose_reply_is_there_is_one_write():
+    """Its last tokens, its finish and its end leave together: a write costs more than a token. By an ASGI server that
+    knows nothing of ours, too."""
+    with bench(["3"]) as on:
+        key = on.open()("a", "a", None).api_key
+        sent = []
+
+        async def ask():
+            incoming = [{"type": "http.request", "body": json.dumps({"messages": ASK, "stream": True}).encode()}]
+
+            async def receive():
+                return incoming.pop() if incoming else await asyncio.get_running_loop().create_future()
+
+            async def send(message):
+                sent.append(message)
+
+            headers = [(b"authorization", f"Bearer {key}".encode())]
+            scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers, "state": {}}
+            await on.gateway.app(scope, receive, send)
+
+        on.gateway.call(ask()).result()
+        head, body = sent
+        assert head["status"] == 200 and not body["more_body"]
+        assert b'"content":"3"' in body["body"] and body["body"].endswith(b"data: [DONE]\n\n")
+
+
 def test_a_conversation_goes_on_from_a_resumed_reply():
     engine = Halting()
     with bench(engine=engine) as on:

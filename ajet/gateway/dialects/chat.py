@@ -50,6 +50,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 _TEXT = {"content"}
+_ROLE = '{"role":"assistant","content":""}'
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -154,7 +155,7 @@ class _ChunkWriter:
         self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
 
     def start(self, choice: int) -> bytes:
-        return self._chunk(choice, {"role": "assistant", "content": ""})
+        return self._plain(choice, _ROLE)
 
     def piece(self, choice: int, piece: Piece) -> bytes:
         deltas = piece.deltas or ([{"content": ""}] if self._options.logprobs and len(piece.ids) else [])
@@ -167,7 +168,7 @@ class _ChunkWriter:
         return b"".join(events)
 
     def end(self, choice: int, turn: Turn) -> bytes:
-        return self._chunk(choice, {}, finish=turn.finish)
+        return self._plain(choice, "{}", f'"{turn.finish}"')
 
     def close(self, turns: Sequence[Turn]) -> bytes:
         usage = b""
@@ -178,14 +179,15 @@ class _ChunkWriter:
     def error(self, refused: Refused) -> bytes:
         return event(error_body(refused))
 
-    def _chunk(
-        self, choice: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: dict[str, Any] | None = None
-    ) -> bytes:
-        if logprobs is None and finish is None and delta.keys() == _TEXT:  # almost all there are
-            content = encode_basestring_ascii(delta["content"])
-            told = f'{{"index":{choice},"delta":{{"content":{content}}},"logprobs":null,"finish_reason":null}}'
-        else:
-            told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+    def _chunk(self, choice: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None) -> bytes:
+        if logprobs is None and delta.keys() == _TEXT:  # almost all there are
+            return self._plain(choice, f'{{"content":{encode_basestring_ascii(delta["content"])}}}')
+        told = _ENCODE({"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": None})
+        return f"{self._before}{told}]}}\n\n".encode()
+
+    def _plain(self, choice: int, delta: str, finish: str = "null") -> bytes:
+        """An event without logprobs, of JSON texts."""
+        told = f'{{"index":{choice},"delta":{delta},"logprobs":null,"finish_reason":{finish}}}'
         return f"{self._before}{told}]}}\n\n".encode()
 
 

@@ -64,6 +64,8 @@ def refuse_unknown(body: Mapping[str, Any], known: Collection[str]) -> None:
 
 def not_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """The fields of `neutral` that ask for something: given, and none of their neutral values."""
+    if neutral.keys().isdisjoint(body):  # most requests
+        return {}
     return {
         name: body[name]
         for name, values in neutral.items()
