@@ -110,7 +110,8 @@ class MongoGround:
 
     def states(self) -> dict[int, str]:
         """See Ground."""
-        return {each["_id"]: STATES[each["status"]] for each in self._client["ajet"]["Task"].find()}
+        had = {"status": {"$nin": ["made", "free"]}}
+        return {each["_id"]: STATES[each["status"]] for each in self._client["ajet"]["Task"].find(had)}
 
     def happens(self) -> dict[str, tuple[float, Callable[[], None]]]:
         """To it."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from tests.killable import KillableServer
 
 try:
     from pymongo import MongoClient
@@ -29,43 +29,32 @@ def server_file() -> Path | None:
     return next((place / _SERVER for place in places if (place / _SERVER).is_file()), None)
 
 
-class Mongod:
+class Mongod(KillableServer):
     """A server on this machine. `uri` reaches it; `start` and `kill` end and begin it again over the same files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
-        self.uri = f"mongodb://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.start()
+        super().__init__(quiet=True)
 
-    def start(self) -> None:
-        """Begin, and wait until it answers."""
+    @property
+    def uri(self) -> str:
+        """Its address."""
+        return f"mongodb://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str]:
+        """See KillableServer."""
         server = server_file()
         assert server is not None
         command = [str(server), "--dbpath", str(self.folder), "--port", str(self.port), "--bind_ip", "127.0.0.1"]
         command += ["--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet"]
-        command += [
-            "--setParameter",
-            "diagnosticDataCollectionEnabled=false",
-            "--setParameter",
-            "ttlMonitorEnabled=false",
-        ]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for setting in ("diagnosticDataCollectionEnabled=false", "ttlMonitorEnabled=false"):
+            command += ["--setParameter", setting]
+        return command
+
+    def until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+        """See KillableServer."""
         with MongoClient(self.uri, serverSelectionTimeoutMS=60_000) as client:
             client.admin.command("ping")
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> None:
-        """As a power cut does."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
 
     def empty(self) -> str:
         """The address of a store with nothing in it: always the same database, since to make one costs most."""

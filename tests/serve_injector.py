@@ -138,7 +138,7 @@ class ServedWorld:
                 await self._drained()
             else:
                 await self._until_death(does())
-        except (Killed, UserError, OSError):  # as a server that cannot write what it learned
+        except (Killed, UserError, OSError, sqlite3.OperationalError):  # as a server that cannot write what it learned
             await self._restart()
         finally:
             self.faults.disarm()
@@ -183,7 +183,8 @@ class ServedWorld:
         assert answer.status_code in (201, 429, 503), answer.text
         if answer.status_code == 201:
             client.opened, client.end, client.asks = answer.json(), None, self.draw.choice([1, 1, 2])
-            self._server.desk._open[client.opened["episode"]].began = self.clock[0]
+            served = self._server.desk._open[client.opened["episode"]]
+            served.began, served.since = self.clock
 
     async def _ask(self, client: Client) -> None:
         assert client.opened is not None

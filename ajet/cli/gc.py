@@ -48,11 +48,13 @@ def gc(
         table.add_column(name, justify="left" if name == "kind" else "right")
     for kind, (count, size) in found.sizes.items():
         bound = bounds.get(kind)
-        kept = "none" if kind == "leftovers" else "all" if bound is None else f"{bound} newest"
+        kept = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"
         table.add_row(kind, kept, str(count), f"{size:,}")
     console.print(table)
     total = sum(size for _, size in found.sizes.values())
-    if not found.found:
+    if found.unasked:
+        console.print(f"The store was not looked at: {found.unasked}", markup=False)
+    if not found.any:
         console.print("Nothing lies beyond the bounds.")
     else:
         console.print(f"{gib(total)} freed." if found.done else f"{gib(total)} would be freed; --yes does it.")

@@ -1,7 +1,7 @@
 """`ajet gc RUN`: what of a run could go, and, once that was said, its going.
 
 Invariant: a run that is live is left alone (its lock), and applies its own bounds as it saves; without `yes` nothing is
-touched. What goes is what `ajet.record.retention` says may go.
+touched. What goes is what `ajet.record.retention` says may go, and what the run's store holds that is nobody's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from ajet.record.lock import RunLock
 from ajet.record.retention import KINDS, Bounds, Going, going, remove
 from ajet.run.proof_target import CONFIG
 from ajet.schema.errors import UserError
+from ajet.store.leftovers import left_in_store
+
+STORE = "store"
+"""The kind of what killed puts left in a database."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,19 @@ class Collected:
     sizes: dict[str, tuple[int, int]]
     """By kind: how many files or folders, and bytes."""
     done: bool
+    unasked: str = ""
+    """Why the store could not be looked at."""
 
     def as_json(self) -> dict[str, object]:
         """All of it."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
-        return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths}
+        return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.unasked}
+
+    @property
+    def any(self) -> bool:
+        """Whether there is or was something to go."""
+        return any(count for count, _ in self.sizes.values())
 
 
 def collect(
@@ -80,6 +91,8 @@ def collect(
                 )
             latest = saved.latest()
             remove(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
+        left = left_in_store(folder, remove=yes)
     finally:
         lock.release()
-    return Collected(folder, found, bounds, keep, sizes, yes and bool(found))
+    sizes[STORE] = left.count, left.size
+    return Collected(folder, found, bounds, keep, sizes, yes and bool(found or left.count), left.why_not)

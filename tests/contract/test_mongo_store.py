@@ -21,9 +21,10 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Policy, open_shared
 from ajet.store.contract import Lease, LeaseLost
-from ajet.store.mongo import MongoStore, changes, connection, documents, records, schema
+from ajet.store.leftovers import Left, left_in_store
+from ajet.store.mongo import MongoStore, changes, connection, documents, leftovers, positions, records, schema
 from ajet.store.mongo.documents import documents_of, kept_of
-from ajet.store.opening import PASSWORD, USER
+from ajet.store.opening import PASSWORD, USER, note_elsewhere
 from ajet.store.seal import Seals
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
@@ -110,7 +111,7 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
         played.step(store, number, 2)
     assert Counter(played.trained) == Counter(range(len(played.trained))), f"operation {at}, done: {done}"
     records = {each["_id"] for each in store._link.find(schema.RECORD, {})}
-    named = {end["record"] for each in store._link.find(schema.TASK, {}) for end in each["ends"] or ()}
+    named = {end["record"] for each in store._link.find(schema.TASK, {}) for end in each.get("ends") or ()}
     assert records == named, f"operation {at}, done: {done}: nothing is left of what nobody names"
     for name in (schema.CALL, schema.DATA, schema.BLOB):
         assert {each["record"] for each in store._link.find(name, {})} <= named, f"operation {at}, done: {done}: {name}"
@@ -241,6 +242,158 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
     assert_equal(kept.episode, episode("whole"))
 
 
+def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_way(
+    mongod: Mongod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose client was killed and whose lease is lost, one whose record a killed server lost as well."""
+    address = mongod.empty()
+    store = MongoStore(mongod.uri, address.rpartition("/")[2])
+    lost, held = store.lease(2)
+
+    def written(lease: Lease, name: str) -> tuple[Any, changes.Update, str]:
+        kept = [Kept(episode(name))]
+        ends = store._records.ends(kept)
+        there = store._records.written(lease, kept, ends, heard=True)
+        return there, changes.put(lease, ends, {}, 60.0), ends[0]["record"]
+
+    def without_record(name: str, *instead: Any) -> None:
+        def lose(base: Any) -> None:
+            base[schema.RECORD].delete_one({"_id": name})
+            if instead:
+                base[schema.RECORD].insert_one({"_id": name})
+
+        store._link.ask(lose)
+
+    written(lost, "a")
+    store.fail(lost, "its player was killed")
+    without_record(written(held, "b")[2])
+    there, change, record = written(held, "c")
+    note_elsewhere(tmp_path, address)
+    found = left_in_store(tmp_path)
+    assert found.count == 2 and found.size > 1000
+    assert left_in_store(tmp_path, remove=True) == found and left_in_store(tmp_path) == Left()
+    for name in (schema.CALL, schema.DATA):
+        assert {each["record"] for each in store._link.find(name, {})} == {record}
+    assert [end["uuid"] for end in store._positions.name(held, there, change)["ends"]] == ["c"]
+    there, change, record = written(held, "d")
+    without_record(record, "while gc removes what hangs on it")
+    assert len(store._positions.name(held, there, change)["ends"]) == 1, "that one is named by nobody"
+    assert left_in_store(tmp_path, remove=True).count == 1
+    store.put(held, Kept(episode("d")))
+    store.close(held)
+    ((c, d),) = (each.kept for each in store.closed())
+    assert_equal(c.episode, episode("c"))
+    assert_equal(d.episode, episode("d"))
+    monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
+    note_elsewhere(tmp_path, "mongodb://127.0.0.1:1/none")
+    assert "does not answer" in left_in_store(tmp_path).why_not
+
+
+def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
+    mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to its last command was lost. What has no record's name is none of ours."""
+    from pymongo.errors import AutoReconnect
+
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
+    base_of, ask, asked = mongod.empty().rpartition("/")[2], connection.Connection.ask, list[int]()
+    MongoStore(mongod.uri, base_of).disconnect()
+    there = leftovers.Leftovers(mongod.uri, base_of, None)
+
+    def insert(base: Any) -> None:
+        base[schema.CALL].insert_many([{"_id": "a/0", "record": "a"}, {"_id": "theirs"}])
+
+    def lost_once(self: Any, operation: Any) -> Any:
+        def once(base: Any) -> Any:
+            done = operation(base)
+            asked.append(len(asked))
+            if len(asked) == 2:
+                base[schema.RECORD].insert_one({"_id": "a", "fence": 3})
+                raise AutoReconnect("lost")
+            return done
+
+        return ask(self, once)
+
+    there._link.ask(insert)
+    assert there.found() == ([], ["a"])
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.Connection, "ask", lost_once)
+        there.remove([], ["a"])
+    assert len(asked) == 3 and [each["fence"] for each in there._link.find(schema.RECORD, {})] == [3]
+    assert [each["_id"] for each in there._link.find(schema.CALL, {})] == ["theirs"]
+    there.close()
+
+
+def test_positions_that_a_killed_process_made_are_given_out_and_none_that_was_forgotten(
+    mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever makes positions may stand still before it makes them, or be killed before it gives them out."""
+    monkeypatch.setattr(positions, "AT_ONCE", 2)
+    address = mongod.empty()
+    trainer = open_shared(address, rolls=True, run="run")
+    late, sampler = open_shared(address), open_shared(address)
+    assert isinstance(late, MongoStore) and isinstance(sampler, MongoStore)
+    late._positions._insert(range(3))
+    assert [lease.order for lease in sampler.lease(2)] == [0, 1] and trainer.depths().next == 2
+    leases = [*(Lease(order, 1) for order in (0, 1)), *sampler.lease(2)]
+    assert [lease.order for lease in leases] == [0, 1, 2, 3]
+    for lease in leases:
+        sampler.close(lease)
+    trainer.use(range(4), 1)
+    trainer.commit()
+    trainer.forget(1)
+    assert trainer._link.find(schema.TASK, {"status": changes.OVER}) == []  # type: ignore[attr-defined]
+    late._positions._insert(range(1, 4))
+    assert [lease.order for lease in sampler.lease(3)] == [4, 5, 6]
+    assert [lease.order for lease in late.lease(1, below=7)] == [] and trainer.begun() == [4, 5, 6]
+    assert {each["_id"] for each in late._link.find(schema.TASK, {})} >= {4, 5, 6}
+    assert not late._link.find(schema.TASK, {"_id": {"$lt": 4}}), "nothing is left of those that came too late"
+
+
+def test_a_floor_does_not_rise_above_what_is_leased_while_it_is_looked_for(
+    mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that was made is over and forgotten, and a sampler makes more between two looks of the trainer."""
+    address = mongod.empty()
+    trainer, sampler = open_shared(address, rolls=True, run="run"), open_shared(address)
+    leases, find = sampler.lease(2, below=2), connection.Connection.find
+    for lease in leases:
+        sampler.close(lease)
+    trainer.use(range(2), 1)
+    trainer.commit()
+
+    def meanwhile(self: Any, name: str, wanted: Any, *more: Any, **rest: Any) -> Any:
+        found = find(self, name, wanted, *more, **rest)
+        if "$nor" in wanted:
+            leases.extend(sampler.lease(1))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection.Connection, "find", meanwhile)
+        trainer.forget(1)
+    assert [lease.order for lease in leases] == [0, 1, 2]
+    sampler.put(leases[2], Kept(episode("a")))
+    assert trainer.begun() == [2]
+
+
+def test_a_claim_and_a_hand_over_are_one_command_and_a_put_waits_for_two(
+    mongod: Mongod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its documents in three collections are sent without waiting."""
+    monkeypatch.setattr(positions, "EXPIRES_EVERY", float("inf"))
+    store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
+    store.close(store.lease(1)[0])
+    told, tell = list[int](), connection.Connection.tell
+    with ending(1 << 30, done=False) as count:
+        monkeypatch.setattr(connection.Connection, "tell", lambda *given: told.append(count[0]) or tell(*given))
+        (lease,) = store.lease(1)
+        assert count == [1]
+        store.put(lease, Kept(episode("a")))
+        assert (count, told) == ([6], [1, 2, 3])
+        store.close(lease)
+        assert count == [7]
+
+
 def test_an_address_that_asks_for_no_answers_has_them_all_the_same() -> None:
     link = connection.Connection("mongodb://127.0.0.1:1/?w=0", "none", None, patience=60.0)
     try:
@@ -260,11 +413,32 @@ def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_a
             unsure = {"code": 91, "errmsg": "it goes down"}
             raise BulkWriteError({"writeErrors": [], "writeConcernErrors": [unsure]})
 
-    link._durable = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
+    link._quick = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
     written: Any = ["a part"]
     try:
-        records.Records(link, Redactor({}))._insert("Blob", written, waits=True)
+        records.Records(link, Redactor({}))._insert("Blob", written, heard=True)
         assert asked == written * 2
+    finally:
+        link.close()
+
+
+def test_a_server_that_goes_down_while_it_waits_for_its_journal_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so beside what it has done."""
+    from pymongo.errors import WriteConcernError
+
+    monkeypatch.setattr(connection, "_FIRST_PAUSE", 0.0)
+    link = connection.Connection("mongodb://127.0.0.1:1", "none", None, patience=60.0)
+    codes = iter([11600, 189, 0, 79])
+
+    def write(base: Any) -> str:
+        if code := next(codes):
+            raise WriteConcernError("no", code)
+        return "done"
+
+    try:
+        assert link.ask(write) == "done"
+        with pytest.raises(UserError, match="cannot write"):
+            link.ask(write)
     finally:
         link.close()
 
@@ -388,7 +562,7 @@ def test_what_an_earlier_version_put_is_there(mongod: Mongod) -> None:
         for name in (schema.CALL, schema.DATA, schema.BLOB):
             base[name].update_many({}, {"$set": {"record": "old"}})
         base[schema.RECORD].insert_one({**record, "_id": "old"})
-        base[schema.TASK].update_many({}, {"$unset": {"ends.$[].record": ""}})
+        base[schema.TASK].update_many({"ends": {"$exists": True}}, {"$unset": {"ends.$[].record": ""}})
         base[schema.LEDGER].update_one({}, {"$set": {"version": 2}})
 
     store._link.ask(as_it_was)
@@ -441,7 +615,7 @@ def test_doctor_shows_a_store_on_one_screen(mongod: Mongod, capfd: pytest.Captur
     store.announce(Policy("run", 3, "/weights/3"))
     code, said = doctor(address)
     for told in (
-        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 3", "all 6",
+        "MongoDB 6.", "one server, no replica set", "a round trip", "from this machine's", "version 4", "all 6",
         "1 dead, 1 running; 1 episodes", "position 0: the tool's server is down", "step 3,", "sampler machine-7",
         "1 lease",
     ):  # fmt: skip

@@ -13,6 +13,9 @@ from ajet.store.contract import Lease
 from ajet.store.shared import EXPIRED
 
 WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
+MADE, FREE = "made", "free"
+"""Of positions that nobody ever had: about to be given out, and to be given out."""
+NEVER_HAD = (MADE, FREE)
 Document = dict[str, Any]
 Update = list[Mapping[str, Any]]
 _NOTHING: Document = {"whole": False, "reasons": [], "ends": [], "uses": [], "scores": [], "num_samples": 0, "fence": 0}
@@ -29,7 +32,7 @@ def until(seconds: float) -> Document:
 
 
 def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
-    """Of one that is nobody's, or that is not there yet. `mark`: by which the claim is known."""
+    """Of one that is nobody's, or of which there is no document yet. `mark`: by which the claim is known."""
     there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
         "status": RUNNING,
@@ -41,6 +44,14 @@ def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         **until(seconds),
     }
     return [{"$set": there}, {"$set": mine}]
+
+
+def to_be_had(floor: int, below: int | None) -> Document:
+    """Positions of the order that wait, and of those that nobody ever had the ones before `below`."""
+    if below is None:
+        return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
+    fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
+    return {"$or": [{"status": WAITING, "_id": {"$gte": floor}}, fresh]}
 
 
 def fallen_silent(latest: int) -> Document:
@@ -80,8 +91,9 @@ def expired(most: int) -> Update:
     return failed(EXPIRED, most)
 
 
-def put(ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
-    """Ends that are new are known from now on."""
+def put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
+    """Ends that are new are known from now on, where the lease counts; else nothing changes."""
+    mine = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
     new = {
         "$filter": {
             "input": {"$literal": list(ends)}, "as": "end", "cond": {"$not": {"$in": ["$$end.uuid", "$ends.uuid"]}}
@@ -89,7 +101,8 @@ def put(ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: fl
     }  # fmt: skip
     told = {name: {"$literal": value} for name, value in about.items()}
     grown = {"ends": {"$concatArrays": ["$ends", new]}, **until(seconds), **told}
-    return [{"$set": grown}, {"$set": {"scores": "$ends.score"}}]
+    changed = {name: {"$cond": [mine, value, f"${name}"]} for name, value in grown.items()}
+    return [{"$set": changed}, {"$set": {"scores": {"$cond": [mine, "$ends.score", "$scores"]}}}]
 
 
 def use(of: str, step: int, reason: str | None) -> Update:

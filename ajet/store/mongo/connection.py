@@ -26,6 +26,11 @@ ANSWER_MS = 30_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _NOT_NOW = (50, 64, 100, 262, 14031)
 """Codes: not in time, not by enough members, no room on its disk."""
+_GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
+"""Codes of a member that is shut down, or elected no more, while it waits for its journal or for the others."""
+DUPLICATE = 11000
+"""Code: it is there already."""
+CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
@@ -55,6 +60,7 @@ class Connection:
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
         self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
+        self._unheard = base.with_options(write_concern=WriteConcern(w=0))
         self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=ANSWER_MS))
 
     def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
@@ -65,6 +71,10 @@ class Connection:
     def ask_quickly(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
         """The same for writes that are durable with the next durable one."""
         return self._asked(operation, self._quick)
+
+    def tell(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
+        """The same for writes that no answer is waited for: whoever makes them looks whether they happened."""
+        self._asked(operation, self._unheard)
 
     def find(
         self,
@@ -93,13 +103,15 @@ class Connection:
         self._client.close()
 
     def _asked(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
-        from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WTimeoutError
+        from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WriteConcernError
 
         until, pause = time.monotonic() + self._patience, _FIRST_PAUSE
         while True:
             try:
                 return operation(base)
-            except AutoReconnect as error:  # also where no server is found
+            except (AutoReconnect, WriteConcernError) as error:  # also where no server is found
+                if isinstance(error, WriteConcernError) and error.code not in _GOES_DOWN:
+                    raise self._down(error, CANNOT_WRITE) from error
                 if time.monotonic() + pause > until or self._closing.wait(pause):
                     raise self._down(error) from error
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -108,8 +120,8 @@ class Connection:
                     raise
                 raise self._down(error) from error
             except OperationFailure as error:
-                if error.code in _NOT_NOW or isinstance(error, WTimeoutError):
-                    raise self._down(error, "The store's server cannot write") from error
+                if error.code in _NOT_NOW:
+                    raise self._down(error, CANNOT_WRITE) from error
                 if error.code in (13, 18, 8000):  # of who may not, or is not who it says
                     raise StoreDown(
                         "The store's server refuses this user.",

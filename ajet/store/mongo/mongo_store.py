@@ -24,7 +24,7 @@ from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.documents import Document, task_of
 from ajet.store.mongo.ledger import Ledger
 from ajet.store.mongo.positions import Positions
-from ajet.store.mongo.records import Records, record_of, steps_of
+from ajet.store.mongo.records import TRIES, Records, record_of, steps_of
 from ajet.store.mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 from ajet.store.seal import OtherKey, of_another_key
 from ajet.store.shared import Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
@@ -69,7 +69,7 @@ class MongoStore:
             self._positions.before_taking()
             leases: list[Lease] = []
             while len(leases) < count and (found := self._positions.claimed(self._name, count - len(leases), below)):
-                leases += self._records.leases(self._positions.none_forgotten(found))
+                leases += self._records.leases(found)
             return leases
 
     def bring(self) -> Lease:
@@ -95,12 +95,21 @@ class MongoStore:
         """See the contract."""
         if not kept:
             return
-        ends = self._records.put(lease, kept)
-        change = changes.put(ends, task_of(kept[0].episode, self._redact), self._seconds)
-        position = self._positions.changed(changes.held(lease), change)
-        self._records.take_back(lease, ends, position)
-        if position is None:
-            raise _lost(lease)
+        ends = self._records.ends(kept)
+        about = task_of(kept[0].episode, self._redact)
+        for tried in range(TRIES):
+            there = self._records.written(lease, kept, ends, heard=tried > 0)
+            change = changes.put(lease, ends, about, self._seconds)
+            position = self._positions.name(lease, there, change)
+            held = position.get("status") == RUNNING and position.get("fence") == lease.fence
+            named = {end["uuid"]: record_of(end) for end in position.get("ends") or ()}
+            ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
+            if ours or not held or all(end["uuid"] in named for end in ends):
+                self._records.remove([end["record"] for end in ends if end["record"] not in ours])
+                if not ours and not held:
+                    raise _lost(lease)
+                return
+        raise self._records.loses()
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
@@ -244,7 +253,7 @@ class MongoStore:
             holding = self._holding(kept)
             told["again"] = sum(bool(steps_of(each, holding)) for each in kept)
             told["closed"] -= told["again"]
-            return Depths(**told, next=self._positions.last() + 1)
+            return Depths(**told, next=self._positions.first_never_had())
 
     def _take_back_late_uses(self) -> None:
         """Of an earlier trainer, which was about to write them when this one began."""

@@ -1,20 +1,26 @@
-"""The documents of positions in MongoDB: claimed in order, changed one at a time, forgotten below the floor.
+"""The documents of positions in MongoDB: made, claimed in order, changed one at a time, forgotten below the floor.
 
 Invariant: a position is somebody's by one update of its one document, which each claim marks, so that one whose answer
-was lost is known again. Those that wait come first, then those that nobody ever had. A position that was forgotten is
-never given out again: those below the ledger's `floor` are over, whatever a late client writes there.
+was lost is known again. Those that wait come first, then those that nobody ever had.
+
+A position that was forgotten is never given out again: its document is gone, those below the ledger's `floor` are over,
+and a claim makes no document. Whoever finds none to claim makes some, which nobody gets yet, and gives out those that
+it saw there before it read the floor: while a document is there, the floor does not rise above it, and one that was
+forgotten before it was made again lies below the floor that is read after. It knows them by their marks: each try to
+make some has another, so that what a try makes whose answer was lost is not taken for what was seen.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet.store.contract import Lease
 from ajet.store.mongo import changes
-from ajet.store.mongo.changes import OVER, WAITING
-from ajet.store.mongo.connection import Connection
+from ajet.store.mongo.changes import FREE, MADE, NEVER_HAD, OVER, WAITING
+from ajet.store.mongo.connection import DUPLICATE, Connection
 from ajet.store.mongo.documents import Document
 from ajet.store.mongo.ledger import Ledger
 from ajet.store.mongo.schema import TASK
@@ -24,6 +30,11 @@ if TYPE_CHECKING:
 
 EXPIRES_EVERY = 1.0
 """Seconds between two looks of a process for leases that have ended."""
+There = tuple[str, list[Document]]
+"""A collection, and the stages of an aggregation over it that yield one document where all is there that was
+written."""
+AT_ONCE = 32
+"""So many positions are made at once."""
 
 
 class Positions:
@@ -33,6 +44,8 @@ class Positions:
     def __init__(self, link: Connection, ledger: Ledger, seconds: float, most: int) -> None:
         self._link, self._ledger, self._seconds, self._most = link, ledger, seconds, most
         self._next = 0
+        """Below, all were made by somebody."""
+        self._none_left = True
         self.looked = float("-inf")
         """When this process last looked for leases that have ended, by `time.monotonic`."""
 
@@ -72,46 +85,76 @@ class Positions:
         """So many, of those that nobody ever had only those before `below`; none where there
         are no more."""
         found: list[Document] = []
-        wanted = {"status": WAITING, "_id": {"$gte": self._ledger.floor}}
-        while len(found) < count and self._link.find(TASK, wanted, {"_id": 1}, limit=1):  # a claim waits even for none
-            found += [one] if (one := self.claim(holder, wanted)) else []
-        while len(found) < count and (below is None or self._next < below):
-            found += self._fresh(holder)
+        wanted = changes.to_be_had(self._ledger.floor, below)
+        while len(found) < count:
+            # a claim waits for the journal even where there is none, so who got none looks first
+            if self._none_left and not self._link.find(TASK, wanted, {"_id": 1}, limit=1):
+                if not self._make(count - len(found), below):
+                    break
+                wanted = changes.to_be_had(self._ledger.floor, below)
+            one = self.claim(holder, wanted)
+            self._none_left = one is None
+            found += [one] if one else []
         return found
 
-    def _fresh(self, holder: str) -> list[Document]:
-        """The next position of the order; none where another took it first."""
-        from pymongo.errors import DuplicateKeyError
+    def _make(self, count: int, below: int | None) -> bool:
+        """Positions that nobody ever had, to be given out; False where there are to be no more."""
+        if not (made := self._made()):
+            if below is not None and self._next >= below:
+                return False
+            self._next = max(self._next, self.last() + 1)
+            stop = self._next + max(count, AT_ONCE)
+            orders = range(self._next, stop if below is None else min(stop, below))
+            if not orders:
+                return False
+            self._insert(orders)
+            made = self._made()
+        self._ledger.refresh_floor()
+        floor = self._ledger.floor
+        these = {"status": MADE, "mark": {"$in": [each["mark"] for each in made]}}
+        late = [each["_id"] for each in made if each["_id"] < floor]
+        fresh = [each["_id"] for each in made if each["_id"] >= floor]
+        if late:
+            self._link.ask_quickly(lambda base: base[TASK].delete_many({**these, "_id": {"$in": late}}))
+        if fresh:
+            given = {"$set": {"status": FREE}}
+            self._link.ask_quickly(lambda base: base[TASK].update_many({**these, "_id": {"$in": fresh}}, given))
+        return True
 
-        try:
-            one = self.claim(holder, {"_id": self._next, "status": "new"}, upsert=True)
-        except DuplicateKeyError:
-            self._next = max(self._next, self.last()) + 1
-            return []
-        self._next += 1
-        assert one is not None
-        return [one]
+    def _made(self) -> list[Document]:
+        """Those that nobody gets yet; some may be of who was killed before it gave them out."""
+        return self._link.find(TASK, {"status": MADE}, {"mark": 1})
+
+    def _insert(self, orders: Iterable[int]) -> None:
+        """Those that are there already are another's."""
+        from pymongo.errors import BulkWriteError
+
+        def insert(base: Database[dict[str, Any]]) -> None:
+            mark = uuid.uuid4().hex
+            try:
+                base[TASK].insert_many([{"_id": each, "status": MADE, "mark": mark} for each in orders], ordered=False)
+            except BulkWriteError as error:
+                if any(each["code"] != DUPLICATE for each in (error.details or {})["writeErrors"]):
+                    raise
+
+        self._link.ask_quickly(insert)
 
     def last(self) -> int:
-        """The highest position that anybody ever had."""
+        """The highest position of which there is or was a document."""
         found = self._link.find(TASK, {"_id": {"$gte": 0}}, {"_id": 1}, order=-1, limit=1)
         return max(self._ledger.floor - 1, *(each["_id"] for each in found), -1)
 
-    def none_forgotten(self, found: list[Document]) -> list[Document]:
-        """Those that are not over for good: what is below the floor was made by who knew of no floor."""
-        if found:
-            self._ledger.refresh_floor()
-        late = [each["_id"] for each in found if each["_id"] < self._ledger.floor]
-        if late:
-            self._next = max(self._next, self._ledger.floor)
-            self._link.ask(lambda base: base[TASK].delete_many({"_id": {"$in": late}}))
-        return [each for each in found if each["_id"] not in late]
+    def first_never_had(self) -> int:
+        """The first position of the order that nobody ever had."""
+        found = self._link.find(TASK, {"status": {"$in": NEVER_HAD}}, {"_id": 1}, limit=1)
+        return int(found[0]["_id"]) if found else self.last() + 1
 
     def raise_floor(self) -> None:
         """Below the lowest position that is kept all are over; their documents need not be there."""
+        end = self.last() + 1  # as of before the look: what is made meanwhile is somebody's
         kept = {"_id": {"$gte": 0}, "$nor": [{"status": OVER, "ends": None}]}
         lowest = self._link.find(TASK, kept, {"_id": 1}, limit=1)
-        floor = lowest[0]["_id"] if lowest else self.last() + 1
+        floor = lowest[0]["_id"] if lowest else end
         if floor > self._ledger.floor:
             self._ledger.amend({"$max": {"floor": floor}})
         below = {"_id": {"$gte": 0, "$lt": floor}}
@@ -131,9 +174,12 @@ class Positions:
 
         return self._link.ask(once)
 
-    def changed(self, wanted: Document, change: changes.Update) -> Document | None:
-        """A position as it is after this change, which may be made twice; None where it was not so."""
-        from pymongo import ReturnDocument
-
-        after = ReturnDocument.AFTER
-        return self._link.ask(lambda base: base[TASK].find_one_and_update(wanted, change, return_document=after))
+    def name(self, lease: Lease, there: There, change: changes.Update) -> Document:
+        """Make this change, which may be made twice, if what the position is to name is there; in one command, so in
+        one life of the server. Answers the position as it is then; nothing where it is gone."""
+        collection, stages = there
+        into = {"into": TASK, "on": "_id", "whenMatched": change, "whenNotMatched": "discard"}
+        asked = [*stages, {"$project": {"_id": {"$literal": lease.order}}}, {"$merge": into}]
+        self._link.ask(lambda base: list(base[collection].aggregate(asked)))
+        found = self._link.find(TASK, {"_id": lease.order}, {"status": 1, "fence": 1, "ends": 1})
+        return found[0] if found else {}

@@ -6,35 +6,37 @@ lease. A record is written before what hangs on it and removed after it, so that
 position names is not there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the
 business of `mongo_store`.
 
-All of a put is in the server's journal before a position names it, though only the last document is waited for. The
-journal is in order: where a server has the last one in it, it has what it took before. But it may have been killed and
-be back between two documents, without those that its journal lacked, and the client is told nothing. So after the wait
-all are looked for: what is there then was there before the wait, in the same life of the server, or came back from the
-journal into a later one, and is in the journal either way. What is not there is written again. In a replica set the
-same holds of a member that is elected between two, since what most members have is in order, too.
+All of a put is in the server's journal when a position that names it is, though none of its documents is waited for,
+nor, at first, an answer to any (a document that the server refused is not there, and is told of at the second try).
+The journal is in order: where a server has an update in it, it has what it took before. But it may have been killed and
+be back between two documents, without those that its journal lacked, and the client is told nothing. So the command
+that names them (`Positions.name`) looks for all of them first, and names none unless all are there. What it sees, the
+same life of the server took, or a later one read from the journal; either way it comes before the name there, and the
+name is waited for. What is not there is written again. In a replica set the same holds of a member that is elected
+between two, since what most members have is in order, too.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from loguru import logger
 
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease
 from ajet.store.mongo.changes import RUNNING, naming, set_aside
-from ajet.store.mongo.connection import Connection, StoreDown
+from ajet.store.mongo.connection import DUPLICATE, Connection, StoreDown
 from ajet.store.mongo.documents import Document, Documents, documents_of, kept_of, score_of
+from ajet.store.mongo.positions import There
 from ajet.store.mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 from ajet.store.seal import Altered, OtherKey, Seals, held_whole
 
 if TYPE_CHECKING:
     from pymongo.database import Database
 
-DUPLICATE = 11000
 TRIES = 10
 """So often what a server lost between two documents is written; it is started once for each."""
 Parts = dict[str, dict[str, list[Document]]]
@@ -47,31 +49,39 @@ class Records:
     def __init__(self, link: Connection, redact: Redactor) -> None:
         self._link, self._redact, self._seals = link, redact, Seals()
 
-    def put(self, lease: Lease, kept: Sequence[Kept]) -> list[Document]:
-        """Write episodes. Answers how the position is to name them, which it may from now on. Raises StoreDown."""
-        names = [f"{one.episode.uuid}/{uuid.uuid4().hex[:12]}" for one in kept]
-        for _ in range(TRIES):
-            written: Counter[str] = Counter()
-            for one, name in zip(kept, names, strict=True):
-                written += self._written(lease, one, name, waits=one is kept[-1])
-            if self._there(names, written) == written.total():
-                return [
-                    {"record": name, "uuid": one.episode.uuid, "score": score_of(one.episode)}
-                    for one, name in zip(kept, names, strict=True)
-                ]
-        raise StoreDown(
+    @staticmethod
+    def ends(kept: Iterable[Kept]) -> list[Document]:
+        """How a position is to name what is put, by records of names that no other put has."""
+        return [
+            {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": score_of(one.episode)}
+            for one in kept
+            for uuid in [one.episode.uuid]
+        ]
+
+    def written(self, lease: Lease, kept: Sequence[Kept], ends: Sequence[Document], *, heard: bool) -> There:
+        """Write episodes. Answers how a position is to ask whether all of them are there; only then may it name them.
+        `heard`: what the server says of each document is waited for. Without, one that it refused is not there."""
+        written: Counter[str] = Counter()
+        for one, end in zip(kept, ends, strict=True):
+            written += self._written(lease, one, end["record"], heard)
+        names: Document = {"$in": [end["record"] for end in ends]}
+        these = {"_id": names, "fence": lease.fence}
+        stages: list[Document] = [{"$match": these}, {"$group": {"_id": None, RECORD: {"$sum": 1}}}]
+        for name in (CALL, DATA, BLOB):
+            if written[name]:
+                of_these = [{"$match": {"record": names}}, {"$count": "count"}]
+                stages.append({"$lookup": {"from": name, "pipeline": of_these, "as": name}})
+        all_there = {RECORD: written[RECORD]} | {f"{name}.count": written[name] for name in written if name != RECORD}
+        return RECORD, [*stages, {"$match": all_there}]
+
+    def loses(self) -> StoreDown:
+        """Of a server whose documents are gone each time."""
+        return StoreDown(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
 
-    def take_back(self, lease: Lease, ends: Iterable[Document], position: Document | None) -> None:
-        """Of a put: what the position does not name, as another put had the attempt before, or its lease is lost (it is
-        None then, and looked up: a try whose answer was lost may have named it)."""
-        found = self._link.find(TASK, {"_id": lease.order}) if position is None else [position]
-        named = [record_of(end) for each in found for end in each["ends"] or ()]
-        self.remove([*{record_of(end) for end in ends}.difference(named)])
-
-    def remove(self, names: Sequence[str]) -> None:
-        """Records and what hangs on them."""
+    def remove(self, names: Sequence[str], **so: object) -> None:
+        """Records and what hangs on them; the records themselves only where they are `so`."""
         if not names:
             return
         gone = {"$in": list(names)}
@@ -81,7 +91,7 @@ class Records:
                 base[name].delete_many({"record": gone})
 
         self._link.ask_quickly(parts)
-        self._link.ask(lambda base: base[RECORD].delete_many({"_id": gone}))
+        self._link.ask(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
 
     def leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
         """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold. One of
@@ -131,7 +141,13 @@ class Records:
         self._link.ask_quickly(say)
 
     def sweep(self) -> None:
-        """Remove records that no position names, and whose put can't be under way: its lease is lost."""
+        """Remove records that no position names, and whose put can't be under way."""
+        found = self.unnamed()
+        for start in range(0, len(found), 1000):
+            self.remove(found[start : start + 1000])
+
+    def unnamed(self) -> list[str]:
+        """Those records: the lease that they were put under is lost."""
         named = {"$map": {"input": {"$ifNull": ["$at.ends", []]}, "in": {"$ifNull": ["$$this.record", "$$this.uuid"]}}}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
@@ -140,40 +156,27 @@ class Records:
             {"$match": {"$expr": {"$or": [{"$ne": ["$at.status", RUNNING]}, {"$ne": ["$at.fence", "$fence"]}]}}},
             {"$project": {"_id": 1}},
         ]
-        found = self._link.ask(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
-        for start in range(0, len(found), 1000):
-            self.remove(found[start : start + 1000])
+        return self._link.ask(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
 
-    def _written(self, lease: Lease, one: Kept, name: str, *, waits: bool) -> Counter[str]:
-        """Write an episode's documents, under the record's name. Answers how many of each collection. `waits`: until
-        they are in the journal."""
+    def _written(self, lease: Lease, one: Kept, name: str, heard: bool) -> Counter[str]:
+        """Write an episode's documents, under the record's name. Answers how many of each collection."""
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
-            return self._insert_all(documents_of(one, name, lease, self._redact, self._seals), waits)
+            return self._insert_all(documents_of(one, name, lease, self._redact, self._seals), heard)
         except (BulkWriteError, WriteError):
             self.remove([name])
             as_text = documents_of(one, name, lease, self._redact, self._seals, as_text=True)
-            return self._insert_all(as_text, waits)
+            return self._insert_all(as_text, heard)
 
-    def _insert_all(self, parts: Documents, waits: bool) -> Counter[str]:
-        """The last of them is waited for."""
+    def _insert_all(self, parts: Documents, heard: bool) -> Counter[str]:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
-        for name, documents in there[:-1]:
-            self._insert(name, documents, waits=False)
-        self._insert(*there[-1], waits=waits)
+        for name, documents in there:
+            self._insert(name, documents, heard=heard)
         return Counter({name: len(documents) for name, documents in there})
 
-    def _there(self, names: Sequence[str], collections: Iterable[str]) -> int:
-        """How many documents of these records the server has, in these collections."""
-        wanted, found = {"$in": list(names)}, 0
-        for name in collections:
-            of_these = {"_id" if name == RECORD else "record": wanted}
-            found += len(self._link.find(name, of_these, {"_id": 1}))
-        return found
-
-    def _insert(self, name: str, documents: Sequence[Document], *, waits: bool) -> None:
+    def _insert(self, name: str, documents: Sequence[Document], *, heard: bool) -> None:
         """Those that are there already are of a try whose answer was lost."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
@@ -187,7 +190,7 @@ class Records:
                 if unsure := told.get("writeConcernErrors"):  # of a server that goes down: it may come back without
                     raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
 
-        (self._link.ask if waits else self._link.ask_quickly)(insert)
+        (self._link.ask_quickly if heard else self._link.tell)(insert)
 
     def _parts(self, names: Sequence[str]) -> Parts:
         parts: Parts = {RECORD: defaultdict(list)}

@@ -44,7 +44,11 @@ def _named_records(base: Database[dict[str, Any]]) -> None:
     """An end of a position names its record, which had the uuid's name before."""
 
 
-STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed, _used_again, _named_records)
+def _made_ahead(base: Database[dict[str, Any]]) -> None:
+    """Positions that nobody ever had have documents, which an earlier ajet would pass over."""
+
+
+STEPS: tuple[Callable[[Database[dict[str, Any]]], None], ...] = (_indexed, _used_again, _named_records, _made_ahead)
 """From the version that is its number to the next."""
 VERSION = len(STEPS)
 

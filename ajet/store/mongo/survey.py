@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.finding import Finding
 from ajet.store import findings
-from ajet.store.mongo.changes import DEAD, RUNNING
+from ajet.store.mongo.changes import DEAD, NEVER_HAD, RUNNING
 from ajet.store.mongo.connection import Connection
 from ajet.store.mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
 
@@ -77,7 +77,8 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
         shown.append(Finding("indexes", "warning", text, "each claim reads all positions; make them again"))
     else:
         shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
-    states = {each["_id"]: each["count"] for each in base[TASK].aggregate([{"$sortByCount": "$status"}])}
+    had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
+    states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
     size = int(base.command("dbStats")["dataSize"])
     shown.append(findings.contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
