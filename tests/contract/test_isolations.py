@@ -154,6 +154,8 @@ def test_what_user_code_does_wrong_is_the_agents(isolation: str, workflow: type[
     assert (episode.status, episode.reward, episode.attempts) == ("failed", None, 1)
     assert episode.failure is not None and episode.failure.kind == kind
     assert episode.sampled_tokens == episode.untrained.total() and not episode.timelines
+    if workflow is flows.Exits:
+        assert "rollout_workflows.py" in episode.failure.traceback, "the line that ended the program"
     if workflow is flows.Raises:
         assert "rollout_workflows.py" in episode.failure.traceback and "my own mistake" in episode.failure.traceback
 

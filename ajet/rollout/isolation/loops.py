@@ -11,7 +11,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from ajet.record.environment import usable_cpus
+from ajet.record.processors import usable_cpus
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import failed
 from ajet.rollout.isolation.loops_handle import LoopsHandle
@@ -41,6 +41,7 @@ class LoopsIsolation:
         self._lock = threading.Lock()
         self._handles: list[LoopsHandle] = []
         self._where: dict[Attempt, LoopsHandle] = {}
+        self._warned: set[str] = set()
         self._closed = False
 
     @property
@@ -87,7 +88,7 @@ class LoopsIsolation:
         able = [handle for handle in self._handles if handle.takes]
         found = min(able, key=lambda handle: (handle.abandoned > 0, handle.playing), default=None)
         if found is None or (found.playing + found.abandoned and len(able) < self._processes):
-            found = LoopsHandle(self._home)
+            found = LoopsHandle(self._home, self._warned)
             self._handles.append(found)
         return found
 

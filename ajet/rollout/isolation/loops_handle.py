@@ -1,9 +1,9 @@
 """LoopsHandle: the rollout's side of a process that plays many attempts at a time.
 
 Invariants: an attempt that was begun ends once, by its process' word or by the end of that process, which is nobody's
-fault that can be named: each attempt that it played failed with it and may be played again. Nothing here waits for the
-process but threads of this handle's own. One in which an attempt that was stopped goes on takes no other, and is ended
-when it plays none.
+fault that can be named: each attempt that it played failed with it and may be played again. What it says of an attempt
+and cannot be read fails that one alone. Nothing here waits for the process but threads of this handle's own. One in
+which an attempt that was stopped goes on takes no other, and is ended when it plays none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
+
+from loguru import logger
 
 from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
@@ -24,50 +26,57 @@ from ajet.rollout.isolation.messages import (
     Home,
     decode_ended,
     decode_printed,
-    encode_attempt,
     encode_failure,
 )
 from ajet.rollout.isolation.process import start_process
 from ajet.rollout.isolation.values import encoded
-from ajet.rollout.isolation.worker_handle import GRACE, WorkerHandle
+from ajet.rollout.isolation.worker_handle import GRACE, WorkerHandle, attempt_handed_on
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
 
 WORKER = "ajet.rollout.isolation.loops_worker"
 _NEVER_BEGAN = "the process that was to play it could not be started"
+_MOST_WARNINGS = 100
+_MUTE_S = 0.25
+"""Seconds after which no answer means that it cannot give one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Playing:
+    number: int
     attempt: Attempt
     future: Future[WorkflowOutput]
     printed: str = ""
     dropped: int = 0
     """Characters that it printed before those."""
 
-    def prints(self, text: str) -> None:
+    def prints(self, text: str, cut: int) -> None:
         whole = self.printed + text
         self.printed = whole[-bounds.PRINTED :]
-        self.dropped += len(whole) - len(self.printed)
+        self.dropped += cut + len(whole) - len(self.printed)
         self.attempt.printed = bounds.ending(self.printed, bounds.PRINTED, before=self.dropped)
 
 
 class LoopsHandle:
     """Of one process, which a thread of this handle's starts. Thread-safe; no method but `stands` waits."""
 
-    def __init__(self, home: Home) -> None:
-        self._home = home
+    def __init__(self, home: Home, warned: set[str]) -> None:
+        """`warned`: what processes like it were warned of, which is said once."""
+        self._home, self._warned = home, warned
         self._lock = threading.Lock()
         self._process: WorkerHandle | None = None
         self._playing: dict[int, _Playing] = {}
         self._numbers: dict[Attempt, int] = {}
         self._last = 0
         self._stopped: dict[int, float] = {}
-        """Attempts that were stopped and whose end it has not told, with when that was."""
+        """Attempts that were stopped and whose end it has not told, with when that was, the first one first."""
+        self._waits = False
+        """Whether somebody looks after those."""
         self.takes = True
         """Whether it is given attempts."""
         self._mute = False
-        """It did not say in time where an attempt stands: it is not asked again, for who asks waits."""
+        """It did not say in time where an attempt stands: it is not asked again, for who asks waits; nor, when that one
+        is stopped, given others, who would wait as long."""
         self._to_say: SimpleQueue[_Playing | int | None] = SimpleQueue()
         """Attempts to begin, numbers of those to stop; None: the end."""
         threading.Thread(target=self._speak, name="ajet-loops", daemon=True).start()
@@ -88,7 +97,7 @@ class LoopsHandle:
             if not self.takes:
                 return False
             self._last += 1
-            playing = self._playing[self._last] = _Playing(attempt, future)
+            playing = self._playing[self._last] = _Playing(self._last, attempt, future)
             self._numbers[attempt] = self._last
             self._to_say.put(playing)
         return True
@@ -101,7 +110,7 @@ class LoopsHandle:
             return ""
         began = time.monotonic()
         found = process.stands(number)
-        self._mute = not found and time.monotonic() - began > GRACE / 8
+        self._mute = not found and time.monotonic() - began > _MUTE_S
         return found
 
     def stop(self, attempt: Attempt) -> None:
@@ -111,6 +120,10 @@ class LoopsHandle:
             if number is not None and self._playing.pop(number, None) is not None:
                 self._stopped[number] = time.monotonic()
                 self._to_say.put(number)
+                self.takes = self.takes and not self._mute
+                if not self._waits:
+                    self._waits = True
+                    self._look_after(GRACE)
 
     def close(self) -> None:
         """Kill the process, with all that descends from it."""
@@ -123,54 +136,52 @@ class LoopsHandle:
         """Start it, and say what is to be said."""
         try:
             process = WorkerHandle(self._home, partial(start_process, worker=WORKER))
-        except OSError as problem:
+            threading.Thread(target=self._listen, args=(process,), name="ajet-loops-hears", daemon=True).start()
+        except (OSError, RuntimeError) as problem:  # no more processes, descriptors or threads
             self._over(f"{_NEVER_BEGAN}: {problem}")
             return
         with self._lock:
             self._process, wanted = process, self.takes
-        threading.Thread(target=self._listen, args=(process,), name="ajet-loops-hears", daemon=True).start()
         if not wanted:
             process.kill()
         settings: object = None
-        while (said := self._next()) is not None:
+        while (said := self._to_say.get()) is not None:
             with suppress(OSError):  # it is gone: who listens says so
                 if isinstance(said, int):
                     process.say(said, "stop", encoded(None))
                 elif self._told(process, said, said.attempt.config is settings):
                     settings = said.attempt.config
 
-    def _next(self) -> _Playing | int | None:
-        """What is to be said next. Meanwhile, whether an attempt goes on that was stopped."""
-        while True:
-            left = self._patience()
-            if left is not None and left <= 0:
-                with self._lock:
-                    self.takes = False
-                self._end_if_done()
-                left = None
-            with suppress(Empty):
-                return self._to_say.get(timeout=left)
+    def _look_after(self, seconds: float) -> None:
+        """After that time, whether an attempt goes on that was stopped. Not by who speaks: a process that stands still
+        keeps that one waiting."""
+        later = threading.Timer(seconds, self._overdue)
+        later.daemon = True
+        later.start()
 
-    def _patience(self) -> float | None:
-        """Seconds that the attempts have left to end which were stopped; None where nothing depends on it."""
+    def _overdue(self) -> None:
         with self._lock:
             since = next(iter(self._stopped.values()), None) if self.takes else None
-        return None if since is None else since + GRACE - time.monotonic()
+            left = None if since is None else since + GRACE - time.monotonic()
+            self._waits = left is not None and left > 0
+            if left is not None and left <= 0:
+                self.takes = False
+        if left is not None and left > 0:
+            self._look_after(left)
+        self._end_if_done()
 
     def _told(self, process: WorkerHandle, playing: _Playing, known: bool) -> bool:
         """An attempt to begin. `known`: it was told these settings. Answers whether it was told."""
-        attempt = playing.attempt
         with self._lock:
-            number = self._numbers.get(attempt)
-        if number is None:
-            return False
+            if playing.number not in self._playing:
+                self._stopped.pop(playing.number, None)  # before it began: there is no end to wait for
+                return False
         try:
-            body = encode_attempt(attempt.task, None if known else attempt.config, attempt.began)
-        except TypeError as problem:
-            why = f"the task cannot be handed to another process: it holds {problem}"
-            self._end(number, failed("no_data", why, boundary="ajet"))
+            body = attempt_handed_on(playing.attempt, settings=not known)
+        except EpisodeFailed as problem:
+            self._end(playing.number, problem)
             return False
-        process.say(number, "attempt", body)
+        process.say(playing.number, "attempt", body)
         return True
 
     def _listen(self, process: WorkerHandle) -> None:
@@ -184,23 +195,33 @@ class LoopsHandle:
 
     def _heard(self, process: WorkerHandle, message: Message) -> None:
         """Raises ValueError for a message that nobody who plays has sent."""
+        if message.kind == "warning":
+            self._warn(*decode_printed(message.body))
+            return
         with self._lock:
             playing, stopped = self._playing.get(message.about), message.about in self._stopped
         if playing is None and not stopped:
             raise ValueError("it spoke of an attempt that it does not play")
         if message.kind == "ended":
-            ended = decode_ended(message.body)
-            outcome = ended.outcome
-            self._end(message.about, EpisodeFailed(outcome) if isinstance(outcome, Failure) else outcome)
+            self._end(message.about, _outcome(message))
         elif message.kind == "printed":
-            text = decode_printed(message.body)
+            said = decode_printed(message.body)
             if playing is not None:
-                playing.prints(text)
+                playing.prints(*said)
         elif playing is not None:
-            process.serve(playing.attempt, message)
+            try:
+                process.serve(playing.attempt, message)
+            except ValueError as problem:
+                process.say(message.about, "error", encoded(f"what was asked cannot be read: {problem}"))
         else:
             why = failed("stopped", "its episode is over", boundary="ajet")
             process.say(message.about, "failed", encode_failure(why.failure, []))
+
+    def _warn(self, text: str, cut: int) -> None:
+        text = bounds.ending(text, bounds.PRINTED, before=cut).strip()
+        if text not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(text)
+            logger.warning("a process of rollout.isolation loops: {}", text)
 
     def _end(self, number: int, outcome: WorkflowOutput | EpisodeFailed) -> None:
         with self._lock:
@@ -231,6 +252,14 @@ class LoopsHandle:
         for playing in lost:
             message = "\n".join(filter(None, (head + beside, playing.printed.strip(), printed)))
             _settle(playing.future, EpisodeFailed(Failure("ajet", "process_died", message, retryable=True)))
+
+
+def _outcome(message: Message) -> WorkflowOutput | EpisodeFailed:
+    try:
+        outcome = decode_ended(message.body).outcome
+    except ValueError as problem:
+        return failed("wrong_type", f"the output cannot be read in the rollout's process: {problem}")
+    return EpisodeFailed(outcome) if isinstance(outcome, Failure) else outcome
 
 
 def _settle(future: Future[WorkflowOutput], outcome: WorkflowOutput | EpisodeFailed) -> None:

@@ -9,43 +9,43 @@ printed in an attempt's tasks and threads is told in its name.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import sys
 import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from contextvars import ContextVar
-from typing import Any, TextIO
+from typing import Any
+
+from loguru import logger
 
 from ajet.config import resolve_reference
-from ajet.environment.family import adopt_orphans
-from ajet.rollout import bounds
 from ajet.rollout.failure import classify, failed
 from ajet.rollout.garbage_collection import rare_collections
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.loop import LoopIsolation
-from ajet.rollout.isolation.messages import Home, decode_attempt, decode_home, encode_failure, encode_question
+from ajet.rollout.isolation.loops_prints import Prints, Tail, speaks
+from ajet.rollout.isolation.messages import Home, decode_attempt, decode_settings, encode_question
+from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.isolation.values import encoded
-from ajet.rollout.isolation.worker import (
-    FarAttempt,
-    FarEndpoints,
-    Line,
-    answered,
-    end_when_told,
-    forks_end_here,
-    last_words,
-    over,
-)
+from ajet.rollout.isolation.worker import FarAttempt, FarEndpoints, Line, answered, last_words, over
+from ajet.rollout.isolation.worker_life import end_fork, forks_end_here, serve
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import AGENT, Ambient
 from ajet.workflow.function import KEY, as_workflow
 
-_plays: ContextVar[SharedAttempt | None] = ContextVar("ajet_plays", default=None)
-"""Whose code runs here, for what it prints."""
+OF_NOBODY = 0
+"""The number in whose name is told what is no attempt's."""
+
+
+class Talk:
+    """What one of them says beside its questions."""
+
+    def __init__(self, number: int, kind: str) -> None:
+        self.number, self.kind, self.tail = number, kind, Tail()
+        self.waits = False
+        """Whether it is among those whose words are to be told."""
 
 
 class SharedLine(Line):
@@ -57,8 +57,8 @@ class SharedLine(Line):
         """Held for `_asked` alone, and never while something is sent, as the other lock is."""
         self._asked: dict[int, deque[Future[Message]]] = {}
         """Of each attempt that has not ended: who waits for an answer, in the order in which they asked."""
-        self._printed: deque[tuple[int, str]] = deque()
-        """What attempts printed and nobody has sent yet."""
+        self._talk: deque[Talk] = deque()
+        """Those of whose words some are not told yet, each once."""
 
     def begin(self, attempt: int) -> None:
         """From now on it may ask."""
@@ -78,7 +78,7 @@ class SharedLine(Line):
                     raise over()
                 waiting.append(answer)
             self._channel.send(attempt, kind, body)
-        self._tell_printed()
+        self._tell()
         return answer
 
     def ask(self, attempt: int, kind: str, value: Any) -> Any:
@@ -97,34 +97,39 @@ class SharedLine(Line):
         """Whether this very process may still speak of that attempt."""
         return os.getpid() == self.owner and attempt in self._asked
 
-    def say(self, attempt: int, text: str) -> None:
-        """What it printed. Waits for nobody: an object that is thrown away may print while this very thread sends."""
-        self._printed.append((attempt, text))
-        self._tell_printed()
+    def say(self, talk: Talk) -> None:
+        """What is in its tail. Waits for nobody: an object that is thrown away may print while this very thread
+        sends."""
+        if not talk.waits:
+            talk.waits = True
+            self._talk.append(talk)
+        self._tell()
 
-    def _tell_printed(self) -> None:
+    def _tell(self) -> None:
         """Unless somebody is sending, who does so then."""
-        while self._printed and self._lock.acquire(blocking=False):
+        while self._talk and self._lock.acquire(blocking=False):
             try:
-                self._send_printed()
+                self._send_talk()
             finally:
                 self._lock.release()
 
-    def _send_printed(self) -> None:
-        while self._printed:
-            attempt, text = self._printed.popleft()
-            if self.open_for(attempt):
-                self._channel.send(attempt, "printed", encoded(text))
+    def _send_talk(self) -> None:
+        while self._talk:
+            talk = self._talk.popleft()
+            talk.waits = False  # before its words are taken: what it says from now on makes it wait again
+            said = talk.tail.take()
+            if said[0] and (talk.number == OF_NOBODY or self.open_for(talk.number)):
+                self._channel.send(talk.number, talk.kind, encoded(said))
 
     def ended(self, attempt: int, body: bytes) -> None:
         """Its last word, once: nobody asks in its name after it."""
         with self._lock:
-            self._send_printed()
+            self._send_talk()
             with self._books:
                 waiting = self._asked.pop(attempt, None)
             if waiting is not None:
                 self._channel.send(attempt, "ended", body)
-        self._tell_printed()
+        self._tell()
         for each in waiting or ():
             if each.set_running_or_notify_cancel():
                 each.set_exception(over())
@@ -136,16 +141,13 @@ class SharedAttempt(FarAttempt):
     def __init__(self, line: SharedLine, number: int, workflow_class: type[Any], task: Any, config: Any, began: float):
         super().__init__(workflow_class, task, config, FarEndpoints(line, number), began)
         self._line, self.number, self.owner = line, number, line.owner
-        self._printed: deque[str] = deque()
-        self._held = 0
-        """Characters of it, about."""
+        self._talk = Talk(number, "printed")
         self.left = False
         """Whether its task is over, whatever its future says."""
 
     def open(self, trainable: Collection[str] | None) -> FarEndpoints:
         """Have the session opened; this thread waits."""
         self.stage = "open"
-        _plays.set(self)
         self._endpoints.ask("open", list(trainable) if trainable else None)
         self.stage = "execute"
         return self._endpoints
@@ -153,7 +155,6 @@ class SharedAttempt(FarAttempt):
     async def aopen(self, trainable: Collection[str] | None) -> FarEndpoints:
         """The same while others go on, with the endpoint that most agents ask for next."""
         self.stage = "open"
-        _plays.set(self)
         opened = self._line.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._line.post(self.number, "endpoint", (AGENT, AGENT, None))
         answered("open", await asyncio.wrap_future(opened))
@@ -162,74 +163,21 @@ class SharedAttempt(FarAttempt):
         return self._endpoints
 
     def prints(self, text: str) -> None:
-        """Told line by line."""
-        self._printed.append(text)
-        self._held += len(text)
-        if "\n" in text or self._held > bounds.PRINTED:
+        """Told line by line, as long as it is not too much."""
+        if self._talk.tail.add(text):
             self.flush()
 
     def flush(self) -> None:
-        """What is left of it; each part once, whichever threads print."""
-        parts, self._held = [], 0
-        with suppress(IndexError):
-            while True:
-                parts.append(self._printed.popleft())
-        if parts:
-            self._line.say(self.number, "".join(parts))
+        """What is left of it."""
+        self._line.say(self._talk)
 
 
-class Prints(io.TextIOBase):
-    """Standard output or error: what an attempt writes is told in its name, the rest goes where it went."""
+class Threads(ThreadIsolation):
+    """Of attempts whose `execute` is a plain function."""
 
-    def __init__(self, real: TextIO) -> None:
-        self._real = real
-        self.buffer = _Bytes(self)
-
-    def write(self, text: str) -> int:
-        """See TextIOBase."""
-        attempt = _plays.get()
-        if attempt is None or os.getpid() != attempt.owner:
-            return self._real.write(text)
-        attempt.prints(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """See TextIOBase."""
-        self._real.flush()
-
-    def fileno(self) -> int:
-        """That of the real one."""
-        return self._real.fileno()
-
-    def isatty(self) -> bool:
-        """It is a pipe."""
-        return False
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        """That of the real one."""
-        return self._real.encoding
-
-
-class _Bytes(io.BufferedIOBase):
-    """For those who write bytes."""
-
-    def __init__(self, prints: Prints) -> None:
-        self._prints = prints
-
-    def write(self, given: Any) -> int:
-        """See BufferedIOBase."""
-        found = bytes(given)
-        self._prints.write(found.decode("utf-8", "replace"))
-        return len(found)
-
-    def flush(self) -> None:
-        """See BufferedIOBase."""
-        self._prints.flush()
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
+    def _run(self, attempt: Any, *more: Any) -> None:
+        speaks.set(attempt)
+        super()._run(attempt, *more)
 
 
 class Loops(LoopIsolation):
@@ -237,9 +185,11 @@ class Loops(LoopIsolation):
 
     def __init__(self, plays: SharedPlayer, owner: int) -> None:
         super().__init__()
+        self._threads = Threads()
         self._plays, self._owner = plays, owner
 
     async def _noted(self, attempt: Any) -> WorkflowOutput:
+        speaks.set(attempt)
         try:
             with forks_end_here(self._owner):
                 return await super()._noted(attempt)
@@ -252,6 +202,7 @@ class SharedPlayer:
 
     def __init__(self, line: SharedLine, home: Home) -> None:
         self._line, self._home = line, home
+        self._listens = threading.get_ident()
         self._loops = Loops(self, line.owner)
         self._attempts: dict[int, tuple[SharedAttempt, Future[WorkflowOutput]]] = {}
         self._config: Any = None
@@ -272,18 +223,18 @@ class SharedPlayer:
 
     def _begin(self, number: int, body: Any) -> None:
         self._line.begin(number)
+        attempt: SharedAttempt | None = None
         try:
-            task, config, began = decode_attempt(body)
-            self._config = config or self._config
+            self._config = decode_settings(body) or self._config  # told once, whatever becomes of this attempt
+            task, _, began = decode_attempt(body)
             if self._workflow_class is None:
                 home = self._home
                 self._workflow_class = resolve_reference(home.reference, base=home.base, what=KEY, made=as_workflow)
             attempt = SharedAttempt(self._line, number, self._workflow_class, task, self._config, began)
+            future = self._loops.start(attempt)  # type: ignore[arg-type]
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported
-            last = encode_failure(classify(problem, "construct"), [])
-            threading.Thread(target=self._line.ended, args=(number, last), daemon=True).start()
+            self._end(number, attempt, classify(problem, "construct"))
             return
-        future = self._loops.start(attempt)  # type: ignore[arg-type]
         self._attempts[number] = attempt, future
         future.add_done_callback(lambda done: self._done(attempt, done))
 
@@ -291,10 +242,12 @@ class SharedPlayer:
         """Its future is: it has an outcome, or it was stopped and its task may go on."""
         if future.cancelled():
             if attempt.left:
-                self._end(attempt, failed("stopped", "it was stopped", boundary="ajet").failure)
+                self._end(attempt.number, attempt, failed("stopped", "it was stopped", boundary="ajet").failure)
             return
         problem = future.exception()
-        self._end(attempt, future.result() if problem is None else classify(problem, attempt.stage))
+        if os.getpid() != self._line.owner:
+            end_fork(problem)
+        self._end(attempt.number, attempt, future.result() if problem is None else classify(problem, attempt.stage))
 
     def left(self, attempt: SharedAttempt) -> None:
         """Its task is over."""
@@ -303,10 +256,18 @@ class SharedPlayer:
         if found is not None and found[1].cancelled():
             self._done(*found)
 
-    def _end(self, attempt: SharedAttempt, outcome: WorkflowOutput | Failure) -> None:
-        self._attempts.pop(attempt.number, None)
-        attempt.flush()
-        self._line.ended(attempt.number, last_words(outcome, []))
+    def _end(self, number: int, attempt: SharedAttempt | None, outcome: WorkflowOutput | Failure) -> None:
+        """Say how it ended: what ends while it is begun or stopped, by a thread beside."""
+        self._attempts.pop(number, None)
+        if threading.get_ident() == self._listens:
+            threading.Thread(target=self._say_end, args=(number, attempt, outcome), daemon=True).start()
+        else:
+            self._say_end(number, attempt, outcome)
+
+    def _say_end(self, number: int, attempt: SharedAttempt | None, outcome: WorkflowOutput | Failure) -> None:
+        if attempt is not None:
+            attempt.flush()
+        self._line.ended(number, last_words(outcome, []))
 
     def stands(self, number: int) -> str:
         """See Isolation."""
@@ -319,22 +280,21 @@ class SharedPlayer:
         return [resources.close_beside() for resources in held]
 
 
-def main() -> None:
-    """Serve until the channel closes."""
-    line = SharedLine(int(sys.argv[1]))
-    life = int(sys.argv[2])
-    os.set_inheritable(life, False)
-    adopt_orphans()
-    player = SharedPlayer(line, decode_home(line.hear().body))
-    threading.Thread(target=end_when_told, args=(life, player), daemon=True).start()
-    sys.stdout, sys.stderr = Prints(sys.stdout), Prints(sys.stderr)
-    with rare_collections():
-        while True:
-            try:
-                player.hear(line.hear())
-            except EOFError:
-                return
+def player_that_logs(line: SharedLine, home: Home) -> SharedPlayer:
+    """What an attempt logs is printed in its name; a warning of nobody's is told, for the log of the run."""
+    talk = Talk(OF_NOBODY, "warning")
+
+    def warn(text: str) -> None:
+        if talk.tail.add(text):
+            line.say(talk)
+
+    logger.remove()
+    logger.add(sys.stderr)
+    logger.add(warn, level="WARNING", format="{message}", filter=lambda _: speaks.get() is None)
+    return SharedPlayer(line, home)
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout, sys.stderr = Prints(sys.stdout), Prints(sys.stderr)
+    with rare_collections():
+        serve(SharedLine, player_that_logs)

@@ -81,10 +81,16 @@ def encode_attempt(task: WorkflowTask, config: View | None, began: float) -> byt
 
 
 def decode_attempt(body: Any) -> tuple[WorkflowTask, View | None, float]:
-    """The task, the configuration (None: that of the attempt before), and when its time began."""
+    """The task, the configuration (None: that of the attempt before), and when its time began, in seconds
+    since the epoch."""
     env = None if body["env"] is None else _env(body["env"])
     task = WorkflowTask(task=Task.model_validate(body["task"]), gym_env=env, **body["of"])
-    return task, None if body["config"] is None else View(body["config"]), body["began"]
+    return task, decode_settings(body), body["began"]
+
+
+def decode_settings(body: Any) -> View | None:
+    """The configuration of an attempt alone."""
+    return None if body["config"] is None else View(body["config"])
 
 
 def encode_answer(kind: str, answer: Any) -> bytes:
@@ -110,8 +116,9 @@ def decode_answer(kind: str, body: Any) -> Any:
 
 def encode_question(kind: str, asked: Any) -> bytes:
     """Read by `decode_question`. Raises TypeError for names that are no texts."""
-    if kind == "endpoint" and not all(isinstance(name, str) for name in asked if name is not None):
-        raise TypeError(f"an agent, its target and its debug model are named by texts, not by {asked!r:.200}")
+    named = asked[:1] if kind == "replay" else asked or () if kind in ("endpoint", "open") else ()
+    if not all(isinstance(name, str) for name in named if name is not None):
+        raise TypeError(f"an agent, its target, its debug model and a tool are named by texts, not by {asked!r:.200}")
     return encoded(encode_uses([asked]) if kind == "tool_used" else asked)
 
 
@@ -146,10 +153,17 @@ def _question(kind: str, body: Any) -> Any:
     raise ValueError("no such message")
 
 
-def decode_printed(body: Any) -> str:
-    """What was printed, of bounded length. Raises ValueError."""
-    (text,) = _texts([body])
-    return bounds.ending(str(text), bounds.PRINTED)
+def decode_printed(body: Any) -> tuple[str, int]:
+    """The end of what was printed, and how many characters before it were cut. Raises ValueError."""
+    try:
+        text, cut = body
+        (text,) = _texts([text])
+        if type(cut) is not int or cut < 0:
+            raise ValueError("its number of characters is none")
+    except _WRONG as problem:
+        raise ValueError(f"nothing printed: {problem}") from problem
+    kept = text[-bounds.PRINTED :]
+    return kept, cut + len(text) - len(kept)
 
 
 def encode_output(output: WorkflowOutput, left: list[str]) -> bytes:
@@ -158,8 +172,8 @@ def encode_output(output: WorkflowOutput, left: list[str]) -> bytes:
     for name in ("metadata", "log_metrics"):
         if isinstance(told[name], Mapping):
             told[name] = {str(key): value for key, value in told[name].items()}
-    WorkflowOutput.model_validate(told)  # it may have been changed since it was made
-    return encoded({"output": told, "left": _short(left)})
+    checked = WorkflowOutput.model_validate(told)  # it may have been changed since it was made
+    return encoded({"output": dict(checked), "left": _short(left)})
 
 
 def encode_failure(failure: Failure, left: list[str]) -> bytes:
@@ -213,10 +227,10 @@ def _of_env(env: Any) -> dict[str, Any]:
     if not isinstance(env, GymEnv):
         raise TypeError(f"workflow_task.gym_env is a {type(env).__qualname__}, which is no data")
     service = {each.name: getattr(env.service, each.name) for each in fields(EnvService)}
-    return {"service": service, "task_id": env.task_id, "instance_id": env.instance_id, "until": env.until}
+    return {"service": service, "task_id": env.task_id, "instance_id": env.instance_id, "over_at": env.over_at}
 
 
 def _env(told: Any) -> GymEnv:
     env = GymEnv(EnvService(**told["service"]), told["task_id"])
-    env.instance_id, env.until = told["instance_id"], told["until"]
+    env.instance_id, env.over_at = told["instance_id"], told["over_at"]
     return env

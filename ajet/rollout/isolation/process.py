@@ -133,6 +133,7 @@ class ProcessIsolation:
                 if worker.alive:
                     self._busy[attempt] = worker
                     return worker
+                worker.kill()
         worker = self._new()
         with self._lock:
             if attempt in self._busy and not self._closed:

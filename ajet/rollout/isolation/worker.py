@@ -2,27 +2,21 @@
 
 Invariants: it holds no key but those of the attempt at hand and asks for them over its channel; every message bears the
 number of the attempt that it is about; only this very process speaks there: one that user code forked from it has no
-channel, and ends where that code ends. It says what an attempt left changed. It ends its whole family when the process
-that started it is gone. Arguments: the descriptors of the channel, and of a socket that lives as long as that process.
+channel. It says what an attempt left changed. How it begins and ends: `worker_life`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
-
-import psutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from ajet.config import resolve_reference
-from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.environment.pinned import Pin, Told
 from ajet.environment.replay import ReplayMiss
 from ajet.record.tool_uses import bounded, kept
@@ -35,14 +29,13 @@ from ajet.rollout.isolation.messages import (
     decode_answer,
     decode_attempt,
     decode_failure,
-    decode_home,
     encode_failure,
     encode_output,
     encode_question,
 )
 from ajet.rollout.isolation.surroundings import Surroundings
 from ajet.rollout.isolation.thread import DaemonThreads
-from ajet.rollout.isolation.worker_handle import CLOSED, GRACE, NUMBER, WHERE
+from ajet.rollout.isolation.worker_life import forks_end_here, serve
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -188,7 +181,7 @@ class FarAttempt:
     def __init__(
         self, workflow_class: type[Any], task: WorkflowTask, config: Any, endpoints: FarEndpoints, began: float
     ) -> None:
-        self.began = began
+        self._began = began
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
         self.resources = Resources()
@@ -197,6 +190,11 @@ class FarAttempt:
         self._endpoints = endpoints
         self.replay: Replayed | None = FarReplay(endpoints) if config.ajet.environment.replay else None
         self.pin: Pin = endpoints.pinned
+
+    @property
+    def passed(self) -> float:
+        """See `Performable`. By the system clock: another process, which may be in a container, says when it began."""
+        return max(0.0, time.time() - self._began)
 
     def open(self, trainable: Collection[str] | None) -> FarEndpoints:
         """Have the session opened."""
@@ -209,30 +207,6 @@ class FarAttempt:
     async def aopen(self, trainable: Collection[str] | None) -> FarEndpoints:
         """The same."""
         return self.open(trainable)
-
-
-@contextmanager
-def forks_end_here(owner: int) -> Iterator[None]:
-    """A process that user code forked leaves this block by ending, as it would at the end of a program. No `finally`
-    of ours runs in it: the event loop and the clients that it has copies of are its parent's."""
-    try:
-        yield
-    except BaseException as ending:
-        if os.getpid() != owner:
-            _end_as_program(ending)
-        raise
-    if os.getpid() != owner:
-        os._exit(0)
-
-
-def _end_as_program(ending: BaseException) -> None:
-    cause = ending.__cause__ if isinstance(ending, EpisodeFailed) and ending.__cause__ is not None else ending
-    if isinstance(cause, SystemExit):
-        code = 0 if cause.code is None else cause.code if isinstance(cause.code, int) else 1
-        os._exit(code & 0xFF)
-    with suppress(OSError, ValueError):
-        traceback.print_exception(cause)
-    os._exit(1)
 
 
 async def _perform(attempt: FarAttempt, owner: int) -> WorkflowOutput:
@@ -251,8 +225,11 @@ class Player:
         """The one at hand."""
         entering(home.ambient)
 
-    def play(self, number: int, task: WorkflowTask, config: Any, began: float) -> bytes:
-        """One attempt; answers the message to send."""
+    def hear(self, message: Message) -> None:
+        """An attempt: play it to its end, and say how it ended."""
+        self._line.end(self._play(message.about, *decode_attempt(message.body)))
+
+    def _play(self, number: int, task: WorkflowTask, config: Any, began: float) -> bytes:
         self._line.attempt = number
         before, outcome = self._outcome(number, task, config, began)
         with suppress(OSError, ValueError):  # user code may have closed it
@@ -309,52 +286,5 @@ def _refused(why: str, left: list[str]) -> bytes:
     return encode_failure(failed("wrong_type", why).failure, left)
 
 
-def main() -> None:
-    """Serve until the channel closes."""
-    line = Line(int(sys.argv[1]))
-    life = int(sys.argv[2])
-    os.set_inheritable(life, False)
-    adopt_orphans()
-    player = Player(line, decode_home(line.hear().body))
-    threading.Thread(target=end_when_told, args=(life, player), daemon=True).start()
-    while True:
-        try:
-            message = line.hear()
-        except EOFError:
-            return
-        line.end(player.play(message.about, *decode_attempt(message.body)))
-
-
-class Plays(Protocol):
-    """What plays in a worker, as the thread sees it that ends it."""
-
-    def stands(self, number: int) -> str:
-        """Where the person's code stands in the attempt of that number."""
-        ...
-
-    def close_beside(self) -> Sequence[threading.Thread]:
-        """Close what is open, beside attempts that may hang."""
-        ...
-
-
-def end_when_told(life: int, plays: Plays) -> None:
-    """Say where an attempt stands, as often as that is asked. When the process that started this one ends it, or is
-    gone: what the attempts here opened is closed. Then that process ends this one, which says that it may and stands
-    still, or this one ends itself."""
-    while (told := os.read(life, 1)) == WHERE:
-        number = int.from_bytes(os.read(life, NUMBER), "big")
-        with suppress(OSError):  # it is gone: the next read says so
-            os.write(life, f"{plays.stands(number)}\n".encode(errors="replace"))
-    until = time.monotonic() + GRACE
-    for closing in plays.close_beside():
-        closing.join(max(0.0, until - time.monotonic()))
-    if told:
-        with suppress(OSError):
-            os.write(life, CLOSED)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    end_descendants(psutil.Process())
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Line, Player)

@@ -22,9 +22,10 @@ from weakref import WeakSet
 import psutil
 
 from ajet.environment.family import end_family
+from ajet.rollout import bounds
 from ajet.rollout.attempt import Attempt
 from ajet.rollout.failure import EpisodeFailed, classify, failed
-from ajet.rollout.isolation.channel import Channel, Message
+from ajet.rollout.isolation.channel import LONGEST, Channel, Message
 from ajet.rollout.isolation.messages import (
     Ended,
     Home,
@@ -109,17 +110,19 @@ class WorkerHandle:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.poll() is None
+        """Whether the process still runs. One that has ended is not waited for here: its id stays its own until what is
+        left of its group is ended."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            return psutil.Process(self._process.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:  # somebody else waited for it
+            return False
 
     def run(self, attempt: Attempt) -> WorkflowOutput:
         """Serve one attempt until it ends. Raises EpisodeFailed."""
         self._number += 1
-        try:
-            body = encode_attempt(attempt.task, attempt.config, attempt.began)
-        except TypeError as problem:
-            why = f"the task cannot be handed to another process: it holds {problem}"
-            raise failed("no_data", why, boundary="ajet") from problem
+        body = attempt_handed_on(attempt)
         try:
             self.say(self._number, "attempt", body)
             ended = self._served(attempt)
@@ -234,6 +237,24 @@ class WorkerHandle:
                     said = self._life.recv(4096)
                     if not said or said.endswith(CLOSED):
                         return
+
+
+def attempt_handed_on(attempt: Attempt, *, settings: bool = True) -> bytes:
+    """What a worker is told of an attempt. settings: with the configuration. Raises EpisodeFailed for a task that
+    cannot be told."""
+    try:
+        body = encode_attempt(attempt.task, attempt.config if settings else None, attempt.began)
+    except TypeError as problem:
+        raise _not_handed_on(f"it holds {problem}") from problem
+    except Exception as problem:  # the border where user code runs: its objects speak for themselves
+        raise _not_handed_on(bounds.words_of(problem) or type(problem).__name__) from problem
+    if len(body) > LONGEST:
+        raise _not_handed_on(f"it is {len(body)} bytes long, of at most {LONGEST}")
+    return body
+
+
+def _not_handed_on(why: str) -> EpisodeFailed:
+    return failed("no_data", f"the task cannot be handed to another process: {why}", boundary="ajet")
 
 
 @atexit.register
