@@ -94,6 +94,7 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "checks": ["nonsense"],
         "started": 1.5,
         "ended": 2.25,
+        "utc_offset": -12600,
     }
     return Episode(**(values | more))
 

@@ -57,9 +57,8 @@ class Counter:
     def forgotten(self, name: str) -> None:
         """As if the client of that episode had said nothing for an hour."""
         served = self.desk._open[name]
-        served.began -= HOUR_S
-        for call in served.session._ledger.recorder.capture.calls:
-            object.__setattr__(call, "ended", call.ended - HOUR_S)
+        served.since -= HOUR_S
+        served.session._ledger.recorder.settled_at -= HOUR_S
 
     def overdue(self) -> None:
         """As if the groups that wait had begun an hour ago."""

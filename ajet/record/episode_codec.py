@@ -40,7 +40,12 @@ EPISODE_PLAIN = (
     *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),
     *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended"),
 )
+EPISODE_SELDOM = ("sampler", "utc_offset")
+"""Absent in lines of earlier versions."""
 DEFAULTS = Terms()
+
+
+DAY_S = 24 * 3600
 
 
 class _Arrays:
@@ -77,6 +82,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
     row["untrained"] = dict(episode.untrained)
     if (span := episode.policy) is not None:
         row["policy"] = list(span)
+    if episode.utc_offset is not None:
+        row["utc_offset"] = episode.utc_offset
     if episode.sampler:
         row["sampler"] = episode.sampler
     if episode.tool_uses:
@@ -101,7 +108,7 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
     episode = Episode(
-        **{name: row[name] for name in (*EPISODE_PLAIN, "sampler") if name in row},
+        **{name: row[name] for name in (*EPISODE_PLAIN, *EPISODE_SELDOM) if name in row},
         task=Task(**row["task"]),
         failure=Failure(**row["failure"]) if row["failure"] else None,
         verdict=decode_verdict(row["verdict"]) if row["verdict"] else None,
@@ -156,7 +163,7 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("uuid", "split", "status", "run", "group", "ending", "printed", "sampler"), str),
     **dict.fromkeys(("messages", "tools", "checks", "calls", "timelines"), list),
     **dict.fromkeys(("metadata", "metrics", "task"), dict),
-    **dict.fromkeys(("repeat", "step", "attempts", "order"), int),
+    **dict.fromkeys(("repeat", "step", "attempts", "order", "utc_offset"), int),
     **dict.fromkeys(("started", "ended"), (int, float)),
 }
 
@@ -167,6 +174,8 @@ def _check(row: dict[str, Any]) -> None:
     for name, kind in _KINDS.items():
         if name in row and not isinstance(row[name], kind):
             raise ValueError(f"{name} is a {type(row[name]).__name__}")
+    if abs(row.get("utc_offset", 0)) >= DAY_S:
+        raise ValueError("its local time is a day or more apart from UTC")
     if not all(isinstance(message, dict) for message in row["messages"]):
         raise ValueError("a message is no JSON object")
     for at, call in enumerate(row["calls"]):

@@ -46,7 +46,7 @@ class Attempt:
         """`replay`: what answers in place of tools. `pin`: what pins them for the run."""
         self.workflow_class, self.task, self.config = workflow_class, task, config
         self.stage: Stage = "construct"
-        self.began = time.time()
+        self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
         self.resources = Resources()
         """What it opened in this process."""
@@ -57,6 +57,11 @@ class Attempt:
         self._open_session = open_session
         self._closed = False
         self._lock = threading.Lock()
+
+    @property
+    def passed(self) -> float:
+        """See `Performable`."""
+        return time.monotonic() - self.since
 
     def open(self, trainable: Collection[str] | None) -> Session:
         """The attempt's session; None or no targets at all: every agent trains."""
@@ -89,8 +94,11 @@ class Performable(Protocol):
     task: WorkflowTask
     config: Any
     resources: Resources
-    began: float
-    """Seconds since the epoch: its time runs from then."""
+
+    @property
+    def passed(self) -> float:
+        """Seconds of its time that are over."""
+        ...
 
     @property
     def replay(self) -> Replayed | None:
@@ -154,7 +162,7 @@ def _tuner(attempt: Performable, endpoints: Endpoints, trainable: Collection[str
         resources=attempt.resources,
         replay=attempt.replay,
         pin=attempt.pin,
-        deadline=Deadline(limits.episode_timeout, limits.tool_timeout, began=attempt.began),
+        deadline=Deadline(limits.episode_timeout, limits.tool_timeout, passed=attempt.passed),
     )
     if attempt.task.gym_env is not None:
         attempt.task.gym_env.on_use = tuner.tool_used
@@ -196,4 +204,4 @@ def no_exit() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as ending:
-        raise failed(type(ending).__name__, f"the workflow ended the program: {ending!r}") from ending
+        raise failed(type(ending).__name__, f"the workflow ended the program: {ending!r}", ended=ending) from ending

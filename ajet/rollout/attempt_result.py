@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet.schema.episode import Failure
@@ -24,6 +25,8 @@ class AttemptResult:
     capture: Capture | None = None
     started: float = 0.0
     ended: float = 0.0
+    since: float = field(default_factory=time.monotonic)
+    """By this process's monotonic clock, when it was begun: how long it has is not the system clock's to say."""
     attempts: int = 1
     task: WorkflowTask | None = None
     """As the workflow had it; None where no workflow was begun."""

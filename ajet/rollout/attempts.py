@@ -87,8 +87,8 @@ class Attempts:
             self._replay.walk(identity.task, identity.repeat) if self._replay is not None else None,
             self._pins,
         )
-        attempt.began = played.started
-        left = None if timeout is None else max(0.0, timeout - (time.time() - played.started))
+        attempt.began, attempt.since = played.started, played.since
+        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - played.since))
         future = asyncio.wrap_future(self.isolation.start(attempt))
         try:
             await first(future, group.stopped, timeout=left)
@@ -96,7 +96,7 @@ class Attempts:
             ended = future.done()
             if not ended:
                 future.add_done_callback(_forget)
-                stood = self.isolation.stands(attempt)
+                stood = "" if group.stopped.done() else self.isolation.stands(attempt)
                 self.isolation.stop(attempt)
                 self._close_if_it_hangs(attempt.resources)
         played.capture = await self._captured(attempt)

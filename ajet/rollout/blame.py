@@ -79,7 +79,8 @@ def lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
 def time_by_place(
     calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], began: float, ended: float
 ) -> tuple[dict[Culprit, float], Culprit]:
-    """Seconds in each place, and the place at the end. Before the first call is the start; after a reply with tool
+    """Seconds in each place, and the place at the end, by the system clock, as the record has these times: one that is
+    set meanwhile counts where it was. Before the first call is the start; after a reply with tool
     calls, until its agent asks again, is the tool; what is left between calls is the agent's own code."""
     spent: dict[Culprit, float] = {"start": 0.0, "engine": 0.0, "tool": 0.0, "agent": 0.0}
     place: Culprit = "start"

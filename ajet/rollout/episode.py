@@ -19,6 +19,7 @@ from ajet.rollout.blame import verdict_on_failure
 from ajet.rollout.identity import Identity
 from ajet.rollout.own_metrics import metadata_of, numbers_of
 from ajet.schema.episode import Episode, Verdict
+from ajet.schema.local_time import utc_offset
 from ajet.schema.timeline import Timeline
 
 
@@ -51,6 +52,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         attempts=played.attempts,
         started=played.started,
         ended=played.ended,
+        utc_offset=utc_offset(played.started),
     )
     timelines, untrained = account(episode, settings)
     episode = replace(episode, timelines=timelines, untrained=untrained)

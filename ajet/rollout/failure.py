@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from ajet.rollout import bounds
 from ajet.rollout.blame import from_outside
@@ -36,9 +36,20 @@ class EpisodeFailed(Exception):
         self.failure = failure
 
 
-def failed(kind: str, message: str, *, boundary: Literal["agent", "engine", "ajet"] = "agent") -> EpisodeFailed:
-    """A failure that has no exception of its own."""
-    return EpisodeFailed(Failure(boundary, kind, message, retryable=boundary == "engine", own=boundary != "agent"))
+def failed(
+    kind: str,
+    message: str,
+    *,
+    boundary: Literal["agent", "engine", "ajet"] = "agent",
+    ended: BaseException | None = None,
+) -> EpisodeFailed:
+    """A failure that has no exception of its own. `ended`: what ended the user's code, whose lines are in its
+    traceback."""
+    text = "" if ended is None else "".join(traceback.format_exception(ended))
+    own = boundary != "agent"
+    return EpisodeFailed(
+        bounds.failure(Failure(boundary, kind, message, retryable=boundary == "engine", traceback=text, own=own))
+    )
 
 
 def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
@@ -50,10 +61,12 @@ def classify(problem: BaseException, stage: Stage = "execute") -> Failure:
     seen: set[int] = set()
     while cause is not None and id(cause) not in seen:
         if isinstance(cause, BoundaryError):
-            own = stage == "open" or (stage == "judge" and cause.own)
+            own = stage == "open" or (stage == "judge" and bool(cause.own))
             told = cause.boundary == "agent" and stage == "execute"
             kind, said = type(cause).__name__, bounds.words_of(cause)
-            return bounds.failure(Failure(cause.boundary, kind, said, cause.retryable, text, own=own, policy=told))
+            side = cause.boundary if cause.boundary in get_args(Boundary) else "agent"  # a class of the user's own
+            again = bool(cause.retryable)
+            return bounds.failure(Failure(side, kind, said, again, text, own=own, policy=told))
         seen.add(id(cause))
         cause = cause.__cause__
     message = bounds.words_of(problem) or "(no message)"

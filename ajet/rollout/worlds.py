@@ -73,7 +73,7 @@ class Worlds:
             self._leave(env)
             return
         if self._timeout is not None:
-            env.until = played.started + self._timeout - min(MOST_RESERVED_S, RESERVE * self._timeout)
+            env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE * self._timeout)
 
     def release(self, task: WorkflowTask | None) -> None:
         """Give an attempt's instance back, without waiting. Nothing happens for one that has none."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,7 +162,7 @@ def _hold(found: Checked, fresh: FreshModel, episode: Episode, call: Call, optio
     found.calls += 1
     if call.terms.raw_prompt is None:
         found.prompts += 1
-        own = fresh.prompt(messages, tools, options, date.fromtimestamp(episode.started))
+        own = fresh.prompt(messages, tools, options, episode.day)
         if not np.array_equal(own, prompt):
             at = _first_difference(own, prompt)
             was, now = (fresh.tokenizer.decode(ids[at : at + 12].tolist()) for ids in (prompt, own))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -189,7 +188,7 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
         episode.calls,
         episode.messages,
         episode.tools,
-        words.on_day(date.fromtimestamp(episode.started)),
+        words.on_day(episode.day),
         lines=episode.timelines,
         untrained=episode.untrained,
         ignore_tools=settings.context_tracker.timeline_merging_policy.ignore_tools,

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Literal
 
 from ajet.schema.call import Call, Floats, PolicySpan
 from ajet.schema.errors import Boundary
+from ajet.schema.local_time import day_of
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
@@ -145,6 +147,13 @@ class Episode:
     attempts: int = 1
     started: float = 0.0
     ended: float = 0.0
+    utc_offset: int | None = None
+    """Seconds that local time was ahead of UTC where it was played; None: not known, as of earlier versions."""
+
+    @property
+    def day(self) -> date:
+        """The one that a template wrote into its prompts, if any did."""
+        return day_of(self.started, self.utc_offset)
 
     @property
     def reward(self) -> float | None:

@@ -57,7 +57,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     (("hf_", "npm_"), re.compile(r"\b(?:hf|npm)_[A-Za-z0-9]{20,256}")),
     (("AKIA", "ASIA"), re.compile(r"\bA(?:K|S)IA[A-Z0-9]{16}\b")),
     (("AIza",), re.compile(r"\bAIza[\w-]{35}")),
-    (("xox", "xapp-"), re.compile(r"\bx(?:ox[abeoprs]|app)-[\w-]{10,512}")),
+    ((*(f"xox{kind}-" for kind in "abeoprs"), "xapp-"), re.compile(r"\bx(?:ox[abeoprs]|app)-[\w-]{10,512}")),
     (("pypi-",), re.compile(r"\bpypi-[\w-]{40,512}")),
     (("eyJ",), re.compile(r"\beyJ[\w-]{10,4096}\.eyJ[\w-]{4,8192}\.[\w-]{10,4096}")),
     (("hooks.slack.com/",), re.compile(r"(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/-]{10,256}")),
@@ -70,18 +70,16 @@ _SHAPES: tuple[tuple[tuple[str, ...], re.Pattern[str]], ...] = (
     ),
 )
 _SELDOM = "_-/JI"
-"""Of each short mark but one it has one of these; the parts of a text between them are few."""
-_LONG = 8
-"""Characters of a mark that is found fast by itself."""
+"""Each mark has one of these; the parts of a text between them are few."""
 
 
 def _by_seldom() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """By a seldom character (none: they are looked for by themselves): what stands before it in marks, and these."""
+    """By a seldom character: what stands before it in marks, and these."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
-        char = "" if len(mark) >= _LONG else next((char for char in _SELDOM if char in mark), "")
+        char = next(char for char in _SELDOM if char in mark)
         before, marks = found.get(char, ((), ()))
-        found[char] = (*before, mark.partition(char)[0] if char else ""), (*marks, mark)
+        found[char] = (*before, max(mark.split(char)[:-1], key=len)), (*marks, mark)
     return found
 
 
@@ -146,7 +144,7 @@ def _has_mark(text: str) -> bool:
     return any(
         any(mark in text for mark in marks)
         for char, (before, marks) in _BY_SELDOM.items()
-        if not char or any(part.endswith(before) for part in text.split(char))
+        if char in text and any(part.endswith(before) for part in text.split(char))
     )
 
 

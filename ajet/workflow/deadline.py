@@ -16,9 +16,8 @@ RESERVE, MOST_RESERVED_S = 0.05, 2.0
 class Deadline:
     """Of one attempt."""
 
-    def __init__(self, attempt: float | None, tool: float | None = None, *, began: float | None = None) -> None:
-        """Seconds; None: no limit. `began`: since the epoch; None: now."""
-        passed = 0.0 if began is None else max(0.0, time.time() - began)
+    def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
+        """Seconds; None: no limit. `passed`: of the attempt's, by now."""
         self._end = math.inf if attempt is None else time.monotonic() + attempt - passed
         self._reserve = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
         self._tool = math.inf if tool is None else tool

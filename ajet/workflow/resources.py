@@ -1,9 +1,9 @@
 """Resources: what an attempt opened for itself (an environment, a tool session, a container, files), closed with it.
 
 Invariant: everything that was entered is left once, the last one first, whatever ended the attempt: its return, an
-exception, a cancellation, its time limit, the end of its process or of the process that started it. Nothing is entered
-for an attempt that is over. What fails while it is opened names its boundary; what fails while it is closed is a
-warning, for the episode is played.
+exception, a cancellation, its time limit, the end of its process or of the process that started it; a process forked
+from that one leaves nothing. Nothing is entered for an attempt that is over. What fails while it is opened names its
+boundary; what fails while it is closed is a warning, for the episode is played.
 
 Who closes: the task or thread that ran the attempt; where that hangs, whoever stopped it, from a thread beside (what is
 asynchronous then gets an event loop of its own); in a process of its own, that process, before it ends.
@@ -12,6 +12,7 @@ asynchronous then gets an event loop of its own); in a process of its own, that 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
@@ -48,6 +49,7 @@ class Resources:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._exits: list[tuple[str, Any]] | None = []
         """(what it is, how it is left), as entered; None: the attempt is over."""
 
@@ -124,6 +126,8 @@ class Resources:
         self._require()
 
     def _take(self) -> list[tuple[str, Any]]:
+        if os.getpid() != self._owner:  # a process that user code forked has copies of what its parent goes on with
+            return []
         with self._lock:
             found, self._exits = self._exits or [], None
         return found[::-1]

@@ -19,7 +19,10 @@ from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
 
-OUTSIDE = {"attempts", "printed", "metadata", "reason", "message", "extra", "started", "ended", "agent", "target"}
+OUTSIDE = {
+    "attempts", "printed", "metadata", "reason", "message", "extra", "started", "ended", "utc_offset", "agent",
+    "target",
+}  # fmt: skip
 """On none of these reward, ids, mask, log-probability, version, weight or task depends. (The agent and the target of
 the last call of a timeline are held.)"""
 
@@ -100,7 +103,7 @@ def test_each_field_of_an_episode_is_held_or_outside(run: Path) -> None:
         if not found(run):
             missed.append(name)
     assert [name for name in missed if name.rpartition(".")[2] not in OUTSIDE or name == "task.metadata"] == []
-    assert len(OUTSIDE) <= 10 and len(names) > 40
+    assert len(OUTSIDE) <= 11 and len(names) > 40
     assert {"tool_uses.name", "tool_uses.result", "tool_uses.digest", "tool_uses.chain"} <= {*names} - {*missed}
 
 

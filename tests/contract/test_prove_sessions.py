@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
+from datetime import date
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,13 +22,18 @@ import numpy as np
 import pytest
 
 from ajet.cli.launcher import main
-from ajet.config import load_experiment
+from ajet.config import Experiment, load_experiment
 from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
 from ajet.gateway import Gateway
+from ajet.record.episode_codec import decode, encode
 from ajet.record.episodes import EpisodeFiles
-from ajet.schema.episode import Episode
+from ajet.rollout.attempt_result import AttemptResult
+from ajet.rollout.episode import build_episode
+from ajet.rollout.identity import Identity
+from ajet.run.prove import prove_episode
+from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.rehearsal import TOOL, call, own_reply
@@ -181,3 +188,46 @@ def test_random_sessions_of_clients_that_spell_json_anew_are_proven(
 def test_many_random_sessions(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = proven(tmp_path / "sessions", name, range(100, 130), capsys)
     assert code == 0 and said["ok"], [f"{wrong['episode']} {wrong['call']}: {wrong['what']}" for wrong in said["wrong"]]
+
+
+@pytest.fixture
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Sets this process's time zone."""
+
+    def set_to(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    yield set_to
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_prompt_with_the_date_is_proven_in_another_time_zone(zone: Callable[[str], None], tmp_path: Path) -> None:
+    settings = Experiment.from_dict({"ajet": {"model": {"path": "m"}}}, base=tmp_path).ajet
+    words = Renderer(family("llama3.2"))
+    zone("EAST-14")
+    before = words.on_day(date.today())
+    played = AttemptResult(started=time.time())
+    engine = ScriptedEngine(lambda _: ScriptedReply(ids=before.encode("A boat.").tolist()), version=0)
+    gateway = Gateway(engine, words, max_model_len=8000, max_response_tokens=500).start()
+    try:
+        sampling = Sampling(500, temperature=settings.rollout.temperature)
+        session = gateway.open("e", key=(0, 0, 0), sampling=sampling, trainable=None, began=played.started)
+        chat = session("a", "a", None)
+        with httpx.Client(
+            base_url=chat.base_url, headers={"authorization": f"Bearer {chat.api_key}"}, timeout=60
+        ) as web:
+            assert web.post("chat/completions", json={"model": "any", "messages": ASK}).status_code == 200
+        played.capture = session.close()
+    finally:
+        gateway.close()
+    made = build_episode(Identity("run", "train", 1, Task(task_id="t"), 0, 0, 0), played, Verdict(1.0), settings)
+    row, blob = encode(made)
+    zone("WEST+11")
+    assert prove_episode(decode(row, blob), settings, words).ok, "25 hours apart the date is never the same"
+    del row["utc_offset"]
+    earlier = decode(row, blob)
+    assert not prove_episode(earlier, settings, words).ok
+    zone("EAST-14")
+    assert prove_episode(earlier, settings, words).ok

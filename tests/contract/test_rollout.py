@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from types import SimpleNamespace
@@ -105,7 +106,7 @@ def test_each_split_has_its_own_repeats_and_sampling(split: str, repeats: int) -
 def test_a_date_in_prompts_is_that_of_the_episodes_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the proof has it, whenever its session was opened: its world, or its process, may have come after midnight."""
     words, then = Renderer(family("llama3.2")), datetime(2024, 5, 6, 23, 59).timestamp()
-    monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda: then))
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda: then, monotonic=time.monotonic))
     with stage(flows.Asks, words=words) as made:
         episode = made.episode()
     assert episode.started == then and "06 May 2024" in words.decode(prompt_ids(episode.calls, 0))

@@ -164,6 +164,7 @@ def test_a_fork_has_nothing_of_what_lives_on_its_parents_loop(monkeypatch):
     tables = [http_server._servers, stdio._shared, chat_model._sessions, of_this_process({})]
     for table in tables:
         monkeypatch.setitem(table, "the parent's", object())
+    monkeypatch.setattr(loop, "ENDS_S", 240.0)
     parents, ended = tools_loop(), []
 
     async def end():

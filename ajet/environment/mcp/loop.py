@@ -21,6 +21,8 @@ from ajet.environment.mcp.contract import CallFailed
 
 T = TypeVar("T")
 Table = TypeVar("Table", dict[Any, Any], list[Any])
+ENDS_S = 5.0
+"""In which what lives on the loop closes before the process ends all the same."""
 _of_parents: list[Any] = []
 """What a fork's parent has: kept, for to let go of it would close the parent's connections."""
 
@@ -125,4 +127,4 @@ def _end(loop: asyncio.AbstractEventLoop) -> None:
             await close()
 
     with suppress(futures.TimeoutError):  # the process ends all the same
-        asyncio.run_coroutine_threadsafe(all_closed(), loop).result(timeout=5)
+        asyncio.run_coroutine_threadsafe(all_closed(), loop).result(timeout=ENDS_S)

@@ -27,8 +27,8 @@ from ajet.environment.sandbox.identity import running_here
 from ajet.environment.sandbox.inside.frames import BadFrame, Frames, packed
 from ajet.schema.errors import SandboxFailure
 
-START_SECONDS = 20.0
-"""In which a resident must be there."""
+START_SECONDS = 120.0
+"""In which a resident must be there: one that ends before it says so ends the wait, so this is for one that hangs."""
 LATE = 5.0
 """Seconds after a call's own at which the resident is no longer waited for."""
 _SAID = 4000

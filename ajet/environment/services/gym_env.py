@@ -49,7 +49,7 @@ class GymEnv:
         self.on_use: Callable[[ToolUse], None] | None = None
         """Who is told of every action."""
         self.until: float | None = None
-        """When the episode is over, by the clock: no action waits longer."""
+        """When the episode is over, by this process's monotonic clock: no action waits longer."""
         self._gone = False
 
     @property
@@ -126,7 +126,16 @@ class GymEnv:
         return self.service.ask("release", instance_id=instance, task_id=self.task_id).get("success") is not False
 
     def _left(self) -> float | None:
-        return None if self.until is None else self.until - time.time()
+        return None if self.until is None else self.until - time.monotonic()
+
+    @property
+    def over_at(self) -> float | None:
+        """`until` in seconds since the epoch, by the system clock: as another process is told it."""
+        return None if self.until is None else self.until - time.monotonic() + time.time()
+
+    @over_at.setter
+    def over_at(self, at: float | None) -> None:
+        self.until = None if at is None else at - time.time() + time.monotonic()
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
@@ -173,7 +182,11 @@ class GymEnv:
         self.on_use(ToolUse(name, arguments, result, digest_of(result), began, time.time(), error, place, call_id))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "on_use": None}
+        return {**self.__dict__, "on_use": None, "until": self.over_at}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.over_at = state["until"]
 
     def __repr__(self) -> str:
         return f"<GymEnv {self.env_type or 'environment'} {self.task_id} at {self.service.url}>"

@@ -89,7 +89,7 @@ class Deadlines:
         if self._idle and served.quiet > self._idle:
             why = f"no model call for {self._idle:g} seconds (gateway.idle_timeout)"
             return Failure("agent", "timeout", why, retryable=True)
-        if self._longest and time.time() - served.began > self._longest:
+        if self._longest and time.monotonic() - served.since > self._longest:
             return Failure(
                 "agent", "timeout", f"not finished within {self._longest:g} seconds (rollout.episode_timeout)"
             )

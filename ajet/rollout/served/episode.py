@@ -70,6 +70,9 @@ class Served:
     given: bool = False
     """Its task was given out as one of the server's held-out ones, and the attempt counts."""
     began: float = field(default_factory=time.time)
+    """As the record says it."""
+    since: float = field(default_factory=time.monotonic)
+    """The same by the monotonic clock."""
     ending: asyncio.Future[Episode] | None = None
     """None while it is open."""
     made: Episode | None = None
@@ -82,7 +85,7 @@ class Served:
     @property
     def quiet(self) -> float:
         """Seconds without a model call."""
-        return time.time() - max(self.began, self.session.last_call)
+        return time.monotonic() - max(self.since, self.session.last_call)
 
 
 def shown(served: Served, version: int) -> dict[str, Any]:

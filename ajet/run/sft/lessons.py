@@ -22,6 +22,7 @@ from ajet.run.sft.rows import Row, Talk
 from ajet.schema.call import Call, Ids, Terms
 from ajet.schema.episode import Episode, Group, Split, Verdict
 from ajet.schema.errors import TaskError, UserError
+from ajet.schema.local_time import utc_offset
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered, Renderer, TemplateRefused
@@ -44,6 +45,8 @@ class Given:
     tool_uses: list[ToolUse] = field(default_factory=list)
     source: str = ""
     """The episode that it is of; "" of none."""
+    utc_offset: int | None = None
+    """Of its day; see `Episode`."""
 
     @property
     def tokens(self) -> int:
@@ -88,7 +91,14 @@ def of_record(episode: Episode) -> Given:
     """A recorded episode, whose tokens another run's policy sampled."""
     calls = [_unsampled(call) for call in episode.calls]
     return Given(
-        calls, episode.messages, episode.tools, episode.started, episode.verdict, episode.tool_uses, episode.uuid
+        calls,
+        episode.messages,
+        episode.tools,
+        episode.started,
+        episode.verdict,
+        episode.tool_uses,
+        episode.uuid,
+        episode.utc_offset,
     )
 
 
@@ -119,6 +129,7 @@ def _episode(given: Given, identity: Identity, ignore_tools: bool) -> Episode:
         metadata={"learned_from": given.source} if given.source else {},
         started=given.at,
         ended=given.at,
+        utc_offset=given.utc_offset,
     )
 
 
@@ -130,7 +141,7 @@ def _given(talk: Talk, words: Renderer, at: float) -> Given:
         if message["role"] == "assistant":
             messages[index] = _enter(recorder, messages[:index], message, tools, words, index in talk.learned, at)
     captured: Capture = recorder.capture
-    return Given(captured.calls, captured.messages, captured.tools, at)
+    return Given(captured.calls, captured.messages, captured.tools, at, utc_offset=utc_offset(at))
 
 
 def _enter(

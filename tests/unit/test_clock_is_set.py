@@ -1,0 +1,57 @@
+"""The system clock is put on by an hour under way: no attempt, action or served episode has less time for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ajet.environment.services.gym_env import GymEnv
+from ajet.environment.services.wire import EnvService
+from ajet.gateway.running_calls import RunningCalls
+from ajet.rollout.attempt import Attempt
+from ajet.rollout.served.deadlines import Deadlines
+from ajet.rollout.served.episode import Served
+from ajet.schema.task import Task, WorkflowTask
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def put_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    real = time.time
+    yield lambda: monkeypatch.setattr(time, "time", lambda: real() + HOUR_S)
+
+
+def test_of_an_attempt_and_an_action(put_on: Any) -> None:
+    attempt = Attempt(object, WorkflowTask(task=Task()), None, lambda targets: None)  # type: ignore[arg-type,return-value]
+    env = GymEnv(EnvService("http://there", "kind", "secret"), "7")
+    env.until = time.monotonic() + HOUR_S
+    put_on()
+    assert attempt.passed < HOUR_S
+    left = env._left()
+    assert left is not None and left > 0
+
+
+def test_of_a_served_episode(put_on: Any) -> None:
+    from ajet.gateway.session import Session
+
+    session: Any = object.__new__(Session)
+    session._ledger = RunningCalls(SimpleNamespace(), None, False)  # type: ignore[arg-type]
+    about: Any = SimpleNamespace()
+    served = Served(about, session, about, about, None, about)
+    settings: Any = SimpleNamespace(
+        rollout=SimpleNamespace(episode_timeout=HOUR_S, group_deadline=None, min_group=None),
+        gateway=SimpleNamespace(idle_timeout=HOUR_S),
+    )
+    more: Any = dict.fromkeys(("end", "give_up", "close"))
+    watched = Deadlines(settings, {}, about, **more)
+    put_on()
+    assert served.quiet < HOUR_S and watched._too_late(served) is None
+    served.since -= HOUR_S
+    assert served.quiet > HOUR_S, "it made no call"
+    session._ledger.recorder.settled_at = time.monotonic()
+    assert served.quiet < HOUR_S, "one has ended just now"
