@@ -95,6 +95,10 @@ class RunLock:
             raise
         return None
 
+    def moved(self, folder: Path) -> None:
+        """The folder has another name by now; the lock is on it all the same."""
+        self.folder = folder
+
     def release(self) -> None:
         """Give the lock back if it is still ours. Idempotent."""
         mine, self._mine = self._mine, None

@@ -152,6 +152,7 @@ class RunDirectory:
         if self._taken_up:
             return
         self._taken_up = True
+        self._place.settle()
         step = self.resumed.step if self.resumed else None
         with write_errors.explained("the record of the run", self.path, kept="its checkpoints are as they were"):
             self._forget_later(step)

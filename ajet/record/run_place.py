@@ -8,19 +8,19 @@ other settings.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.record.aside import FILE as ASIDE_FILE
+from ajet.record.aside import Aside
 from ajet.record.chain import FILE as CHAIN_FILE
 from ajet.record.chain import Chain, chain_key
 from ajet.record.chain_starts import SETTLED
 from ajet.record.checkpoint import Checkpoint
-from ajet.record.checkpoints import Checkpoints, checkpoints_folder
+from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints_of
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
 from ajet.record.plain_json import dumps
@@ -33,7 +33,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, "command", "status.json", "logs", "services"}
+OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
 """What a start writes before it loads anything; a folder with no more than this holds nothing of a run."""
 OF_OTHERS = {"debug", "eval", "serve"}
 """Folders of runs of the same name that train nothing."""
@@ -50,8 +50,10 @@ class RunPlace:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.chain: Chain | None = None
         """Of what trains."""
-        self._aside: Path | None = None
-        """Where the run is now whose place this one has."""
+        self._aside: Aside | None = None
+        """The run whose place this one has, until something comes of it."""
+        self._moved: list[tuple[Path, Path]] = []
+        """Of folders that were put back, where they were a moment ago and where they are."""
 
     @classmethod
     def new(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -109,6 +111,7 @@ class RunPlace:
         defaults that the run began with."""
         backbone, given = experiment.ajet.backbone, experiment.given()
         training = _without_secrets(experiment.training_relevant(), redact)
+        self._take_back()
         self._open_checkpoints(experiment)
         earlier = self._earlier(anew=resume == "never")
         differences = earlier.differences(backbone, training) if earlier else []
@@ -117,6 +120,8 @@ class RunPlace:
         if resume == "auto":
             if differences and not self._nothing_came():
                 raise refuse(self.folder, differences)
+            if earlier:
+                self._refuse_elsewhere()
             self.resumed = self.checkpoints.sound()
         elif resume == "never":
             if earlier:
@@ -153,8 +158,11 @@ class RunPlace:
 
     def _nothing_came(self) -> bool:
         """Whether the starts that the folder knows ended before anything was played, scored or stored."""
-        known = {path.name for path in self.folder.iterdir()} if self.folder.exists() else set()
-        return known <= OF_A_START | OF_OTHERS and not self.checkpoints.all()
+        return self._within(OF_A_START | OF_OTHERS) and not self.checkpoints.all()
+
+    def _within(self, names: Collection[str]) -> bool:
+        """Whether the folder holds nothing else than these."""
+        return not self.folder.exists() or {path.name for path in self.folder.iterdir()} <= {*names}
 
     def _with_kept(self, experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
         """The experiment with the defaults that the run began with; says so."""
@@ -191,63 +199,114 @@ class RunPlace:
 
     def _named(self, resume: str, root: Path) -> Checkpoint:
         path = Path(resume)
+        for place in (path, root / path):
+            for was, now in self._moved:
+                if place.absolute().is_relative_to(was):
+                    return self.checkpoints.at(now / place.absolute().relative_to(was))
         return self.checkpoints.at(path if path.exists() or not (root / path).exists() else root / path)
+
+    def _refuse_elsewhere(self) -> None:
+        """Raises UserError where the checkpoints lie where the last start had them, and this one has them elsewhere: it
+        would begin anew, over what is recorded."""
+        there, here = checkpoints_of(self.folder), self.checkpoints.folder
+        if there.folder.resolve() != here.resolve() and there.all():
+            raise UserError(
+                f"The checkpoints of {self.name} lie in {there.folder}, and this start looks for them in {here}.",
+                where="ajet.trainer_common.checkpoint_base_dir",
+                expected="the same folder as before",
+                do=f"set the key as it was; or move that folder to {here}; or {ANEW}",
+            )
 
     def _set_aside_but(self, chosen: Checkpoint) -> Checkpoint:
         """Set the folder aside; answers `chosen` where it is afterwards."""
-        path, before = chosen.path.resolve(), (self.folder.resolve(), self.checkpoints.folder.resolve())
-        old = self._set_aside()
-        after = (old, self.checkpoints.folder.with_name(old.name))
-        for was, now in zip(before, after, strict=True):
-            if path.is_relative_to(was) and (now / path.relative_to(was)).exists():
-                return self.checkpoints.at(now / path.relative_to(was))
+        path = chosen.path.resolve()
+        real = {each: each.resolve() for each in (self.folder, *self._outside())}
+        for was, now in self._set_aside().moves:
+            if path.is_relative_to(real[was]) and (now / path.relative_to(real[was])).exists():
+                return self.checkpoints.at(now / path.relative_to(real[was]))
         return chosen
 
-    def _set_aside(self) -> Path:
+    def _outside(self) -> list[Path]:
+        """Where checkpoints of the run in the folder may lie: where the present configuration has them, and where that
+        of the last start did."""
+        try:
+            return [self.checkpoints.folder, checkpoints_of(self.folder).folder]
+        except UserError:  # a record that is damaged can be set aside all the same
+            return [self.checkpoints.folder]
+
+    def _set_aside(self) -> Aside:
         """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
-        number = 1
-        while (old := self.folder.with_name(f"{self.folder.name}.old-{number}")).exists():
-            number += 1
-        os.replace(self.folder, old)
-        self._aside = old
-        elsewhere = self.checkpoints.folder
-        if elsewhere.exists():
-            os.replace(elsewhere, elsewhere.with_name(old.name))
-        (old / LOCK_FILE).unlink(missing_ok=True)
+        self._aside = aside = Aside.begin(self.folder, self._outside())
+        (aside.old / LOCK_FILE).unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()
         self.lock = RunLock(self.folder)
-        holder = self.lock.take()
-        if holder is not None:
-            raise UserError(
-                f"{holder} began to write to {self.folder} at the same moment.",
-                where=str(self.folder),
-                do="start again: the new run will get a folder of its own",
-            )
-        self.notes.append(f"the earlier run of {self.name} was kept as {old.name}")
-        return old
+        if (holder := self.lock.take()) is not None:
+            raise self._met(holder)
+        self.notes.append(f"the earlier run of {self.name} was kept as {aside.old.name}")
+        return aside
+
+    def _take_back(self) -> None:
+        """Where a start that set the run aside was killed before anything came of it, the run is where it was again,
+        also where the kill came between two renames; where something is in its place, that is said."""
+        (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # of a start that was killed before its first rename
+        if (aside := Aside.left(self.folder)) is None:
+            return
+        if not (self._within(OF_A_START) and aside.free):
+            self._aside = aside
+            self.notes.append(f"the earlier run of {self.name} is kept as {aside.old.name}: a start set it aside")
+            return
+        lock, keep = RunLock(aside.old), None
+        if (holder := lock.take()) is not None:
+            raise self._met(holder)
+        if (self.folder / "logs").exists() and (read_status(self.folder) or {}).get("outcome") != "interrupted":
+            keep = aside.ended()
+        try:
+            aside.put_back(keep)
+        except OSError:
+            lock.release()
+            raise self._met("another start") from None
+        lock.moved(self.folder)
+        if self.lock is not None:
+            self.lock.moved(keep or aside.gone)
+            self.lock.release()
+        self.lock, self._moved = lock, [(now, was) for was, now in aside.moves]
+        self.notes.append(
+            f"a start of {self.name} that set the earlier run aside ended before anything came of it: "
+            f"{aside.old.name} is {self.name} again"
+            + (f", and what that start logged is in {keep.name}" if keep else "")
+        )
+
+    def _met(self, holder: object) -> UserError:
+        return UserError(
+            f"{holder} began to write to {self.folder} at the same moment.",
+            where=str(self.folder),
+            do="start again: the new run will get a folder of its own",
+        )
+
+    def settle(self) -> None:
+        """Something comes of the run: the one whose place it has stays under its other name."""
+        if self._aside is not None:
+            self._aside.settle()
 
     def put_back(self) -> str | None:
         """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the
         name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now, or
-        holds what another command wrote beside it. Killed at any point, the earlier run keeps its checkpoints."""
-        if self._aside is None or not self._nothing_came() or any((self.folder / each).exists() for each in OF_OTHERS):
+        holds what another command wrote beside it."""
+        aside = self._aside
+        if aside is None or not self._within(OF_A_START) or self.checkpoints.all() or not aside.free:
             return None
-        if (lock := RunLock(self.folder)).take() is not None:
+        lock = RunLock(self.folder)
+        if lock.take() is not None:
             return None
-        gone, checkpoints = self.folder.with_name(f".{self.folder.name}.{self.run_id}"), self.checkpoints.folder
-        kept = checkpoints.with_name(self._aside.name)
         try:
-            os.replace(self.folder, gone)
-            if kept.exists() and not kept.samefile(self._aside) and not checkpoints.exists():
-                os.replace(kept, checkpoints)
-            os.replace(self._aside, self.folder)
+            aside.put_back()
         except OSError:  # another start has made the folder anew: the earlier run stays under its other name
             return None
         finally:
+            lock.moved(aside.gone)
             lock.release()
-            shutil.rmtree(gone, ignore_errors=True)
-        return self._aside.name
+        return aside.old.name
 
 
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from loguru import logger
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory, read_status
 from ajet.record.lock import Holder, RunLock
+from ajet.run.launch import closed_by_outcome
 from ajet.schema.errors import UserError
 from ajet.store import open_store
 from tests.record_fixtures import episode
@@ -211,6 +214,7 @@ def test_fresh_keeps_the_old_folder_under_another_name(tmp_path: Path, how: dict
     with RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path, **how) as run:
         assert run.run_id != first and run.resumed is None and run.metrics.rows() == []
         assert run.path == tmp_path / "demo" and "demo.old-1" in run.notes[0]
+        save(run, 1)
     assert (tmp_path / "demo.old-1" / "checkpoints" / "step-1" / "state.json").exists()
     RunDirectory.open(experiment(tmp_path), root=tmp_path, **how).close("finished")
     assert (tmp_path / "demo.old-2").exists()
@@ -253,9 +257,113 @@ def test_the_checkpoints_of_a_run_that_is_put_back_come_before_it(tmp_path: Path
             renamed.append(Path(old).parent.name)
         rename(old, new)
 
-    monkeypatch.setattr("ajet.record.run_place.os.replace", noted)
+    monkeypatch.setattr("ajet.record.aside.os.replace", noted)
     run.discard()
     assert renamed == ["disk", "runs"], "killed between, a run without its checkpoints would begin anew"
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+@contextmanager
+def killed_at(rename: int) -> Iterator[None]:
+    """The process ends before this rename of a run's folder or of its checkpoints, counted from 0."""
+    replace, left = os.replace, [rename]
+
+    def counted(old: Any, new: Any) -> None:
+        if str(Path(old).name).startswith("demo"):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+        replace(old, new)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(os, "replace", counted)
+        yield
+
+
+@pytest.mark.parametrize(("rename", "fresh"), [(0, False), (1, False), (1, True)])
+def test_killed_between_two_renames_a_run_keeps_its_checkpoints(tmp_path: Path, rename: int, fresh: bool) -> None:
+    more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    root = tmp_path / "runs"
+    first = trained(root, 1, 2, **more)
+    with killed_at(rename):
+        RunDirectory.open(experiment(root, **more), root=root, fresh=True)
+    with RunDirectory.open(experiment(root, **more), root=root, fresh=fresh) as run:
+        assert (run.run_id == first) is not fresh and (run.resumed is None) is fresh
+        assert any("demo.old-1 is demo again" in note for note in run.notes) is (rename == 1)
+        save(run, 3)
+    old = ["demo.old-1"] if fresh else []
+    assert sorted(os.listdir(root)) == sorted(os.listdir(tmp_path / "disk")) == ["demo", *old]
+    kept = tmp_path / "disk" / (old or ["demo"])[0]
+    assert (kept / "step-2").exists() and not list(root.rglob("aside.json"))
+
+
+def test_checkpoints_that_cannot_be_set_aside_leave_the_run_where_it_was(tmp_path: Path, monkeypatch) -> None:
+    """A disk is mounted there, say."""
+    more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    first, rename, root = trained(tmp_path / "runs", 1, **more), os.replace, tmp_path / "runs"
+
+    def busy(old: Any, new: Any) -> None:
+        if Path(old) == tmp_path / "disk" / "demo":
+            raise OSError(16, "Device or resource busy")
+        rename(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", busy)
+        with pytest.raises(UserError, match="cannot be set aside: Device or resource busy"):
+            RunDirectory.open(experiment(root, **more), root=root, fresh=True)
+    assert os.listdir(root) == ["demo"] and not list(root.rglob("aside.json"))
+    with RunDirectory.open(experiment(root, **more), root=root) as run:
+        assert run.run_id == first and run.resumed is not None and run.name == "demo"
+
+
+@pytest.mark.parametrize("rename", [1, 2])
+def test_killed_while_a_run_is_put_back_it_is_put_back_by_the_next_start(tmp_path: Path, rename: int) -> None:
+    more = {"trainer_common": {"checkpoint_base_dir": str(tmp_path / "disk")}}
+    root = tmp_path / "runs"
+    first = trained(root, 1, **more)
+    run = RunDirectory.open(experiment(root, **more), root=root, fresh=True)
+    with killed_at(rename):
+        run.discard()
+    with RunDirectory.open(experiment(root, **more), root=root) as again:
+        assert again.run_id == first and again.resumed is not None and again.resumed.step == 1
+    assert os.listdir(root) == os.listdir(tmp_path / "disk") == ["demo"]
+
+
+@pytest.mark.parametrize("how", [{"fresh": True}, {"resume": "demo.old-1/checkpoints/step-1"}])
+def test_a_fresh_start_that_was_killed_before_anything_came_of_it_is_undone(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    first = trained(tmp_path, 1)
+    killed = RunDirectory.open(experiment(tmp_path, own={"size": 9}), root=tmp_path, fresh=True)
+    killed.log_file.close()
+    RunLock.release(killed._place.lock)  # type: ignore[arg-type] # as the kernel does
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path, **how) as run:
+        assert (run.run_id == first) is ("fresh" not in how)
+        assert any("demo.old-1 is demo again" in note for note in run.notes), run.notes
+    assert sorted(os.listdir(tmp_path)) == ["demo", "demo.ended-1", *(["demo.old-1"] if "fresh" in how else [])]
+    assert (tmp_path / "demo.ended-1" / "logs" / "demo_trainer_0.log").exists(), "it may say what ended it"
+
+
+def test_a_mistake_in_a_fresh_start_names_no_log_of_the_run_that_is_back(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    run = RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True)
+    with pytest.raises(UserError) as error, closed_by_outcome(run):
+        raise UserError("The model is not there.")
+    assert sorted(os.listdir(tmp_path)) == ["demo"] and not hasattr(error.value, "log")
+
+
+def test_the_earlier_run_is_named_until_a_step_of_the_one_in_its_place_is_recorded(tmp_path: Path) -> None:
+    trained(tmp_path, 1)
+    RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True).close("failed")
+    (tmp_path / "demo" / "rubrics.json").touch()
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert any("is kept as demo.old-1" in note for note in run.notes) and run.resumed is None
+        save(run, 1)
+    with RunDirectory.open(experiment(tmp_path), root=tmp_path) as run:
+        assert run.notes == []
 
 
 def test_fresh_without_an_earlier_run_says_nothing(tmp_path: Path) -> None:
@@ -300,6 +408,21 @@ def test_checkpoints_elsewhere_follow_the_run(tmp_path: Path) -> None:
     old = tmp_path / "disk" / "demo.old-1" / "step-1"
     with RunDirectory.open(experiment(tmp_path / "runs", **elsewhere), root=tmp_path / "runs", resume=str(old)) as run:
         assert run.resumed is not None and run.resumed.step == 1 and run.resumed.path == old
+
+
+def test_a_run_whose_checkpoints_lie_elsewhere_is_not_begun_anew_over_its_records(tmp_path: Path) -> None:
+    places = [{"trainer_common": {"checkpoint_base_dir": str(tmp_path / name)}} for name in ("a", "b")]
+    root = tmp_path / "runs"
+    first = trained(root, 1, **places[0])
+    for other in (places[1], {}):
+        with pytest.raises(UserError, match="and this start looks for them in") as error:
+            RunDirectory.open(experiment(root, **other), root=root)
+        assert str(tmp_path / "a" / "demo") in str(error.value) and "checkpoint_base_dir" in str(error.value)
+    os.rename(tmp_path / "a", tmp_path / "b")
+    with RunDirectory.open(experiment(root, **places[1]), root=root) as run:
+        assert run.run_id == first and run.resumed is not None and len(run.metrics.rows()) == 1
+    with RunDirectory.open(experiment(root, **places[0]), root=root, fresh=True) as run:
+        assert run.resumed is None and os.listdir(tmp_path / "b") == ["demo.old-1"]
 
 
 HOLDER = """
