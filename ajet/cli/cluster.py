@@ -53,6 +53,7 @@ def render(
 ) -> None:
     """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
     from ajet.config import load_experiment
+    from ajet.record.asked_file import require_place, written
     from ajet.run.cluster import cluster_job, kuberay, slurm
 
     if conf is None:
@@ -64,13 +65,17 @@ def render(
         raise UserError(
             "--image and --claim are for kuberay.", do="Slurm takes the environment that renders the script"
         )
+    if out is not None:
+        with written(out, "--out"):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        require_place(out, "--out")
     experiment = load_experiment(conf, backbone="verl", overrides=overrides or (), exp_dir=exp_dir)
     job = cluster_job(experiment, folder=folder, exp_dir=exp_dir)
     text = slurm(job) if scheduler is Scheduler.slurm else kuberay(job, image=image, claim=claim or None)
     if out is None:
         typer.echo(text, nl=False)
         return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
+    with written(out, "--out"):
+        out.write_text(text, encoding="utf-8")
     start = "sbatch" if scheduler is Scheduler.slurm else "kubectl apply -f"
     typer.echo(f"wrote {out}\nStart it:  {start} {out}")

@@ -118,6 +118,7 @@ def evaluate(
 ) -> int:  # fmt: skip
     """Play held-out tasks with one model or several, and compare them. Given again, it plays what is missing."""
     from ajet.cli.screen import beside_json, show_logs
+    from ajet.record.asked_file import require_place
     from ajet.record.attempts import TAG_KEYS
     from ajet.run.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.run.evaluation.report import draw, show, spelled, write_csv, write_parquet
@@ -128,6 +129,9 @@ def evaluate(
     if target is not None and "=" in target:
         settings.insert(0, target)
         target = None
+    for option, file in (("--csv", csv), ("--parquet", parquet), ("--mark", mark), ("--picture", picture)):
+        if file is not None:
+            require_place(file, option, new=False)  # the same command again writes them anew
     keys = tuple(by) if by else TAG_KEYS
     asked = EvaluationOptions(tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training)
     with beside_json(as_json):

@@ -7,7 +7,10 @@ means help.
 
 from __future__ import annotations
 
+import codecs
 import inspect
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,6 +68,7 @@ app.callback()(root)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    _settle_surroundings()
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
@@ -88,6 +92,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[0] == "launch":
         given = _ours(given)
     app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+
+
+def _settle_surroundings() -> None:
+    """What a terminal that cannot show all signs gets is "?" for them; a width of 0, as terminals without a size have
+    it, is none. Exits where the working directory is gone."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="replace")
+    for size in ("COLUMNS", "LINES"):
+        if os.environ.get(size) == "0":
+            del os.environ[size]
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        gone = "The working directory is gone: it was moved or deleted."
+        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into a folder that is there"))
+        sys.exit(USER)
 
 
 def _ours(given: Sequence[str]) -> list[str]:

@@ -70,8 +70,21 @@ def read_document(path: Path) -> Document:
         raise ConfigError(
             f"There is no file {path}.", where=str(path.absolute()), do=_similar(path) or "mend the path after --conf"
         ) from None
-    except (IsADirectoryError, PermissionError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be read as text: {error}", where=str(path)) from error
+    except IsADirectoryError:
+        within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
+        raise ConfigError(
+            f"{path} is a folder.", where=str(path.absolute()), do=f"name the YAML in it: {within or 'it has none'}"
+        ) from None
+    except NotADirectoryError:
+        raise ConfigError(f"There is no file {path}.", where=str(path.absolute()), do="mend the path") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is no UTF-8 text: {error.reason} at byte {error.start}.",
+            where=str(path),
+            do="save it as UTF-8 in your editor",
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}.", where=str(path)) from error
     return parse_document(text, path)
 
 

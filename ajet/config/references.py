@@ -233,6 +233,12 @@ def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> Mod
             where=_last_user_line(error),
             do=installs_extra(extra) if extra else f"install it, or mend the import of {missing}",
         ) from error
+    except SystemExit as ended:
+        raise UnresolvedReference(
+            f"{what}: {parsed.text} ends the program as it is imported: SystemExit: {ended.code}",
+            where=_last_user_line(ended),
+            do='keep what a program does under `if __name__ == "__main__":`',
+        ) from ended
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReference(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",

@@ -129,9 +129,13 @@ def _who_makes(path: str, base: Path | None) -> str:
         return f"The run {of_run[2]} makes it, and has not yet: begin with that. `{listed}` lists those there are."
     if base is None or not (script := base / "make_model.py").is_file():
         return ""
+    of_hub = not _looks_local(path)
+    if of_hub and "/" in path and not (base / path).parent.is_dir():
+        return ""  # org/model: no folder of this project's
     near = os.path.relpath(script)
     named = str(script.absolute()) if near.startswith(os.pardir) else near
-    return f"`{python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
+    makes = f"`{python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
+    return f"{makes} If a model of the hub is meant, check its name and the network." if of_hub else makes
 
 
 _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face name (org/model), or embedded:NAME"

@@ -20,6 +20,7 @@ from rich.text import Text
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _COMMAND = re.compile(r"(^|[\s`(])(\S*/)?(ajet|python3?|pip|uv|make|ray|git|export) [\w.-]")
 _COLUMN = re.compile(r" *\S+ {2,}(?=\S)|  expected ")
+LONGEST_LABEL = 64
 WIDEST_COLUMN = 24
 """A first column up to this stays free below itself."""
 
@@ -32,6 +33,12 @@ def harmless(text: str) -> str:
 def printable(text: str) -> str:
     """The same, and without any that cannot be seen: for the words of a model."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def label(name: str) -> str:
+    """The name of a task, whatever its data has for one, as part of a line."""
+    line = " ".join(name.split())
+    return printable(line if len(line) <= LONGEST_LABEL else f"{line[: LONGEST_LABEL - 1]}…")
 
 
 class Screen(Console):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ajet.record.asked_file import require_place, written
 from ajet.record.plain_json import dumps
 from ajet.run.audit import episode_rows
 from ajet.schema.errors import MissingExtra, UserError
@@ -36,12 +37,12 @@ def export(folder: Path, target: Path) -> int:
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
-    if target.exists():
-        raise UserError(f"{target} exists already.", where="--export", do="name another file, or remove it")
+    require_place(target, "--export")
     aside = target.with_name(f".{target.name}.partial")
     try:
-        count = kinds[target.suffix](aside, _rows(folder))
-        os.replace(aside, target)
+        with written(target, "--export"):
+            count = kinds[target.suffix](aside, _rows(folder))
+            os.replace(aside, target)
     except BaseException:
         with suppress(OSError):
             aside.unlink()

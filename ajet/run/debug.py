@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.record.console import console, counted, printable
+from ajet.record.console import console, counted, label, printable
 from ajet.record.live_line import LiveLine
 from ajet.run.accounting import episode_metrics
 from ajet.run.episode_panel import hint_of, show_episode
@@ -136,7 +136,8 @@ class DebugSession:
             if len(alike) > 1:
                 first = alike[0]
                 console.print(
-                    f"The failure of {first.task.task_id}, attempt {first.repeat} is the same in {len(alike) - 1} more",
+                    f"The failure of {label(first.task.task_id)}, attempt {first.repeat} "
+                    f"is the same in {len(alike) - 1} more",
                     markup=False,
                 )
         left = self._expected - len(self.episodes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.panel import Panel
 from rich.text import Text
 
-from ajet.record.console import console, counted, printable
+from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
 from ajet.run.own_frames import Frames, frames_of
 from ajet.schema.commands import installs, program
@@ -75,7 +75,7 @@ def show_episode(episode: Episode) -> None:
     elif len(why) > IN_TITLE:
         lines.append(f"{outcome}: {printable(why)}\n", style=_colour(episode))
     lines.rstrip()
-    title = f"{episode.task.task_id} · attempt {episode.repeat} · "
+    title = f"{label(episode.task.task_id)} · attempt {episode.repeat} · "
     outcome += f" ({printable(why)})" if 0 < len(why) <= IN_TITLE else ""
     told = Text.assemble(printable(title), (outcome, _colour(episode)))
     console.print(Panel(lines, title=told, subtitle=Text(_footer(episode)), title_align="left"))

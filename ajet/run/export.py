@@ -9,10 +9,12 @@ import shutil
 from pathlib import Path
 
 from ajet.config.backbone_names import owner_of
+from ajet.record.asked_file import written
 from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import sync_tree
 from ajet.record.find_run import known_run
+from ajet.record.write_errors import explained
 from ajet.run.model_card import write_card
 from ajet.run.runner import runner_of
 from ajet.schema.errors import UserError
@@ -45,12 +47,14 @@ def export(
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
     aside = target.with_name(f".{target.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    with written(target, "--out"):
+        aside.mkdir(parents=True)
     try:
-        _fill(aside, checkpoint, dtype)
-        write_card(folder, checkpoint, aside)
-        sync_tree(aside)
-        aside.rename(target)
+        with explained(f"the model of step {checkpoint.step}", target.parent, kept="the checkpoint is as it was"):
+            _fill(aside, checkpoint, dtype)
+            write_card(folder, checkpoint, aside)
+            sync_tree(aside)
+            aside.rename(target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

@@ -155,9 +155,10 @@ def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
         raise
     except Exception as error:
         run.status.set(problem=problem_of(error))
-        vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
         if isinstance(error, UserError) and not isinstance(error, RunFailed):
-            run.discard()
+            run.discard()  # another run's log may have that path by now
+        else:
+            vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
         raise
     finally:
         run.close(outcome)

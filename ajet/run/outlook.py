@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ajet.record.console import counted
+from ajet.record.console import counted, label
 from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def span(seconds: float) -> str:
 
 def task_lines(groups: Sequence[Group], learns: Callable[[Group], bool]) -> list[str]:
     """A line a task, and what follows."""
-    shown = [f"  {group.task.task_id}: {_of_group(group, learns(group))}" for group in groups[:SHOWN_TASKS]]
+    shown = [f"  {label(group.task.task_id)}: {_of_group(group, learns(group))}" for group in groups[:SHOWN_TASKS]]
     if len(groups) > SHOWN_TASKS:
         shown.append(f"  … and {counted(len(groups) - SHOWN_TASKS, 'more task')}")
     return shown

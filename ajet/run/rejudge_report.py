@@ -16,11 +16,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ajet.record.asked_file import require_place, written
 from ajet.record.attempts import Attempt
 from ajet.record.console import counted, printable
 from ajet.run.rejudge import Judged, Rejudged
 from ajet.run.what_if import StepWhatIf, Under
-from ajet.schema.errors import UserError
 
 SHOWN = 20
 """Changed rewards, and steps, on the screen; the tables have all."""
@@ -28,16 +28,21 @@ LINES = (".jsonl", ".ndjson")
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def write(found: Rejudged, out: Path | None) -> tuple[Path, Path]:
-    """The table of all episodes and that of the steps, two new files: CSV, or JSON Lines by the name's end. Raises
-    UserError."""
-    target = out or Path(f"ajet-rejudge-{found.run.name}.csv")
-    beside = target.with_name(f"{target.stem}-steps{target.suffix}")
-    if beside.exists():
-        raise _exists(beside)
-    _write(target, map(_row, found.episodes))
-    _write(beside, map(_step_row, found.steps))
-    return target, beside
+def tables_for(run: Path, out: Path | None) -> tuple[Path, Path]:
+    """Where the table of all episodes and that of the steps go, two new files: CSV, or JSON Lines by the name's end.
+    Raises UserError, before a judge is asked for them."""
+    target = out or Path(f"ajet-rejudge-{run.name}.csv")
+    tables = target, target.with_name(f"{target.stem}-steps{target.suffix}")
+    for each in tables:
+        require_place(each, "--out")
+    return tables
+
+
+def write(found: Rejudged, tables: tuple[Path, Path]) -> None:
+    """Fill them. Raises UserError."""
+    for table, rows in zip(tables, (map(_row, found.episodes), map(_step_row, found.steps)), strict=True):
+        with written(table, "--out"):
+            _write(table, rows)
 
 
 def _row(each: Judged) -> dict[str, Any]:
@@ -58,25 +63,16 @@ def _step_row(step: StepWhatIf) -> dict[str, Any]:
 
 
 def _write(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    try:
-        with target.open("x", newline="", encoding="utf-8") as file:
-            if target.suffix in LINES:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-                return
-            table: csv.DictWriter[str] | None = None
-            for row in rows:
-                if table is None:
-                    table = csv.DictWriter(file, list(row))
-                    table.writeheader()
-                table.writerow(row)
-    except FileExistsError:
-        raise _exists(target) from None
-    except OSError as error:
-        raise UserError(f"The table cannot be written: {error.strerror}.", where=str(target)) from error
-
-
-def _exists(target: Path) -> UserError:
-    return UserError(f"{target} exists already.", do="name another with --out, or remove it")
+    with target.open("x", newline="", encoding="utf-8") as file:
+        if target.suffix in LINES:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            return
+        table: csv.DictWriter[str] | None = None
+        for row in rows:
+            if table is None:
+                table = csv.DictWriter(file, list(row))
+                table.writeheader()
+            table.writerow(row)
 
 
 def show(found: Rejudged, tables: Sequence[Path], console: Console) -> None:

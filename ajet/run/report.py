@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ajet.record.asked_file import require_place
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, which_runs
@@ -41,8 +42,7 @@ def report(run: str, root: Path, *, out: Path | None = None) -> Path:
         )
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")
-    if target.exists():
-        raise UserError(f"{target} exists already.", do="name another with --out, or remove it")
+    require_place(target, "--out")
     clean, known = _cleaner(folder)
     try:
         with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as bundle:

@@ -1,5 +1,6 @@
 """The `ajet` command around the runs: what it parses, prints and exits with."""
 
+import io
 import json
 import os
 import re
@@ -398,3 +399,28 @@ def test_a_folder_that_cannot_be_written_is_no_bug_of_ajets(run, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", refuse)
     code, _, err = run("init", "made")
     assert code == 2 and "made cannot be written: Read-only file system." in err and "a bug in ajet" not in err
+
+
+def test_signs_that_a_terminal_cannot_show_end_no_command(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    with pytest.raises(SystemExit):
+        launcher.main(["--version"])
+    print("2 tasks × 8 episodes …")  # as a plan has it
+    assert b"2 tasks ? 8 episodes ?" in shown.getvalue()
+
+
+def test_a_terminal_without_a_size_has_a_width(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "0")
+    with pytest.raises(SystemExit):
+        launcher.main(["--version"])
+    assert "COLUMNS" not in os.environ
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as ended:
+        launcher.main(["runs"])
+    assert ended.value.code == 2 and "The working directory is gone" in capsys.readouterr().err

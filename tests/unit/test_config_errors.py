@@ -50,6 +50,20 @@ def test_a_mistake_in_the_yaml(tmp_path, text, where, words):
         assert word in str(error), str(error)
 
 
+def test_a_yaml_in_another_encoding_or_none_at_all_says_what_to_do(tmp_path):
+    told = "ajet: {project_name: jos\u00e9}\n"
+    for name, data in (("latin1", told.encode("latin-1")), ("utf16", told.encode("utf-16"))):
+        (tmp_path / f"{name}.yaml").write_bytes(data)
+        with pytest.raises(ConfigError, match=f"{name}.yaml is no UTF-8 text") as error:
+            load_experiment(tmp_path / f"{name}.yaml")
+        assert error.value.do == "save it as UTF-8 in your editor"
+    with pytest.raises(ConfigError, match="is a folder") as error:
+        load_experiment(tmp_path)
+    assert "latin1.yaml" in error.value.do
+    with pytest.raises(ConfigError, match="There is no file"):
+        load_experiment(tmp_path / "latin1.yaml" / "x.yaml")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

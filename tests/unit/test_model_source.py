@@ -121,6 +121,19 @@ def test_who_makes_a_model_that_is_not_there_is_named(tmp_path, monkeypatch, pat
     assert says in caught.value.do
 
 
+def test_a_mistyped_name_of_the_hub_is_not_said_to_be_made_here(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "make_model.py").touch()
+    (tmp_path / "models").mkdir()
+    said = {}
+    for path in ("Qwen/Qwen2.5-0.5B-Instrct", "models/player", "distilgtp2"):
+        with pytest.raises(UserError) as caught:
+            locate(path, base=tmp_path)
+        said[path] = caught.value.do
+    assert said["Qwen/Qwen2.5-0.5B-Instrct"].startswith("Check the name and the network")
+    assert all("makes it. If a model of the hub is meant" in said[path] for path in ("models/player", "distilgtp2"))
+
+
 def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
     import torch
 

@@ -68,3 +68,10 @@ def test_seconds_of_a_step_are_between_no_speed_up_and_a_full_one() -> None:
     assert Pace.of_metrics({"debug/episodes": 16.0, **pace.metrics()}) == pace
     assert Pace.of_metrics({"debug/episodes": 16.0}) is None, "of an earlier version"
     assert [span(s) for s in (1.23, 40, 100, 9000)] == ["1.2 s", "40 s", "2 min", "2.5 h"]
+
+
+def test_a_line_a_task_is_one_whatever_the_task_is_called() -> None:
+    made = group(0.0, 0.0)
+    made.task.task_id = "a\nb\x1b[31m" + "x" * 6000
+    (line,) = task_lines([made], lambda _: False)
+    assert "\n" not in line and "\x1b" not in line and line.startswith("  a b�[31mx") and len(line) < 120

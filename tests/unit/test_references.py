@@ -222,6 +222,7 @@ def test_names_that_are_made_when_the_file_runs_resolve(base):
         ("import no_such_package_of_anyone\nclass A: ...\n", 1, "imports no_such_package_of_anyone"),
         ("x = 1\ny = x.nothing\nclass A: ...\n", 2, "AttributeError"),
         ("from neighbour import nothing\nclass A: ...\n", 1, "ImportError"),
+        ("class A: ...\nraise SystemExit('no licence')\n", 2, "SystemExit: no licence"),
     ],
 )
 def test_a_file_that_can_not_be_imported_names_the_line(base, text, line, words):

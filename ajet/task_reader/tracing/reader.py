@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.record.asked_file import written
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.schema.errors import TaskError
@@ -62,10 +63,11 @@ class TracingReader:
 
     def write(self, folder: Path) -> dict[str, int]:
         """Tasks, rows and pairs of each split, as JSON lines. Answers how many are in which file. Raises TaskError,
-        UserError, OSError."""
+        UserError."""
         counts: dict[str, int] = {}
         left: Counter[str] = Counter()
-        folder.mkdir(parents=True, exist_ok=True)
+        with written(folder, "--out"):
+            folder.mkdir(parents=True, exist_ok=True)
         for side in SPLITS:
             traces = self.traces(side)
             made: dict[str, Iterable[Any]] = {
@@ -76,7 +78,8 @@ class TracingReader:
             for kind, rows in made.items():
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
                 counts[f"{kind}.{side}.jsonl"] = len(lines)
-                write_atomically(folder / f"{kind}.{side}.jsonl", "".join(lines))
+                with written(folder / f"{kind}.{side}.jsonl", "--out"):
+                    write_atomically(folder / f"{kind}.{side}.jsonl", "".join(lines))
         if left:
             logger.info("{}", "; ".join(f"{count} {why}" for why, count in sorted(left.items())))
         return counts
